@@ -115,10 +115,10 @@ def _message_and_hint(error: BaseException) -> tuple[str, str | None]:
     diagnostic = getattr(error, "diag", None)  # psycopg
     if diagnostic is not None and diagnostic.message_primary:
         return diagnostic.message_primary, diagnostic.message_hint
-    # ADBC gives the fields of the server's message as pairs of name and bytes.
+    # ADBC gives the fields of the server's message as pairs of bytes.
     details = dict(getattr(error, "details", None) or [])
-    primary = details.get("PG_DIAG_MESSAGE_PRIMARY")
-    hint = details.get("PG_DIAG_MESSAGE_HINT")
+    primary = details.get(b"PG_DIAG_MESSAGE_PRIMARY")
+    hint = details.get(b"PG_DIAG_MESSAGE_HINT")
     message = primary.decode() if primary else str(error).strip()
     return message, hint.decode() if hint else None
 

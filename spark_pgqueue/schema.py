@@ -1,0 +1,113 @@
+"""Installing the SQL, and checking that the database and this package fit each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+
+from spark_pgqueue.errors import SCHEMA_VERSION, PgQueueError, translated
+
+# Serialises installations in one database; any number that nothing else uses.
+_INSTALL_LOCK = 0x70677175657565
+
+
+def sql_directory() -> Path:
+    """The folder of the SQL files: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "sql", package.parent / "sql"):
+        if (folder / "install.sql").is_file():
+            return folder
+    raise PgQueueError(
+        "the SQL files of spark-pgqueue are missing from its installation",
+        hint="reinstall it: pip install --force-reinstall spark-pgqueue",
+    )
+
+
+def sql_files() -> list[Path]:
+    r"""The files that sql/install.sql runs by its `\ir` lines, in that order."""
+    folder = sql_directory()
+    names = re.findall(r"^\\ir\s+(\S+)\s*$", (folder / "install.sql").read_text(), re.MULTILINE)
+    return [folder / name for name in names]
+
+
+def expected_version() -> int:
+    """The schema version that this package needs: the line `-- schema version: N` of its SQL."""
+    for file in sql_files():
+        if found := re.search(r"^-- schema version: (\d+)\s*$", file.read_text(), re.MULTILINE):
+            return int(found[1])
+    raise PgQueueError(f"no line '-- schema version: N' in the SQL files of {sql_directory()}")
+
+
+def installed_version(conn: psycopg.Connection) -> int | None:
+    """The schema version of the database, or None when nothing is installed.
+
+    Raises:
+        PgQueueError: the role may not use the schema pgqueue.
+    """
+    with translated():
+        row = conn.execute("select to_regprocedure('pgqueue.schema_version()')").fetchone()
+        if row is None or row[0] is None:
+            return None
+        row = conn.execute("select pgqueue.schema_version()").fetchone()
+        return row[0] if row else None
+
+
+def install(conn: psycopg.Connection) -> int:
+    """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
+
+    Args:
+        conn: a connection as the role that owns, or will own, the schema.
+
+    Returns:
+        the version installed.
+
+    Raises:
+        PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
+            is changed then.
+    """
+    with translated(), conn.transaction():
+        conn.execute("select pg_advisory_xact_lock(%s)", [_INSTALL_LOCK])
+        _refuse_newer(installed_version(conn), expected_version())
+        for file in sql_files():
+            try:
+                # No parameters: psycopg then sends the file as it is, with all of its statements.
+                conn.execute(file.read_text().encode())
+            except psycopg.Error as error:
+                error.add_note(f"in {file}")
+                raise
+    return expected_version()
+
+
+def check(conn: psycopg.Connection) -> None:
+    """Check that the database has the schema version that this package needs.
+
+    Raises:
+        PgQueueError: PQ011, when the schema is missing, older or newer.
+    """
+    installed, expected = installed_version(conn), expected_version()
+    _refuse_newer(installed, expected)
+    if installed is None:
+        raise PgQueueError(
+            f"the schema pgqueue is not installed in database {conn.info.dbname}",
+            hint="run `pgqueue install --url ...` as the owner of the database",
+            sqlstate=SCHEMA_VERSION,
+        )
+    if installed < expected:
+        raise PgQueueError(
+            f"database {conn.info.dbname} has version {installed} of the schema pgqueue, and this "
+            f"package needs version {expected}",
+            hint="run `pgqueue install --url ...` as the owner of the schema",
+            sqlstate=SCHEMA_VERSION,
+        )
+
+
+def _refuse_newer(installed: int | None, expected: int) -> None:
+    if installed is not None and installed > expected:
+        raise PgQueueError(
+            f"the database has version {installed} of the schema pgqueue, newer than version "
+            f"{expected} of this package",
+            hint="upgrade the package here: pip install --upgrade spark-pgqueue",
+            sqlstate=SCHEMA_VERSION,
+        )
