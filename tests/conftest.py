@@ -1,0 +1,173 @@
+"""Fixtures: real Postgres servers, a database per test, and a Spark session.
+
+PGQUEUE_TEST_VERSIONS chooses major versions of Postgres ("16,18"; by default all that are found
+of 15, 16 and 18). PGQUEUE_TEST_URL uses a given server in place of embedded ones (a superuser's
+url; databases named pgqueue_test_* are made and dropped there).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from spark_pgqueue import connection, embedded, schema
+from spark_pgqueue.errors import PgQueueError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VERSIONS = (18, 16, 15)
+ROOT = Path(__file__).parent.parent
+
+# Nothing here outlives the run, so that nothing has to reach the disk.
+SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": 200,
+    "max_wal_size": "4GB",
+    "log_lock_waits": "on",
+}
+
+
+class GivenServer:
+    """The server of PGQUEUE_TEST_URL, with what tests use of `embedded.Server`."""
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def url_of(self, database: str) -> str:
+        return make_conninfo(self.url, dbname=database)
+
+    def restart(self, mode: str = "fast") -> None:
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+
+
+Server = embedded.Server | GivenServer
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests marked all_versions every version, and the others the newest."""
+    if "server" not in metafunc.fixturenames:
+        return
+    if os.environ.get("PGQUEUE_TEST_URL"):
+        versions = ["given"]
+    else:
+        chosen = os.environ.get("PGQUEUE_TEST_VERSIONS")
+        versions = [int(v) for v in chosen.split(",")] if chosen else list(VERSIONS)
+        if not metafunc.definition.get_closest_marker("all_versions"):
+            versions = versions[:1]
+    metafunc.parametrize(
+        "server", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions]
+    )
+
+
+@pytest.fixture(scope="session")
+def _servers() -> Iterator[Callable[[int | str], Server]]:
+    """Start servers on demand, each once, with a template database that has the schema."""
+    servers: dict[int | str, Server] = {}
+    # Not pytest's own directory: another pytest of root takes the server's user its way to it.
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+
+        def get(version: int | str) -> Server:
+            if version in servers:
+                return servers[version]
+            if version == "given":
+                return servers.setdefault(version, GivenServer(os.environ["PGQUEUE_TEST_URL"]))
+            try:
+                embedded.find_binaries(int(version))
+            except PgQueueError as error:
+                pytest.skip(str(error))
+            server = embedded.start(
+                home / str(version), version=int(version), settings=dict(SETTINGS)
+            )
+            return servers.setdefault(version, stack.enter_context(server))
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, _servers) -> Server:
+    """A Postgres server; parametrised with its version by `pytest_generate_tests`."""
+    return _servers(request.param)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> str:
+    """The name of a database with the schema installed, to make others from."""
+    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    with connection.connect(server.url) as conn:
+        conn.execute(f"create database {name}")  # type: ignore[arg-type]
+    with connection.connect(server.url_of(name)) as conn:
+        schema.install(conn)
+    return name
+
+
+@pytest.fixture
+def empty_url(server: Server) -> Iterator[str]:
+    """The url of a fresh database without the schema."""
+    yield from _database(server, "template0")
+
+
+@pytest.fixture
+def url(server: Server, template: str) -> Iterator[str]:
+    """The url of a fresh database with the schema."""
+    yield from _database(server, template)
+
+
+@pytest.fixture
+def conn(url: str) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to that database."""
+    with connection.connect(url) as conn:
+        yield conn
+
+
+def _database(server: Server, template: str) -> Iterator[str]:
+    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    with connection.connect(server.url) as conn:
+        conn.execute(f"create database {name} template {template}")  # type: ignore[arg-type]
+    yield server.url_of(name)
+    with connection.connect(server.url) as conn:
+        conn.execute(f"drop database if exists {name} with (force)")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local Spark session of two cores, with the data source registered."""
+    import spark_pgqueue
+    from spark_pgqueue import java
+
+    java.ensure_java_home()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("spark-pgqueue tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "localhost")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    spark_pgqueue.register(session)
+    yield session
+    session.stop()

@@ -1,0 +1,102 @@
+"""Run a script in a process of its own, to be killed: for the crash tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+
+
+class Child:
+    """A Python script running in its own process group.
+
+        with Child("print('ready', flush=True); ...", url) as child:
+            child.wait_for("ready")
+            child.kill()
+
+    The script sees `arguments` as `sys.argv[1:]`; what it prints is in `output`.
+    """
+
+    def __init__(self, script: str, *arguments: str, environment: dict[str, str] | None = None):
+        self._output = tempfile.NamedTemporaryFile("w+b", prefix="pgqueue-child-")  # noqa: SIM115
+        inherited = {**os.environ, **(environment or {})}
+        path = [str(ROOT), inherited.get("PYTHONPATH", "")]
+        inherited["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", textwrap.dedent(script), *arguments],
+            env=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """All that it has printed, errors included."""
+        return Path(self._output.name).read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout: float = 60.0) -> None:
+        """Wait until the script has printed `text`; fail when it ends or `timeout` (s) is over."""
+        end = time.monotonic() + timeout
+        while text not in self.output:
+            ended = self.process.poll() is not None
+            if (ended and text not in self.output) or time.monotonic() > end:
+                state = f"ended with {self.process.returncode}" if ended else "did not print"
+                raise AssertionError(f"the child {state} before {text!r}:\n{self.output[-5000:]}")
+            time.sleep(0.02)
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Wait for its end; returns the exit code."""
+        return self.process.wait(timeout)
+
+    def descendants(self, name: str = "") -> list[psutil.Process]:
+        """Its living descendants whose command line contains `name` ("java", "pyspark.daemon")."""
+        found = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def kill(self) -> None:
+        """kill -9 of the script and of all of its descendants, at once."""
+        others: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            # Spark's Python workers are in a group of their own, and so not in ours.
+            others = self.descendants()
+        # Stopped first: nobody reacts to the death of another.
+        for action in (psutil.Process.suspend, psutil.Process.kill):
+            for process in others:
+                with suppress(psutil.NoSuchProcess):
+                    action(process)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_alone(self) -> None:
+        """kill -9 of the script; its descendants (the JVM) are left to notice."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        self._output.close()
