@@ -57,6 +57,8 @@ _FINAL = re.compile(
 # too many connections. 25006: read-only, after a failover to a standby.
 _PASSING_SQLSTATES = ("08", "57P01", "57P02", "57P03", "53300", "25006")
 
+_NOT_REACHED = "08001"  # sqlclient_unable_to_establish_sqlconnection
+
 _SECRET = re.compile(
     r"""(?ix) \b (\w*password | \w*secret | scram_\w+_key)
         \s* = \s* (?: '(?:\\.|[^'\\])*'? | (?:\\.|\S)+ )"""
@@ -142,7 +144,7 @@ def is_passing(error: BaseException) -> bool:
     that met it took effect.
 
     Args:
-        error: an error of psycopg or of ADBC.
+        error: an error of psycopg or of ADBC, or what `connect` made of it.
     """
     sqlstate = sqlstate_of(error)
     if sqlstate is not None:
@@ -194,7 +196,10 @@ def raise_clear(error: Exception, url: str | None) -> NoReturn:
     if clear is None and _is_database_error(error) and sqlstate_of(error) is None:
         reason = _without_passwords(str(error).strip(), url)
         clear = PgQueueError(
-            f"no connection to Postgres ({describe(url)}): {reason}", hint=_hint(reason)
+            f"no connection to Postgres ({describe(url)}): {reason}",
+            hint=_hint(reason),
+            # So that `is_passing` is as true of it as of the original.
+            sqlstate=_NOT_REACHED if is_passing(error) else None,
         )
     # "from None": the original's text may hold a password.
     if clear is not None:

@@ -66,7 +66,7 @@ def translate(error: BaseException) -> PgQueueError | None:
         the error to raise in its place, or None when no clear way out can be named.
     """
     sqlstate = sqlstate_of(error)
-    if sqlstate is None:
+    if sqlstate is None or isinstance(error, PgQueueError):
         return None
     message, hint = _message_and_hint(error)
     if sqlstate.startswith("PQ"):
