@@ -1,0 +1,50 @@
+"""A message queue and stream in Postgres, with a Spark structured streaming source and sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "connect", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "pgqueue" known to a Spark session.
+
+    Not needed where this package is installed by pip: Spark finds the format by itself. Where it is
+    not (a checkout, a notebook's folder), Spark's other processes cannot import it, and it travels
+    with the query instead.
+
+    Args:
+        spark: the session, classic or Spark Connect.
+    """
+    from pyspark import cloudpickle
+
+    from spark_pgqueue.datasource import PgQueueDataSource
+
+    if not _installed():
+        import spark_pgqueue
+
+        cloudpickle.register_pickle_by_value(spark_pgqueue)
+    spark.dataSource.register(PgQueueDataSource)
+
+
+def connect(url: str | None = None, **options: Any):
+    """Connect the Python client. See `spark_pgqueue.client.connect`."""
+    from spark_pgqueue import client
+
+    return client.connect(url, **options)
+
+
+def _installed() -> bool:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("spark-pgqueue")
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,272 @@
+"""What executors do in Postgres: COPY to and from Arrow, with ADBC.
+
+A connection is kept for the next task of the same Python worker, because making one costs ADBC some
+40 ms (it reads the catalogue of types). One that broke meanwhile is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.connection import connect_adbc, is_passing, raise_clear
+from spark_pgqueue.errors import PgQueueError
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import dbapi
+
+log = logging.getLogger("spark_pgqueue")
+
+BATCH_BYTES = 8 << 20
+"""About the size of an Arrow batch; a few of them are what a task holds in memory."""
+
+RANGES_PER_STATEMENT = 20_000
+"""A statement of so many ranges has some 500 kB of text."""
+
+FAILURES_IN_A_ROW = 5
+"""How often a read may break off without having got any further."""
+
+
+class Range(NamedTuple):
+    """Messages lo <= seq < hi, all of one priority and delivered equally often."""
+
+    lo: int
+    hi: int
+    priority: int
+    deliver_count: int
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """A partition: all that an executor needs to know to read its share of a micro-batch.
+
+    Attributes:
+        index: its number among the partitions of the batch; also its bucket.
+        stream_id: the stream's id; its messages are in the table messages_<stream_id>.
+        kind: text, json or binary.
+        stream: the stream's name, for messages.
+        reader: the uuid of the reader that claimed them.
+        ranges: what to read, in the order of delivery.
+        buckets: if more than 1, read only the keys whose hash modulo buckets is index.
+    """
+
+    index: int
+    stream_id: int
+    kind: str
+    stream: str
+    reader: str
+    ranges: tuple[Range, ...]
+    buckets: int = 1
+
+
+@contextlib.contextmanager
+def connection(url: str | None) -> Iterator[dbapi.Connection]:
+    """An ADBC connection with a transaction, rolled back at the end unless it was committed.
+
+    Raises:
+        PgQueueError: it cannot be made.
+    """
+    conn = _idle.pop(url, None) or connect_adbc(url, autocommit=False)
+    try:
+        yield conn
+        conn.rollback()
+    except BaseException:
+        # Also when Spark has read enough: only closing ends a COPY that is under way.
+        with contextlib.suppress(Exception):
+            conn.close()
+        raise
+    _idle[url] = conn
+
+
+# A Python worker runs one task at a time, so there is one idle connection to a database at most.
+_idle: dict[str | None, dbapi.Connection] = {}
+
+
+def read_piece(
+    url: str | None, piece: Piece, schema: StructType, query_id: str | None, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition, in order; goes on where it was when the connection breaks.
+
+    Args:
+        url: the database.
+        piece: what to read.
+        schema: the columns to return.
+        query_id: the Spark query's id, by which two readers of one consumer in it are noticed.
+        fail_on_data_loss: whether missing messages are an error or a warning.
+
+    Raises:
+        PgQueueError: messages are gone, and fail_on_data_loss is true; the query reads the consumer
+            twice; or Postgres stayed away too long.
+    """
+    target = to_arrow_schema(schema, timezone="UTC")
+    ranges, rows, failures = piece.ranges, 0, 0
+    while ranges:
+        last = None
+        try:
+            with connection(url) as conn, conn.cursor() as cursor:
+                if piece.index == 0:
+                    _check_query(cursor, piece, query_id)
+                for batch in _select(cursor, piece, ranges, target):
+                    last, failures, rows = batch["seq"][-1].as_py(), 0, rows + batch.num_rows
+                    yield batch
+                if piece.index == 0 and piece.buckets > 1:
+                    rows = _count(cursor, piece)
+            break
+        except Exception as error:
+            failures += 1
+            # What breaks in the middle of a COPY is an OSError without a code.
+            passing = isinstance(error, OSError) or is_passing(error)
+            if not passing or failures > FAILURES_IN_A_ROW:
+                raise_clear(error, url)
+            log.warning("reading stream %s broke off and goes on: %s", piece.stream, error)
+        if last is not None:
+            ranges = after(ranges, last)
+    if piece.buckets == 1 or piece.index == 0:
+        missing = sum(each.hi - each.lo for each in piece.ranges) - rows
+        if missing > 0:
+            report_loss(missing, piece.stream, fail_on_data_loss)
+
+
+def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:
+    """What is left of ranges once everything up to `seq`, which is in one of them, was read."""
+    for index, each in enumerate(ranges):
+        if each.lo <= seq < each.hi:
+            rest = ranges[index + 1 :]
+            return (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
+    return ranges
+
+
+def report_loss(count: int, stream: str, fail: bool) -> None:
+    """Fail, or warn, because messages that were claimed do not exist any more.
+
+    Raises:
+        PgQueueError: PQ010, if `fail`.
+    """
+    message = f"{count} messages of stream {stream} were deleted before they could be read"
+    if fail:
+        raise PgQueueError(
+            message,
+            hint='to go on without them, set option("failOnDataLoss", "false")',
+            sqlstate="PQ010",
+        )
+    log.warning("%s", message)
+
+
+def call(cursor: dbapi.Cursor, sql: str, parameters: tuple = ()) -> list[tuple]:
+    """The rows of a statement with parameters $1, $2, ...; ADBC takes no COPY for these."""
+    cursor.execute(sql, parameters or None)
+    return cursor.fetchall()
+
+
+def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> None:
+    if query_id is not None:
+        call(
+            cursor,
+            "select pgqueue.reader_query($1::text::uuid, $2::text) is null",
+            (piece.reader, query_id),
+        )
+        cursor.connection.commit()
+
+
+def _select(
+    cursor: dbapi.Cursor, piece: Piece, ranges: tuple[Range, ...], target: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    # Only one plan is right, whatever the statistics say: for each range in order, the index.
+    # Settings local to the transaction, because a transaction pooler keeps no others.
+    cursor.execute(
+        "select "
+        + ", ".join(
+            f"set_config('{setting}', '{value}', true)"
+            for setting, value in (
+                ("max_parallel_workers_per_gather", "0"),
+                ("enable_seqscan", "off"),
+                ("enable_bitmapscan", "off"),
+                ("enable_sort", "off"),
+            )
+        )
+    )
+    cursor.fetchall()
+    cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
+    for first in range(0, len(ranges), RANGES_PER_STATEMENT):
+        cursor.execute(
+            select_sql(piece, ranges[first : first + RANGES_PER_STATEMENT], target.names)
+        )
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield _as_spark(batch, target)
+
+
+def select_sql(piece: Piece, ranges: tuple[Range, ...], columns: list[str]) -> str:
+    """The statement that reads ranges, in order. COPY takes no parameters; all are integers."""
+    expressions = {
+        "data": "m.data_bytes as data" if piece.kind == "binary" else "m.data",
+        "headers": ", ".join(
+            f"case when m.headers is not null then array(select {field} "
+            f"from jsonb_each_text(m.headers)) end as header_{field}s"
+            for field in ("key", "value")
+        ),
+        "priority": "r.priority",
+        "deliver_count": "r.deliver_count",
+    }
+    wanted = ", ".join(expressions.get(name, f"m.{name}") for name in columns)
+    return f"select {wanted} from {_ranges_sql(piece, ranges)}"
+
+
+def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
+    lists = ", ".join(
+        f"'{{{','.join(str(value) for value in values)}}}'::{type_}[]"
+        for values, type_ in zip(
+            zip(*ranges, strict=True), ("int8", "int8", "int4", "int4"), strict=True
+        )
+    )
+    bucket = ""
+    if piece.buckets > 1:
+        # A message without a key is in no order with others.
+        bucket = (
+            f" where (hashtext(coalesce(key, seq::text))::int8 & 2147483647) % {piece.buckets}"
+            f" = {piece.index}"
+        )
+    return (
+        f"unnest({lists}) as r (lo, hi, priority, deliver_count) cross join lateral "
+        f"(select * from pgqueue.messages_{piece.stream_id} "
+        f"where seq >= r.lo and seq < r.hi order by seq) m{bucket}"
+    )
+
+
+def _count(cursor: dbapi.Cursor, piece: Piece) -> int:
+    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.reader, ())
+    count = 0
+    for first in range(0, len(piece.ranges), RANGES_PER_STATEMENT):
+        ranges = piece.ranges[first : first + RANGES_PER_STATEMENT]
+        cursor.execute(f"select count(*) as n from {_ranges_sql(whole, ranges)}")
+        count += cursor.fetchall()[0][0]
+    return count
+
+
+def _as_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Exactly the types that Spark expects, which takes no cast for what COPY returned."""
+    return pa.RecordBatch.from_arrays(
+        [
+            _map(batch["header_keys"], batch["header_values"], field.type)
+            if field.name == "headers"
+            else batch[field.name]
+            for field in target
+        ],
+        schema=target,
+    )
+
+
+def _map(keys: pa.ListArray, values: pa.ListArray, type_: pa.DataType) -> pa.Array:
+    if keys.null_count == len(keys):
+        return pa.nulls(len(keys), type_)
+    return pa.MapArray.from_arrays(
+        keys.offsets, keys.values, values.values, type=type_, mask=keys.is_null()
+    )

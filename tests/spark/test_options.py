@@ -1,0 +1,166 @@
+"""The options of source and sink: what is accepted, and the one clear error for everything else."""
+
+from datetime import timedelta
+
+import pytest
+
+from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.options import (
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    duration,
+    parse_sink,
+    parse_source,
+)
+
+SOURCE = {"stream": "s", "consumer": "c"}
+
+
+def test_names_are_case_insensitive_and_values_are_converted():
+    options = parse_source(
+        SOURCE
+        | {
+            "maxmessagespertrigger": "1000",
+            "MINPARTITIONS": "4",
+            "visibilitytimeout": "2 minutes",
+            "failOnDataLoss": "False",
+            "createconsumer": "true",
+            "startingposition": "Earliest",
+            "ordering": "key",
+        }
+    )
+    assert options.max_messages_per_trigger == 1000
+    assert options.min_partitions == 4
+    assert options.visibility_timeout == timedelta(minutes=2)
+    assert options.fail_on_data_loss is False
+    assert (options.create_consumer, options.starting_position, options.ordering) == (
+        True,
+        "earliest",
+        "key",
+    )
+
+
+def test_defaults():
+    options = parse_source(SOURCE)
+    assert options.wait_time == timedelta(seconds=1)
+    assert options.fail_on_data_loss is True
+    assert options.include_headers is True
+    assert options.create_consumer is False
+    assert options.max_messages_per_trigger is None
+    assert parse_sink({"stream": "s"}, streaming=True).consumers is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("500ms", 0.5),
+        ("5 minutes", 300),
+        ("1 hour 30 minutes", 5400),
+        ("interval 1 day", 86400),
+        ("1.5 seconds", 1.5),
+        (" 2 MIN ", 120),
+    ],
+)
+def test_durations(text, seconds):
+    assert duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "30", "-5s", "0s", "five minutes", "5 lightyears", "5s x"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("maxMessagesPerTrigger", "many", "a whole number of at least 1"),
+        ("maxMessagesPerTrigger", "0", "a whole number of at least 1"),
+        ("maxMessagesPerTrigger", "1.5", "a whole number of at least 1"),
+        ("minPartitions", "-1", "a whole number of at least 1"),
+        ("maxRecordsPerPartition", "0", "a whole number of at least 1"),
+        ("maxRecordsPerPartition", str(2**63), "a whole number of at least 1"),
+        ("visibilityTimeout", "30", "a duration with a unit"),
+        ("waitTime", "soon", "a duration with a unit"),
+        ("failOnDataLoss", "yes", "true or false"),
+        ("includeHeaders", "1", "true or false"),
+        ("createConsumer", "", "true or false"),
+        ("startingPosition", "yesterday", "earliest, latest, or a timestamp with time zone"),
+        ("startingPosition", "2026-01-31T12:00:00", "a timestamp with time zone"),
+        ("ordering", "fifo", "none, key or stream"),
+        ("stream", " ", "a stream's name"),
+        ("consumer", "", "a consumer's name"),
+    ],
+)
+def test_a_malformed_value_of_the_source_names_option_value_and_what_is_allowed(
+    name, value, allowed
+):
+    with pytest.raises(PgQueueError) as error:
+        parse_source(SOURCE | {name.lower(): value})
+    assert f"option {name} is {value!r}" in str(error.value)
+    assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("consumers", "a,,b", "names of consumers"),
+        ("txnAppId", "", "a name"),
+        ("txnVersion", "-1", "a whole number of at least 0"),
+    ],
+)
+def test_a_malformed_value_of_the_sink(name, value, allowed):
+    with pytest.raises(PgQueueError) as error:
+        parse_sink({"stream": "s", name.lower(): value}, streaming=False)
+    assert f"option {name} is {value!r}" in str(error.value)
+    assert allowed in str(error.value)
+
+
+def test_an_unknown_option_is_an_error_with_the_nearest_name():
+    with pytest.raises(PgQueueError, match="source has no option maxmesagespertriger") as error:
+        parse_source(SOURCE | {"maxmesagespertriger": "1"})
+    assert error.value.hint == "did you mean maxMessagesPerTrigger?"
+
+
+@pytest.mark.parametrize("name", ["dsn", "uri", "password", "user", "dbtable"])
+def test_names_of_other_connectors_say_what_to_use(name):
+    with pytest.raises(PgQueueError, match=f"no option {name}") as error:
+        parse_source(SOURCE | {name: "secret"})
+    assert "secret" not in str(error.value)
+    assert error.value.hint
+    assert "did you mean" not in error.value.hint
+
+
+def test_a_source_option_is_none_of_the_sink_and_the_other_way_round():
+    with pytest.raises(PgQueueError, match="sink has no option consumer"):
+        parse_sink(SOURCE, streaming=True)
+    with pytest.raises(PgQueueError, match="source has no option consumers"):
+        parse_source(SOURCE | {"consumers": "a"})
+
+
+@pytest.mark.parametrize("missing", ["stream", "consumer"])
+def test_a_missing_option(missing):
+    with pytest.raises(PgQueueError, match=f"option {missing} is missing"):
+        parse_source({name: value for name, value in SOURCE.items() if name != missing})
+
+
+def test_options_that_need_each_other():
+    with pytest.raises(PgQueueError, match="startingPosition has no effect without createConsumer"):
+        parse_source(SOURCE | {"startingposition": "earliest"})
+    with pytest.raises(PgQueueError, match="txnAppId and txnVersion must be given together"):
+        parse_sink({"stream": "s", "txnappid": "a"}, streaming=False)
+    with pytest.raises(PgQueueError, match="are for batch writes"):
+        parse_sink({"stream": "s", "txnappid": "a", "txnversion": "1"}, streaming=True)
+
+
+def test_a_url_that_is_none_is_refused_without_showing_it():
+    with pytest.raises(PgQueueError, match="url is not valid") as error:
+        parse_source(SOURCE | {"url": "postgresql://me:top secret@host"})
+    assert "secret" not in str(error.value)
+
+
+def test_every_option_says_what_it_does_and_what_is_allowed():
+    for option in SOURCE_OPTIONS + SINK_OPTIONS:
+        assert option.help
+        assert option.allowed

@@ -1,0 +1,135 @@
+"""Pure functions of the source and sink: cutting ranges, grouping rows, building Arrow."""
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_pgqueue.arrow import Range, after
+from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.options import parse_source
+from spark_pgqueue.sink import Group, chunks, multirange, sort_into_groups, to_messages
+from spark_pgqueue.source import Consumer, Offset, cut_into_pieces, split
+
+RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
+    lambda gaps: [
+        Range(lo, lo + size, 0, 1)
+        for lo, size in zip(
+            [sum(g + s for g, s in gaps[:i]) + gaps[i][0] for i in range(len(gaps))],
+            [size for _, size in gaps],
+            strict=True,
+        )
+    ]
+)
+
+
+def seqs(ranges):
+    return [seq for each in ranges for seq in range(each.lo, each.hi)]
+
+
+@given(RANGES, st.integers(1, 20))
+def test_split_keeps_every_message_in_order_in_equal_shares(ranges, count):
+    shares = split(ranges, count)
+    assert [seq for share in shares for seq in seqs(share)] == seqs(ranges)
+    sizes = [len(seqs(share)) for share in shares]
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(RANGES, st.data())
+def test_after_leaves_what_follows_a_message(ranges, data):
+    every = seqs(ranges)
+    last = data.draw(st.sampled_from(every))
+    assert seqs(after(tuple(ranges), last)) == every[every.index(last) + 1 :]
+
+
+@given(st.sets(st.integers(1, 500), min_size=1))
+def test_multirange_is_exactly_the_numbers(numbers):
+    text = multirange(sorted(numbers))
+    found = set()
+    for part in text.strip("{}").split("),"):
+        lo, hi = part.strip("[)").split(",")
+        found |= set(range(int(lo), int(hi)))
+    assert found == numbers
+
+
+def pieces(total, ordering, **options):
+    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30))
+    given_options = {"stream": "s", "consumer": "c"} | {k: str(v) for k, v in options.items()}
+    return cut_into_pieces([Range(1, total + 1, 0, 1)], "r", consumer, parse_source(given_options))
+
+
+def test_the_number_of_partitions_goes_by_size_and_options():
+    assert len(pieces(10, "none")) == 1
+    assert len(pieces(10, "none", minPartitions=4)) == 4
+    assert len(pieces(3, "none", minPartitions=8)) == 3
+    assert len(pieces(10, "none", maxRecordsPerPartition=3)) == 4
+    assert len(pieces(1_000_000, "none")) == 10
+    assert len(pieces(1_000_000, "stream", minPartitions=4)) == 1
+
+
+def test_ordering_by_key_reads_all_ranges_in_every_partition():
+    found = pieces(100, "key", minPartitions=3)
+    assert [(each.index, each.buckets) for each in found] == [(0, 3), (1, 3), (2, 3)]
+    assert all(seqs(each.ranges) == list(range(1, 101)) for each in found)
+
+
+def test_rows_are_grouped_by_priority_and_by_time_rounded_up_to_seconds():
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = pa.table(
+        {
+            "data": list("abcdef"),
+            "priority": pa.array([1, None, 1, 0, 1, 1], pa.int32()),
+            "deliver_at": pa.array(
+                [at, None, at - timedelta(milliseconds=300), None, at + timedelta(seconds=9), at],
+                pa.timestamp("us", "UTC"),
+            ),
+        }
+    )
+    rows, groups = sort_into_groups(rows)
+    assert rows.column_names == ["data"]
+    assert "".join(rows["data"].to_pylist()) == "acfbde"
+    assert groups == [
+        Group(0, 3, 1, at),
+        Group(3, 2, 0, None),
+        Group(5, 1, 1, at + timedelta(seconds=9)),
+    ]
+
+
+def test_without_priority_and_deliver_at_there_is_one_group():
+    assert sort_into_groups(pa.table({"data": ["a", "b"]}))[1] == [Group(0, 2)]
+
+
+def test_headers_become_jsonb_and_data_of_a_binary_stream_data_bytes():
+    headers = pa.array([[("a", "1")], None, []], pa.map_(pa.string(), pa.string()))
+    rows = to_messages(pa.table({"data": [b"x", b"y", b"z"], "headers": headers}), "binary")
+    assert rows.column_names == ["data_bytes", "headers"]
+    assert rows["headers"].to_pylist() == [b'\x01{"a": "1"}', None, b"\x01{}"]
+
+
+def test_null_data_is_an_error_that_names_the_column():
+    with pytest.raises(PgQueueError, match="column data is null in 1 of 2 rows"):
+        to_messages(pa.table({"data": ["a", None]}), "text")
+
+
+def test_chunks_join_small_batches_up_to_a_size():
+    batch = pa.record_batch({"data": ["x"] * 20_000})
+    assert [c.num_rows for c in chunks(iter([batch] * 7))] == [60_000, 60_000, 20_000]
+    large = pa.record_batch({"data": ["x" * (9 << 20)]})
+    assert [c.num_rows for c in chunks(iter([large] * 3))] == [2, 1]
+    assert list(chunks(iter([batch.slice(0, 0)]))) == []
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"version": 2, "reader": "r", "claim": 1, "messages": 1},
+        {"partition-0": 17},
+        {"claim": 1, "messages": 1, "reader": "r"},
+    ],
+)
+def test_an_offset_of_another_shape_is_refused(offset):
+    with pytest.raises(PgQueueError, match=r"PQ005.*none of this version"):
+        Offset.parse(offset)
