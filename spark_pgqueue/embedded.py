@@ -195,7 +195,7 @@ class Server:
             shutil.chown(half_made, self._owner, self._owner_group())
         command = ["initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8"]
         # The same collation on every machine. No sync: the first checkpoint syncs what matters.
-        command += ["--no-locale", "--no-sync", f"--pgdata={half_made}"]
+        command += ["--no-locale", "--no-sync", f"--pgdata={half_made.name}"]
         made = self._postgres(*command)
         if made.returncode != 0:
             raise PgQueueError(f"initdb failed in {self.directory}:\n{made.stdout.strip()}")
@@ -207,8 +207,7 @@ class Server:
         options = " ".join(f"-c {name}={shlex.quote(str(v))}" for name, v in settings.items())
         log = self._data / "server.log"
         began = log.stat().st_size if log.exists() else 0
-        control = ["-D", str(self._data), "-l", str(log), "-w", "-t", str(_TIMEOUT), "-o", options]
-        started = self._postgres("pg_ctl", "start", *control)
+        started = self._pg_ctl("start", "-l", "data/server.log", "-o", options)
         if started.returncode != 0:
             said = log.read_bytes()[began:].decode(errors="replace") if log.exists() else ""
             raise PgQueueError(
@@ -220,9 +219,7 @@ class Server:
     def _halt(self, mode: str) -> None:
         if not self.is_running():
             return
-        stopped = self._postgres(
-            "pg_ctl", "stop", "-D", str(self._data), "-m", mode, "-w", "-t", str(_TIMEOUT)
-        )
+        stopped = self._pg_ctl("stop", "-m", mode)
         if stopped.returncode != 0:
             raise PgQueueError(
                 f"the embedded Postgres in {self.directory} does not stop: {stopped.stdout.strip()}"
@@ -248,8 +245,12 @@ class Server:
         assert self._owner is not None
         return pwd.getpwnam(self._owner).pw_gid
 
+    def _pg_ctl(self, action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # Relative paths: pg_ctl puts them into a shell's command, between mere double quotes.
+        return self._postgres("pg_ctl", action, "-D", "data", "-w", "-t", str(_TIMEOUT), *arguments)
+
     def _postgres(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of Postgres as the data's owner; its output is in `stdout`."""
+        """Run a program of Postgres as the data's owner, in `directory`; it says `stdout`."""
         # PGPORT, PGDATA and their like are meant for the user's other servers.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
         who = {}

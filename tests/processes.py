@@ -28,7 +28,7 @@ class Child:
     """
 
     def __init__(self, script: str, *arguments: str, environment: dict[str, str] | None = None):
-        self._output = tempfile.NamedTemporaryFile("w+b", prefix="pgqueue-child-")  # noqa: SIM115
+        self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         inherited = {**os.environ, **(environment or {})}
         path = [str(ROOT), inherited.get("PYTHONPATH", "")]
         inherited["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -48,7 +48,9 @@ class Child:
     @property
     def output(self) -> str:
         """All that it has printed, errors included."""
-        return Path(self._output.name).read_text(errors="replace")
+        # By position: the child writes through the same open file.
+        descriptor = self._output.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def wait_for(self, text: str, timeout: float = 60.0) -> None:
         """Wait until the script has printed `text`; fail when it ends or `timeout` (s) is over."""
@@ -99,4 +101,3 @@ class Child:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
-        self._output.close()

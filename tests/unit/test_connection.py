@@ -1,0 +1,249 @@
+import os
+import threading
+import time
+import traceback
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from spark_pgqueue import connection
+from spark_pgqueue.errors import PgQueueError
+
+SECRET = "s3cr3t"
+
+
+@pytest.fixture(autouse=True)
+def _no_libpq_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PG") and "TEST" not in name]:
+        monkeypatch.delenv(name)
+
+
+def both(url, **options):
+    """Connect with psycopg and with ADBC; the name of the database, as each sees it."""
+    with connection.connect(url, **options) as conn:
+        by_psycopg = conn.execute("select current_database()").fetchone()
+    with connection.connect_adbc(url, **options) as conn, conn.cursor() as cursor:
+        cursor.execute("select current_database()::text")
+        by_adbc = cursor.fetchone()
+    assert by_psycopg == by_adbc
+    assert by_psycopg is not None
+    return by_psycopg[0]
+
+
+def test_uri_conninfo_environment_and_service_file_all_connect(empty_url, tmp_path, monkeypatch):
+    parts = conninfo_to_dict(empty_url)
+    name = parts["dbname"]
+    assert both(empty_url) == name
+    assert both(" ".join(f"{k}='{v}'" for k, v in parts.items())) == name
+    service = tmp_path / "services"
+    service.write_text("[queue]\n" + "".join(f"{k}={v}\n" for k, v in parts.items()))
+    monkeypatch.setenv("PGSERVICEFILE", str(service))
+    assert both("service=queue") == name
+    monkeypatch.setenv("PGSERVICE", "queue")
+    assert both(None) == name
+    monkeypatch.delenv("PGSERVICE")
+    for key, value in parts.items():
+        variable = {"dbname": "PGDATABASE"}.get(key, f"PG{key.upper()}")
+        monkeypatch.setenv(variable, str(value))
+    assert both(None) == name
+    assert both("") == name
+
+
+def test_defaults_yield_to_the_url_and_to_the_environment(empty_url, monkeypatch):
+    def parameters(url):
+        return conninfo_to_dict(connection.conninfo(url))
+
+    assert parameters(empty_url)["connect_timeout"] == "10"
+    assert parameters(empty_url + "&connect_timeout=3")["connect_timeout"] == "3"
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "4")
+    assert parameters(empty_url)["connect_timeout"] == "4"
+    with connection.connect(empty_url) as conn:
+        assert conn.execute("show application_name").fetchone() == ("spark-pgqueue",)
+    monkeypatch.setenv("PGAPPNAME", "mine")
+    with connection.connect(empty_url) as conn:
+        assert conn.execute("show application_name").fetchone() == ("mine",)
+        assert conn.autocommit
+        assert conn.prepare_threshold is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:{SECRET}%zz@h/d",
+        f"postgresql://u:a@{SECRET}@h/d",
+        f"postgresql://u:{SECRET}/x@h/d",
+        f"postgresql://u:12/{SECRET}@h/d",
+        f"postgresql://u:x@h/d?password={SECRET}&nonsense=1",
+        f"postgresql://u:x@h/d?pasword={SECRET}",
+        f"host=h password=a {SECRET}",
+        f"host=h password='{SECRET}",
+        f"host=h pasword={SECRET}",
+        f"host=h port={SECRET}",
+        f"{SECRET}",
+        f"jdbc:postgresql://h/d?password={SECRET}",
+    ],
+)
+def test_an_invalid_url_is_refused_without_showing_its_password(url):
+    for attempt in (connection.connect, connection.connect_adbc, connection.describe):
+        with pytest.raises(PgQueueError, match="url is not valid") as caught:
+            attempt(url)
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert "libpq URI" in (caught.value.hint or "")
+
+
+def test_a_url_that_is_no_string_is_refused():
+    with pytest.raises(PgQueueError, match="must be a string, not int"):
+        connection.connect(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": "nobody_here"}, r"user=nobody_here.*does not exist"),
+        ({"dbname": "no_such_db"}, r"dbname=no_such_db.*does not exist"),
+        ({"host": "no-such-host.invalid"}, r"host=no-such-host.invalid.*(resolve|translate) host"),
+    ],
+)
+def test_errors_that_will_not_go_away_are_raised_at_once(empty_url, connect, change, message):
+    url = make_conninfo(empty_url, password=SECRET, **change)
+    began = time.monotonic()
+    with pytest.raises(PgQueueError, match=message) as caught:
+        connect(url, patience=60)
+    assert time.monotonic() - began < 20
+    assert not connection.is_passing(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_patience_ends_with_an_error_that_names_the_place(connect):
+    began = time.monotonic()
+    with pytest.raises(PgQueueError, match=r"host=127.0.0.1 port=1 .*refused") as caught:
+        connect(f"postgresql://u:{SECRET}@127.0.0.1:1/d", patience=1.0)
+    assert 1.0 <= time.monotonic() - began < 5
+    assert connection.is_passing(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_wrong_password_is_refused_at_once_and_not_shown(tmp_path):
+    from spark_pgqueue import embedded
+
+    server = embedded.start(tmp_path / "pg", settings={"listen_addresses": "127.0.0.1"})
+    with server:
+        with connection.connect(server.url) as conn:
+            conn.execute("create role writer login password 'right'")
+        (tmp_path / "pg/data/pg_hba.conf").write_text("local all all scram-sha-256\n")
+        server.restart()
+        url = server.url.replace("postgres@", f"writer:{SECRET}@")
+        for connect in (connection.connect, connection.connect_adbc):
+            began = time.monotonic()
+            with pytest.raises(PgQueueError, match="authentication failed") as caught:
+                connect(url, patience=60)
+            assert time.monotonic() - began < 10
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert both(server.url.replace("postgres@", "writer:right@")) == "postgres"
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_connecting_waits_out_a_restart(server, empty_url, mode):
+    """Connects again and again, from before a restart to after it, without one error."""
+    stop, failures, connected = threading.Event(), [], []
+
+    def work():
+        while not stop.is_set():
+            try:
+                connected.append(both(empty_url, patience=30))
+            except Exception as error:
+                # What broke after connecting is not connect's to wait out; what it is must show.
+                if not connection.is_passing(error):
+                    failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(0.3)
+        server.restart(mode)
+    before = len(connected)
+    time.sleep(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(connected) > before
+
+
+def test_a_stopped_server_is_waited_for(server, empty_url):
+    if not hasattr(server, "stop"):
+        server.restart()  # skips
+    server.stop("immediate")
+    threading.Timer(1.0, server.restart).start()
+    began = time.monotonic()
+    both(empty_url, patience=30)
+    assert time.monotonic() - began > 0.9
+
+
+def test_too_many_connections_pass(server, empty_url):
+    with connection.connect(empty_url) as conn:
+        conn.execute("create role few login connection limit 0")
+        try:
+            url = make_conninfo(empty_url, user="few")
+            with pytest.raises(PgQueueError, match="too many connections") as caught:
+                connection.connect(url, patience=0)
+            assert connection.is_passing(caught.value)
+        finally:
+            conn.execute("drop role few")
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_a_terminated_backend_is_a_passing_error(empty_url, connect):
+    with connect(empty_url) as victim, connection.connect(empty_url) as killer:
+        cursor = victim.cursor()
+        cursor.execute("select pg_backend_pid()")
+        killer.execute("select pg_terminate_backend(%s, 5000)", cursor.fetchone())
+        for _ in range(2):  # the first says so, the second has no connection
+            with pytest.raises(Exception, match=r"terminat|clos|lost|no connection") as caught:
+                cursor.execute("select 1")
+            assert connection.is_passing(caught.value), caught.value
+
+
+def test_other_errors_do_not_pass_and_come_through(empty_url):
+    def divide():
+        with connection.connect(empty_url) as conn:
+            conn.execute("select 1/0")
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        connection.with_backoff(divide, empty_url, 60)
+    assert not connection.is_passing(ValueError("connection refused"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://u:{SECRET}@h/d",
+        f"at postgresql://u:{SECRET}@x@h/d failed",
+        f"host=h password={SECRET} dbname=d",
+        f"host=h password = '{SECRET}' dbname=d",
+        rf"host=h password='a\'{SECRET}' dbname=d",
+        rf"host=h password=a\ {SECRET} dbname=d",
+        f"postgresql://h/d?user=u&password={SECRET}&sslmode=require",
+        f"PASSWORD={SECRET}",
+        f"sslpassword={SECRET}",
+    ],
+)
+def test_redact_hides_passwords(text):
+    assert SECRET not in connection.redact(text)
+    assert "***" in connection.redact(text)
+
+
+def test_redact_leaves_other_text_alone():
+    text = "connection to host=h port=1 user=u failed: a@b postgresql://u@h/d"
+    assert connection.redact(text) == text
+
+
+def test_describe_shows_the_place_and_no_password(monkeypatch):
+    monkeypatch.setenv("PGPORT", "7777")
+    shown = connection.describe(f"postgresql://u:{SECRET}@h/d?sslpassword={SECRET}")
+    assert shown == "host=h port=7777 dbname=d user=u"

@@ -1,0 +1,106 @@
+import os
+import subprocess
+import threading
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from spark_pgqueue import connection, schema
+from spark_pgqueue.errors import PgQueueError
+
+pytestmark = pytest.mark.all_versions
+
+
+def test_install_is_idempotent_and_records_its_version(empty_url):
+    with connection.connect(empty_url) as conn:
+        assert schema.installed_version(conn) is None
+        with pytest.raises(PgQueueError, match="not installed in database") as caught:
+            schema.check(conn)
+        assert caught.value.sqlstate == "PQ011"
+        assert schema.install(conn) == schema.expected_version()
+        before = objects(conn)
+        assert schema.install(conn) == schema.expected_version()
+        assert objects(conn) == before
+        assert schema.installed_version(conn) == schema.expected_version()
+        schema.check(conn)
+
+
+def objects(conn):
+    return conn.execute(
+        "select 'r', oid::regclass::text from pg_class where relnamespace = 'pgqueue'::regnamespace"
+        " union all select 'f', oid::regprocedure::text from pg_proc"
+        " where pronamespace = 'pgqueue'::regnamespace order by 1, 2"
+    ).fetchall()
+
+
+def test_psql_alone_installs_the_same(server, empty_url, url):
+    """The parsing of install.sql must not differ from psql's."""
+    psql = ["psql", "-X", "-q", "-f", str(schema.sql_directory() / "install.sql"), empty_url]
+    done = subprocess.run(psql, capture_output=True, text=True, env={**os.environ, "PGPORT": ""})
+    assert done.returncode == 0, done.stderr
+    with connection.connect(empty_url) as by_psql, connection.connect(url) as by_python:
+        assert objects(by_psql) == objects(by_python)
+        schema.check(by_psql)
+
+
+def test_every_sql_file_is_run_and_named_in_order():
+    listed = [file.name for file in schema.sql_files()]
+    assert listed == sorted(listed)
+    there = {file.name for file in schema.sql_directory().glob("[0-9]*.sql")}
+    assert there == set(listed)
+
+
+def test_two_installations_at_once_both_succeed(empty_url):
+    failures = []
+
+    def work():
+        try:
+            with connection.connect(empty_url) as conn:
+                schema.install(conn)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize(("shift", "way_out"), [(1, "pip install --upgrade"), (-1, "pgqueue inst")])
+def test_another_version_in_the_database_is_refused(conn, shift, way_out):
+    conn.execute("update pgqueue.installed set version = version + %s", [shift])
+    with pytest.raises(PgQueueError, match="needs version") as caught:
+        schema.check(conn)
+    assert way_out in (caught.value.hint or "")
+    assert caught.value.sqlstate == "PQ011"
+
+
+def test_an_older_package_does_not_touch_a_newer_schema(conn):
+    conn.execute("update pgqueue.installed set version = version + 1")
+    conn.execute("drop view pgqueue.message_states")
+    with pytest.raises(PgQueueError, match="newer") as caught:
+        schema.install(conn)
+    assert caught.value.sqlstate == "PQ011"
+    assert conn.execute("select to_regclass('pgqueue.message_states')").fetchone() == (None,)
+
+
+def test_without_permission_nothing_is_installed_and_it_says_what_to_grant(server, empty_url):
+    with connection.connect(empty_url) as conn:
+        conn.execute("create role pgqueue_stranger login")
+        try:
+            with connection.connect(make_conninfo(empty_url, user="pgqueue_stranger")) as stranger:
+                with pytest.raises(PgQueueError, match="permission denied for database") as caught:
+                    schema.install(stranger)
+                assert "grant connect, create on database" in (caught.value.hint or "")
+            assert schema.installed_version(conn) is None
+            schema.install(conn)
+            with (
+                connection.connect(make_conninfo(empty_url, user="pgqueue_stranger")) as stranger,
+                pytest.raises(PgQueueError, match="permission denied") as caught,
+            ):
+                schema.check(stranger)
+            assert "pgqueue" in (caught.value.hint or "")
+        finally:
+            conn.execute("drop role pgqueue_stranger")
