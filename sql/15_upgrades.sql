@@ -1,0 +1,10 @@
+-- What an older schema lacks. "create table if not exists" leaves a table of an earlier version as it is, so each
+-- version that changes a table adds its steps here, guarded by what was installed, oldest first:
+--
+--     do $$ begin
+--         if (select max(version) from pgqueue.installed) < 2 then
+--             alter table pgqueue.consumers add column filter jsonb;
+--         end if;
+--     end $$;
+--
+-- Functions and views need no steps: they are replaced by every installation.

@@ -1,0 +1,44 @@
+-- Arithmetic on sets of sequence numbers.
+
+-- The number of elements of a set.
+create or replace function pgqueue._cardinality(p_set int8multirange) returns bigint
+language sql immutable strict parallel safe
+as $$ select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r $$;
+
+-- The set of the given numbers. Null for null.
+create or replace function pgqueue._set_of(p_seqs bigint[]) returns int8multirange
+language sql immutable strict parallel safe
+as $$ select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s $$;
+
+-- The elements of a set below p_below.
+create or replace function pgqueue._below(p_set int8multirange, p_below bigint) returns int8multirange
+language sql immutable parallel safe
+as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
+
+-- The bound below which a set has exactly p_n elements; p_n is positive and not more than the set has.
+create or replace function pgqueue._bound_of(p_set int8multirange, p_n bigint) returns bigint
+language plpgsql immutable parallel safe
+as $$
+declare
+    v_range int8range;
+    v_left  bigint := p_n;
+begin
+    for v_range in select unnest(p_set) loop
+        if upper(v_range) - lower(v_range) >= v_left then
+            return lower(v_range) + v_left;
+        end if;
+        v_left := v_left - (upper(v_range) - lower(v_range));
+    end loop;
+    raise exception 'the set has fewer than % elements', p_n;
+end $$;
+
+-- A set cut into sets of at most 64 ranges, in order: taking elements out of a set costs in proportion to its ranges.
+create or replace function pgqueue._chunks(p_set int8multirange)
+returns table (seqs int8multirange, n bigint, first_seq bigint)
+language sql immutable parallel safe
+as $$
+    select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))
+    from (select r, (row_number() over (order by lower(r)) - 1) / 64 as chunk from unnest(p_set) r) x
+    group by x.chunk
+    order by x.chunk
+$$;

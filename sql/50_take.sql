@@ -1,0 +1,180 @@
+-- Taking what is new, exactly.
+--
+-- Commits do not come in the order of ids. A consumer keeps the set of publication ids that it has seen; new is what
+-- is beyond its end, and what has appeared in its holes. A hole is closed once nothing that could fill it is running:
+--   * A publisher has its transaction id before its publication id. So a transaction that looked, did not see
+--     publication h, saw a later one, and only then got an id of its own, has a greater id than h's publisher.
+--   * When that id is below every running transaction, the publisher is over: h is visible to the next look, or dead.
+--     This is decided before that look, never after.
+
+-- A transaction id younger than every one that existed until now, of a transaction that may have an older one: the id
+-- of a subtransaction, which is rolled back.
+create or replace function pgqueue._fresh_xid() returns xid8
+language plpgsql
+as $$
+declare
+    v_own bigint := pg_current_xact_id()::text::bigint;
+    v_sub bigint;
+begin
+    begin
+        insert into pgqueue.consumer_cursors (consumer_id, version, seen) values (0, v_own, '{}')
+        returning xmin::text::bigint into v_sub;
+        raise exception using errcode = 'PQ000';
+    exception when sqlstate 'PQ000' then
+        null;
+    end;
+    v_sub := (v_own >> 32 << 32) + v_sub;  -- xmin has 32 bits
+    return (case when v_sub < v_own then v_sub + (1::bigint << 32) else v_sub end)::text::xid8;
+end $$;
+
+-- Whether all transactions up to p_below are over. An id that this cluster has not reached comes from another one, by
+-- a restore, and all of its transactions are over; unless the caller has written before and so may have set it itself.
+create or replace function pgqueue._is_over(p_below xid8, p_snapshot pg_snapshot, p_first_write boolean) returns boolean
+language sql immutable
+as $$
+    select p_below < pg_snapshot_xmin(p_snapshot)
+           or (p_first_write and p_below >= pg_snapshot_xmax(p_snapshot))
+$$;
+
+-- Takes at most p_limit publications (and as many in holes) into runs.
+--   p_upto  no publication after this one; null: all
+-- Returns the cursor as it is then; the caller stores it. Needs the consumer's lock.
+create or replace function pgqueue._take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                         p_upto bigint, p_limit int) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor     pgqueue.consumer_cursors := p_cursor;
+    v_next       bigint := coalesce(upper(p_cursor.seen), 1);
+    v_gaps       int8multirange := int8multirange(int8range(1, coalesce(upper(p_cursor.seen), 1))) - p_cursor.seen;
+    v_snapshot   pg_snapshot;
+    v_close      int8multirange := '{}';
+    v_has_id     boolean := pg_current_xact_id_if_assigned() is not null;
+    v_now        timestamptz := clock_timestamp();
+    v_taken      int8multirange;
+    v_in_gaps    int;
+    v_beyond     int;
+    v_ranks      int[];
+begin
+    if v_gaps <> '{}' then
+        v_snapshot := pg_current_snapshot();  -- before the look
+        if v_cursor.watched <> '{}' and pgqueue._is_over(v_cursor.watched_below, v_snapshot, not v_has_id) then
+            v_close := v_cursor.watched;
+        end if;
+        if v_cursor.parked <> '{}' then
+            if pgqueue._is_over(v_cursor.parked_below, v_snapshot, not v_has_id) then
+                v_close := v_close + v_cursor.parked;
+            elsif v_now < v_cursor.parked_probe then
+                v_gaps := v_gaps - v_cursor.parked;
+            else
+                v_cursor.parked_probe := v_now + interval '1 s';
+            end if;
+        end if;
+    end if;
+
+    -- the look, and the runs for what it saw. The transaction gets its id here, after the statement's snapshot.
+    with new as materialized (
+        (select p.*, true as in_gap
+         from unnest(v_gaps) g
+         cross join lateral (select * from pgqueue.publications
+                             where stream_id = p_consumer.stream_id
+                               and publication_id >= lower(g) and publication_id < upper(g)
+                             order by publication_id) p
+         order by p.publication_id
+         fetch first p_limit rows with ties)
+        union all
+        (select p.*, false
+         from pgqueue.publications p
+         where p.stream_id = p_consumer.stream_id
+           and p.publication_id >= v_next and p.publication_id <= coalesce(p_upto, 9223372036854775807)
+         order by p.publication_id
+         fetch first p_limit rows with ties)
+    ), mine as (
+        select new.priority, case when new.deliver_at > v_now then new.deliver_at end as deliver_at, range_agg(new.seqs) as seqs
+        from new
+        where new.consumers is null or p_consumer.consumer_id = any (new.consumers)
+        group by 1, 2
+    ), runs as (
+        insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn,
+                                               first_seq, n, seqs, not_visible_until)
+        select p_consumer.consumer_id,
+               case when mine.deliver_at is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
+               case when p_consumer.ordering = 'none' then -mine.priority else 0 end,
+               mine.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, mine.deliver_at
+        from mine cross join lateral pgqueue._chunks(mine.seqs) c
+        returning state, rank
+    )
+    select range_agg(int8range(publication_id, publication_id, '[]')),
+           count(*) filter (where in_gap), count(*) filter (where not in_gap),
+           (select array_agg(distinct rank) from runs where state = 'ready')
+    into v_taken, v_in_gaps, v_beyond, v_ranks
+    from new;
+
+    if v_taken is not null then
+        v_cursor.seen := v_cursor.seen + v_taken;
+        v_cursor.turn := v_cursor.turn + 1;
+        v_cursor.floors := pgqueue._lower_floors(
+            v_cursor.floors, array(select (r, v_cursor.turn, 0)::pgqueue.floor from unnest(v_ranks) r));
+    end if;
+    v_cursor.more := v_beyond >= p_limit;
+
+    if v_in_gaps >= p_limit then
+        return v_cursor;  -- not all holes were looked into: none may be closed or watched
+    end if;
+    if v_close <> '{}' then
+        v_cursor.seen := v_cursor.seen + v_close;
+        v_cursor.watched := v_cursor.watched - v_close;
+        v_cursor.parked := v_cursor.parked - v_close;
+    end if;
+    if v_taken is null and v_close = '{}' and v_gaps = '{}' then
+        return v_cursor;
+    end if;
+
+    v_gaps := int8multirange(int8range(1, coalesce(upper(v_cursor.seen), 1))) - v_cursor.seen;
+    v_cursor.watched := v_cursor.watched * v_gaps;
+    v_cursor.parked := v_cursor.parked * v_gaps;
+    if v_cursor.watched <> '{}' and (select count(*) from unnest(v_gaps - v_cursor.parked)) > 64 then
+        -- an old transaction keeps them open: do not pay for them with every claim
+        v_cursor.parked := v_cursor.parked + v_cursor.watched;
+        v_cursor.parked_below := greatest(v_cursor.parked_below, v_cursor.watched_below);
+        v_cursor.parked_probe := v_now + interval '1 s';
+        v_cursor.watched := '{}';
+    end if;
+    if v_cursor.watched = '{}' and v_gaps - v_cursor.parked <> '{}' then
+        v_cursor.watched := v_gaps - v_cursor.parked;
+        v_cursor.watched_below := case when v_has_id then pgqueue._fresh_xid() else pg_current_xact_id() end;
+    end if;
+    return v_cursor;
+end $$;
+
+-- The floors, not above the given places.
+create or replace function pgqueue._lower_floors(p_floors pgqueue.floor[], p_places pgqueue.floor[]) returns pgqueue.floor[]
+language sql immutable
+as $$
+    select coalesce(array_agg(row (f.rank, f.turn, f.first_seq)::pgqueue.floor order by f.rank), '{}')
+    from (select distinct on (rank) rank, turn, first_seq
+          from unnest(p_floors || p_places) order by rank, turn, first_seq) f
+$$;
+
+-- A consumer's cursor.
+create or replace function pgqueue._cursor(p_consumer_id int) returns pgqueue.consumer_cursors
+language sql stable
+as $$ select * from pgqueue.consumer_cursors where consumer_id = p_consumer_id order by version desc limit 1 $$;
+
+-- Stores a cursor if it is not the stored one any more: a new version, and the one before deleted.
+--   p_busy  something was claimed or settled; otherwise that leases were looked at is not worth a write
+-- Needs the consumer's lock.
+create or replace function pgqueue._save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
+                                                p_busy boolean) returns void
+language plpgsql
+as $$
+begin
+    if not p_busy then
+        p_cursor.lease_probe := p_stored.lease_probe;
+    end if;
+    if p_cursor is distinct from p_stored then
+        delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;
+        p_cursor.version := p_stored.version + 1;
+        insert into pgqueue.consumer_cursors select p_cursor.*;
+    end if;
+end $$;

@@ -1,0 +1,365 @@
+-- Claiming: ready runs, in the order of the line, become a claim's.
+
+-- Raises PQ007 unless each statement sees what was committed before it: claims and settlements decide by what they see
+-- after they have a lock.
+create or replace function pgqueue._check_isolation() returns void
+language plpgsql stable
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'claims and settlements need transaction isolation read committed, not %', current_setting('transaction_isolation')
+            using errcode = 'PQ007', hint = 'begin transaction isolation level read committed';
+    end if;
+end $$;
+
+-- What is due for a consumer before anything is claimed: expired leases are released, delays that are over end, and
+-- new publications are taken, all bounded.
+--   p_short  what was ready did not suffice. Otherwise leases are looked at once a second, and while more publications
+--            wait than one take takes, none is taken: they are behind what is ready.
+--   p_want   take until about this many messages came in, if there are so many
+--   p_upto   no publication after this one; null: all
+-- Returns the cursor as it is then; the caller stores it. Needs the consumer's lock.
+create or replace function pgqueue._refresh(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_short boolean,
+                                            p_want bigint, p_upto bigint) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_now    timestamptz := clock_timestamp();
+    v_lease  timestamptz;
+    v_due    timestamptz;
+    v_new    boolean;
+    v_seen   int8multirange;
+    v_wanted bigint := p_want;
+begin
+    if p_short or v_cursor.lease_probe <= v_now then
+        v_lease := pgqueue._next_expiry(p_consumer.consumer_id);
+        v_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
+        if v_lease <= v_now then
+            v_cursor := pgqueue._expire(p_consumer, v_cursor, v_now);
+        end if;
+    end if;
+    select (select not_visible_until from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_floor
+            order by not_visible_until limit 1),
+           v_cursor.seen <> int8multirange(int8range(1, upper(v_cursor.seen)))
+           or exists (select from pgqueue.publications
+                      where stream_id = p_consumer.stream_id and publication_id >= coalesce(upper(v_cursor.seen), 1))
+    into v_due, v_new;
+    if v_due <= v_now then
+        v_cursor := pgqueue._end_delays(p_consumer, v_cursor, v_now);
+    end if;
+    if v_new and (p_short or not v_cursor.more) then
+        for i in 1..100 loop
+            v_seen := v_cursor.seen;
+            v_cursor := pgqueue._take(p_consumer, v_cursor, p_upto, 10000);
+            v_wanted := v_wanted - 10000;
+            exit when not v_cursor.more or v_cursor.seen = v_seen or v_wanted <= 0;
+        end loop;
+    end if;
+    return v_cursor;
+end $$;
+
+-- When the first lease of a consumer ends or ended; null: it has no claims.
+create or replace function pgqueue._next_expiry(p_consumer_id int) returns timestamptz
+language sql stable
+as $$ select lease_until from pgqueue.claims where consumer_id = p_consumer_id and live order by lease_until limit 1 $$;
+
+-- Releases the expired claims of a consumer, at most 100. Needs the consumer's lock; locks those claims.
+create or replace function pgqueue._expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_now timestamptz)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_claim  pgqueue.claims;
+begin
+    for v_claim in
+        select * from pgqueue.claims
+        where consumer_id = p_consumer.consumer_id and live and lease_until <= p_now
+        order by lease_until limit 100
+        for update skip locked  -- one that is locked is being settled or extended
+    loop
+        v_cursor := pgqueue._return(p_consumer, v_cursor, v_claim, null, interval '0', 'the visibility timeout passed');
+        -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
+        update pgqueue.claims set live = false, settled = v_claim.settled where claim_id = v_claim.claim_id;
+    end loop;
+    return v_cursor;
+end $$;
+
+-- Makes the delayed runs that are due ready, at most 1,000. Needs the consumer's lock.
+create or replace function pgqueue._end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                               p_now timestamptz) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_places pgqueue.floor[];
+    v_last   timestamptz;
+    v_n      int;
+begin
+    with due as (
+        select ctid, key from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'delayed'
+          and not_visible_until >= v_cursor.due_floor and not_visible_until <= p_now
+        order by not_visible_until limit 1000
+        for update
+    ), ended as (
+        update pgqueue.consumer_messages m
+        set state = case when due.key is not null and exists (
+                             select from pgqueue.consumer_messages b
+                             where b.consumer_id = p_consumer.consumer_id and b.key = due.key and b.state = 'claimed')
+                         then 'waiting' else 'ready' end,
+            turn = case when due.key is null then m.position else v_cursor.turn + 1 end
+        from due
+        where m.ctid = due.ctid
+        returning m.state, m.rank, m.turn, m.first_seq, m.not_visible_until
+    )
+    select array_agg((rank, turn, first_seq)::pgqueue.floor) filter (where state = 'ready'), max(not_visible_until), count(*)
+    into v_places, v_last, v_n
+    from ended;
+    v_cursor.turn := v_cursor.turn + 1;
+    v_cursor.floors := pgqueue._lower_floors(v_cursor.floors, v_places);
+    v_cursor.due_floor := case when v_n < 1000 then p_now else v_last end;
+    return v_cursor;
+end $$;
+
+-- Serves a claim from the ready runs of a consumer with ordering=none, in the order of the line.
+--   p_want  messages at most
+--   p_wait  wait for runs that other claimers hold, rather than pass over them
+-- Returns how many messages it got, and whether a run was cut. Locks the runs it takes, one at a time.
+create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_wait boolean,
+                                          out o_n bigint, out o_cut boolean)
+language plpgsql
+as $$
+declare
+    v_floor pgqueue.floor;
+    v_run   record;
+begin
+    o_n := 0;
+    o_cut := false;
+    foreach v_floor in array p_cursor.floors loop
+        while o_n < p_want loop
+            if p_wait then
+                select ctid, n, turn, first_seq into v_run from pgqueue.consumer_messages
+                where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
+                  and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
+                order by turn, first_seq limit 1 for update;
+            else
+                select ctid, n, turn, first_seq into v_run from pgqueue.consumer_messages
+                where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
+                  and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
+                order by turn, first_seq limit 1 for update skip locked;
+            end if;
+            exit when not found;
+            if v_run.n > p_want - o_n then
+                perform pgqueue._cut(v_run.ctid, p_want - o_n);
+                o_cut := true;
+                continue;  -- the same place holds a run that fits now
+            end if;
+            update pgqueue.consumer_messages
+            set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
+                last_delivered_at = clock_timestamp()
+            where ctid = v_run.ctid;
+            o_n := o_n + v_run.n;
+            v_floor.turn := v_run.turn;
+            v_floor.first_seq := v_run.first_seq + 1;
+        end loop;
+        exit when o_n >= p_want;
+    end loop;
+end $$;
+
+-- Inserts a run like p_run with other messages, in runs of at most 64 ranges; nothing if there are none.
+-- Returns the number of messages.
+create or replace function pgqueue._insert_run(p_run pgqueue.consumer_messages, p_seqs int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_n bigint;
+begin
+    with run as (
+        insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key,
+                                               claim_id, not_visible_until, last_delivered_at, last_error)
+        select p_run.consumer_id, p_run.state, p_run.rank, p_run.priority, p_run.deliver_count, p_run.position, p_run.turn,
+               c.first_seq, c.n, c.seqs, p_run.key, p_run.claim_id, p_run.not_visible_until, p_run.last_delivered_at, p_run.last_error
+        from pgqueue._chunks(p_seqs) c
+        returning n
+    )
+    select coalesce(sum(n), 0) into v_n from run;
+    return v_n;
+end $$;
+
+-- Cuts pieces of p_n messages off the front of a ready run: one, and for small claims some more, so that the next
+-- claimers find runs that fit, and other claimers runs that are not locked. Locks the run.
+create or replace function pgqueue._cut(p_ctid tid, p_n bigint) returns void
+language plpgsql
+as $$
+declare
+    v_run  pgqueue.consumer_messages;
+    v_rest int8multirange;
+    v_part int8multirange;
+begin
+    delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
+    v_rest := v_run.seqs;
+    for i in 1..least(v_run.n / p_n, case when p_n <= 256 then 16 else 1 end) loop
+        v_part := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, p_n));
+        v_rest := v_rest - v_part;
+        perform pgqueue._insert_run(v_run, v_part);
+    end loop;
+    perform pgqueue._insert_run(v_run, v_rest);
+end $$;
+
+-- The floors raised to the first ready runs that are there. Exact, because runs become ready only under the
+-- consumer's lock; a run that another claimer is cutting is still seen where it was. Needs that lock.
+create or replace function pgqueue._raise_floors(p_cursor pgqueue.consumer_cursors) returns pgqueue.floor[]
+language sql stable
+as $$
+    select coalesce(array_agg((f.rank, m.turn, m.first_seq)::pgqueue.floor order by f.rank), '{}')
+    from unnest(p_cursor.floors) f
+    cross join lateral (select turn, first_seq from pgqueue.consumer_messages
+                        where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = f.rank
+                          and (turn, first_seq) >= (f.turn, f.first_seq)
+                        order by turn, first_seq limit 1) m
+$$;
+
+-- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
+--   p_want  messages at most
+--   p_upto  no publication after this one; null: all
+-- Returns the cursor, which the caller stores, and how many messages the claim got.
+create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+                                         p_want bigint, p_upto bigint,
+                                         out o_cursor pgqueue.consumer_cursors, out o_n bigint)
+language plpgsql
+as $$
+declare
+    v_n   bigint;
+    v_cut boolean;
+begin
+    o_cursor := p_cursor;
+    o_n := 0;
+    for v_pass in 1..2 loop
+        o_cursor := pgqueue._refresh(p_consumer, o_cursor, v_pass = 2, p_want - o_n, p_upto);
+        if p_consumer.ordering <> 'none' then
+            o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_n);
+            o_n := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed');
+        else
+            select s.o_n, s.o_cut into v_n, v_cut from pgqueue._serve(o_cursor, p_claim_id, p_want - o_n, false) s;
+            -- all that is ready is held by other claimers: wait for what they leave
+            while v_n = 0 and o_n = 0 and o_cursor.floors <> '{}' loop
+                o_cursor.floors := pgqueue._raise_floors(o_cursor);
+                exit when o_cursor.floors = '{}';
+                select s.o_n, s.o_cut into v_n, v_cut from pgqueue._serve(o_cursor, p_claim_id, p_want, true) s;
+            end loop;
+            o_n := o_n + v_n;
+            if v_cut then
+                o_cursor.floors := pgqueue._raise_floors(o_cursor);
+            end if;
+        end if;
+        exit when o_n >= p_want or (o_n > 0 and not o_cursor.more);
+    end loop;
+end $$;
+
+-- Records a claim. Its lease is computed here, after all waiting.
+create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_n bigint,
+                                               p_visibility_timeout interval, p_reader uuid) returns void
+language plpgsql
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
+begin
+    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, n, remaining, reader, seqs)
+    overriding system value
+    values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_n, p_n, p_reader,
+            case when p_reader is not null then
+                (select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed') end);
+end $$;
+
+-- Claims at most p_max messages for a consumer; the payloads are not read. Bounded: a claim takes some 10,000 new
+-- publications at most.
+--   p_visibility_timeout  null: the consumer's
+-- Returns the claim and its number of messages, or no row when there is nothing.
+-- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: the runs it takes; the consumer's lock unless
+-- another claimer has it (ordering=none then makes do with what is ready).
+create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null)
+returns table (claim_id bigint, n bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+    v_fill     record;
+begin
+    perform pgqueue._check_isolation();
+    if p_max is null or p_max < 1 then
+        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null') using errcode = 'PQ003';
+    end if;
+    if p_visibility_timeout is not null then
+        perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    end if;
+    select c.* into v_consumer
+    from pgqueue.streams s join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = p_consumer
+    where s.name = p_stream;
+    if not found then
+        v_consumer := pgqueue._consumer(p_stream, p_consumer);
+    end if;
+
+    claim_id := nextval('pgqueue.claims_claim_id_seq');
+    n := 0;
+    if v_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, v_consumer.consumer_id) then
+        -- another claimer is at it: what is ready will do
+        select s.o_n into n from pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max, false) s;
+    end if;
+    if n = 0 then
+        perform pgqueue._lock_consumer(v_consumer.consumer_id);
+        v_stored := pgqueue._cursor(v_consumer.consumer_id);
+        v_fill := pgqueue._fill(v_consumer, v_stored, claim_id, p_max, null);
+        n := v_fill.o_n;
+        perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, n > 0);
+    end if;
+    if n > 0 then
+        perform pgqueue._open_claim(v_consumer, claim_id, n, p_visibility_timeout, null);
+        return next;
+    end if;
+end $$;
+
+-- Claims at most p_max messages and reads them, in the order of delivery.
+--   p_visibility_timeout  null: the consumer's
+-- Returns a row per message; the claim is the same in all of them. Errors and locks: as claim.
+create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null)
+returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
+               inserted_at timestamptz)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    v_claim_id bigint;
+    v_stream   int;
+begin
+    select c.claim_id into v_claim_id from pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout) c;
+    if not found then
+        return;
+    end if;
+    v_stream := (select stream_id from pgqueue.streams where name = p_stream);
+    -- by name of the partition: a plan over the parent would lock all streams' partitions
+    return query execute format($q$
+        select r.claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count, m.inserted_at
+        from pgqueue.consumer_messages r
+        cross join lateral unnest(r.seqs) g
+        cross join lateral (select * from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m
+        where r.claim_id = $1 and r.state = 'claimed'
+        order by r.rank, r.position, m.seq $q$, v_stream) using v_claim_id;
+end $$;

@@ -1,0 +1,86 @@
+-- The Spark sink's side: tasks write messages and stage them; the driver's commit makes the batch visible, once.
+
+-- A stream to write to, by name, with the consumers to publish to. Errors: PQ001, PQ002, PQ003.
+create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null) returns table (stream_id int, kind text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_stream pgqueue.streams := pgqueue._stream(p_stream);
+begin
+    perform pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
+    return query select v_stream.stream_id, v_stream.kind;
+end $$;
+
+-- Whether a sink's batch, or a later one, was published to a stream.
+create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$ select exists (select from pgqueue.sink_batches where sink = p_sink and stream_id = p_stream_id and batch >= p_batch) $$;
+
+-- Records messages that a task has written, in the transaction that wrote them. Nobody sees them yet.
+--   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
+-- Returns the id of the staged block. Errors: PQ003. Locks: none.
+create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
+                                         p_deliver_at timestamptz default null) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id bigint;
+begin
+    perform pgqueue._check_publication(p_priority, p_deliver_at);
+    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, n)
+    values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
+    returning staged_id into v_id;
+    return v_id;
+end $$;
+
+-- Publishes a sink's batch: all staged blocks that are named become visible together.
+--   p_staged     the blocks of the tasks that won; those of other attempts are left to maintain()
+--   p_rows       how many messages they have, as the tasks counted
+--   p_consumers  to these only; null: to all
+-- Returns true; false when this batch, or a later one, was published before, and nothing was done.
+-- Errors: PQ002, PQ003; PQ008 when a block is missing. Locks: the batch against another commit of it.
+create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
+                                                  p_consumers text[] default null) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_consumers int[] := pgqueue._consumer_ids(p_stream_id, p_consumers);
+    v_id        bigint;
+    v_blocks    bigint;
+    v_rows      bigint;
+begin
+    if pgqueue.is_published(p_sink, p_stream_id, p_batch) then
+        return false;
+    end if;
+    -- first, so that a second commit of the batch waits here; and a transaction id before the publication id, see _publish
+    insert into pgqueue.sink_batches (sink, stream_id, batch, n) values (p_sink, p_stream_id, p_batch, p_rows) on conflict do nothing;
+    if not found then
+        return false;
+    end if;
+    if p_rows > 0 then
+        v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
+    end if;
+    with block as (
+        delete from pgqueue.staged_writes
+        where staged_id = any (p_staged) and stream_id = p_stream_id and sink = p_sink and batch = p_batch
+        returning priority, deliver_at, seqs, n
+    ), part as (
+        insert into pgqueue.publications (publication_id, part, n, published_at, deliver_at, stream_id, priority, seqs, consumers)
+        select v_id, row_number() over (order by priority, deliver_at), sum(n), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
+        from block group by priority, deliver_at
+    )
+    select count(*), coalesce(sum(n), 0) into v_blocks, v_rows from block;
+    if v_blocks <> cardinality(p_staged) or v_rows <> p_rows then
+        raise exception 'batch % of sink % is not complete: % of % staged blocks, % of % messages are there', p_batch, p_sink,
+                        v_blocks, cardinality(p_staged), v_rows, p_rows
+            using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
+    end if;
+    if v_id is not null then
+        perform pg_notify('pgqueue_' || p_stream_id, '');
+    end if;
+    return true;
+end $$;
