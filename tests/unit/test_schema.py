@@ -1,11 +1,10 @@
-import os
 import subprocess
 import threading
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import connection, schema
+from spark_pgqueue import connection, embedded, schema
 from spark_pgqueue.errors import PgQueueError
 
 pytestmark = pytest.mark.all_versions
@@ -35,8 +34,9 @@ def objects(conn):
 
 def test_psql_alone_installs_the_same(server, empty_url, url):
     """The parsing of install.sql must not differ from psql's."""
-    psql = ["psql", "-X", "-q", "-f", str(schema.sql_directory() / "install.sql"), empty_url]
-    done = subprocess.run(psql, capture_output=True, text=True, env={**os.environ, "PGPORT": ""})
+    psql = embedded.find_binaries(18) / "psql"
+    command = [psql, "-X", "-q", "-f", schema.sql_directory() / "install.sql", empty_url]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with connection.connect(empty_url) as by_psql, connection.connect(url) as by_python:
         assert objects(by_psql) == objects(by_python)
