@@ -195,13 +195,23 @@ def _select(
     )
     cursor.fetchall()
     cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
-    for first in range(0, len(ranges), RANGES_PER_STATEMENT):
-        cursor.execute(
-            select_sql(piece, ranges[first : first + RANGES_PER_STATEMENT], target.names)
-        )
+    for some in _slices(ranges):
+        # Nearly always all messages have the same, and COPY need not repeat it in every row.
+        constant = {
+            name: values.pop()
+            for name in ("priority", "deliver_count")
+            if len(values := {getattr(each, name) for each in some}) == 1
+        }
+        columns = [name for name in target.names if name not in constant]
+        cursor.execute(select_sql(piece, some, columns))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                yield _as_spark(batch, target)
+                yield _as_spark(batch, constant, target)
+
+
+def _slices(ranges: tuple[Range, ...]) -> Iterator[tuple[Range, ...]]:
+    for first in range(0, len(ranges), RANGES_PER_STATEMENT):
+        yield ranges[first : first + RANGES_PER_STATEMENT]
 
 
 def select_sql(piece: Piece, ranges: tuple[Range, ...], columns: list[str]) -> str:
@@ -244,24 +254,23 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
 def _count(cursor: dbapi.Cursor, piece: Piece) -> int:
     whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.reader, ())
     count = 0
-    for first in range(0, len(piece.ranges), RANGES_PER_STATEMENT):
-        ranges = piece.ranges[first : first + RANGES_PER_STATEMENT]
-        cursor.execute(f"select count(*) as n from {_ranges_sql(whole, ranges)}")
+    for some in _slices(piece.ranges):
+        cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
         count += cursor.fetchall()[0][0]
     return count
 
 
-def _as_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Exactly the types that Spark expects, which takes no cast for what COPY returned."""
-    return pa.RecordBatch.from_arrays(
-        [
-            _map(batch["header_keys"], batch["header_values"], field.type)
-            if field.name == "headers"
-            else batch[field.name]
-            for field in target
-        ],
-        schema=target,
-    )
+def _as_spark(batch: pa.RecordBatch, constant: dict[str, int], target: pa.Schema) -> pa.RecordBatch:
+    """The columns that Spark expects, of exactly its types; copies nothing that COPY returned."""
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name in constant:
+            return pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
+        if field.name == "headers":
+            return _map(batch["header_keys"], batch["header_values"], field.type)
+        return batch[field.name]
+
+    return pa.RecordBatch.from_arrays([column(field) for field in target], schema=target)
 
 
 def _map(keys: pa.ListArray, values: pa.ListArray, type_: pa.DataType) -> pa.Array:

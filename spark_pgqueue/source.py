@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spark_pgqueue")
 
-MESSAGES_PER_PARTITION = 100_000
-"""By default; a partition costs Spark about 25 ms, and reading so many messages ten times that."""
+MESSAGES_PER_PARTITION = 125_000
+"""By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
 
 BACKLOG_SECONDS = 10
 """How old the backlog that an idle query reports may be."""

@@ -66,7 +66,7 @@ def test_the_number_of_partitions_goes_by_size_and_options():
     assert len(pieces(10, "none", minPartitions=4)) == 4
     assert len(pieces(3, "none", minPartitions=8)) == 3
     assert len(pieces(10, "none", maxRecordsPerPartition=3)) == 4
-    assert len(pieces(1_000_000, "none")) == 10
+    assert len(pieces(1_000_000, "none")) == 8
     assert len(pieces(1_000_000, "stream", minPartitions=4)) == 1
 
 
