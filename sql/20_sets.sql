@@ -1,14 +1,23 @@
 -- Arithmetic on sets of sequence numbers.
+--
+-- What is called for every claim is written in plpgsql, here and below: it keeps its plans, while a function in SQL that
+-- cannot be inlined is planned again by each call (50 us).
 
 -- The number of elements of a set.
 create or replace function pgqueue._cardinality(p_set int8multirange) returns bigint
-language sql immutable strict parallel safe
-as $$ select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r $$;
+language plpgsql immutable strict parallel safe
+as $$
+begin
+    return (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r);
+end $$;
 
 -- The set of the given numbers. Null for null.
 create or replace function pgqueue._set_of(p_seqs bigint[]) returns int8multirange
-language sql immutable strict parallel safe
-as $$ select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s $$;
+language plpgsql immutable strict parallel safe
+as $$
+begin
+    return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s);
+end $$;
 
 -- The elements of a set below p_below.
 create or replace function pgqueue._below(p_set int8multirange, p_below bigint) returns int8multirange

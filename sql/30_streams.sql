@@ -213,8 +213,11 @@ end $$;
 -- The lock under which a consumer takes, and an ordered one changes anything. Held to the end of the transaction.
 -- Advisory, because a row lock would give the transaction an id before it has looked (see _take).
 create or replace function pgqueue._lock_consumer(p_consumer_id int) returns void
-language sql
-as $$ select pg_advisory_xact_lock(1885826421, p_consumer_id) $$;
+language plpgsql
+as $$
+begin
+    perform pg_advisory_xact_lock(1885826421, p_consumer_id);
+end $$;
 
 -- Deletes a consumer with all that it has not finished. Its claims end; their owners are told when they come back.
 -- Errors: PQ001, PQ002. Locks: the consumer's.

@@ -149,17 +149,27 @@ end $$;
 
 -- The floors, not above the given places.
 create or replace function pgqueue._lower_floors(p_floors pgqueue.floor[], p_places pgqueue.floor[]) returns pgqueue.floor[]
-language sql immutable
+language plpgsql immutable
 as $$
-    select coalesce(array_agg(row (f.rank, f.turn, f.first_seq)::pgqueue.floor order by f.rank), '{}')
-    from (select distinct on (rank) rank, turn, first_seq
-          from unnest(p_floors || p_places) order by rank, turn, first_seq) f
-$$;
+begin
+    if coalesce(cardinality(p_places), 0) = 0 then
+        return p_floors;
+    end if;
+    return (select array_agg((f.rank, f.turn, f.first_seq)::pgqueue.floor order by f.rank)
+            from (select distinct on (rank) rank, turn, first_seq
+                  from unnest(p_floors || p_places) order by rank, turn, first_seq) f);
+end $$;
 
 -- A consumer's cursor.
 create or replace function pgqueue._cursor(p_consumer_id int) returns pgqueue.consumer_cursors
-language sql stable
-as $$ select * from pgqueue.consumer_cursors where consumer_id = p_consumer_id order by version desc limit 1 $$;
+language plpgsql stable
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer_id order by version desc limit 1;
+    return v_cursor;
+end $$;
 
 -- Stores a cursor if it is not the stored one any more: a new version, and the one before deleted.
 --   p_busy  something was claimed or settled; otherwise that leases were looked at is not worth a write

@@ -62,8 +62,11 @@ end $$;
 
 -- When the first lease of a consumer ends or ended; null: it has no claims.
 create or replace function pgqueue._next_expiry(p_consumer_id int) returns timestamptz
-language sql stable
-as $$ select lease_until from pgqueue.claims where consumer_id = p_consumer_id and live order by lease_until limit 1 $$;
+language plpgsql stable
+as $$
+begin
+    return (select lease_until from pgqueue.claims where consumer_id = p_consumer_id and live order by lease_until limit 1);
+end $$;
 
 -- Releases the expired claims of a consumer, at most 100. Needs the consumer's lock; locks those claims.
 create or replace function pgqueue._expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_now timestamptz)
@@ -134,6 +137,7 @@ language plpgsql
 as $$
 declare
     v_floor pgqueue.floor;
+    v_tid   tid;
     v_run   record;
 begin
     o_n := 0;
@@ -141,26 +145,27 @@ begin
     foreach v_floor in array p_cursor.floors loop
         while o_n < p_want loop
             if p_wait then
-                select ctid, n, turn, first_seq into v_run from pgqueue.consumer_messages
+                select ctid into v_tid from pgqueue.consumer_messages
                 where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
                   and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
                 order by turn, first_seq limit 1 for update;
             else
-                select ctid, n, turn, first_seq into v_run from pgqueue.consumer_messages
+                select ctid into v_tid from pgqueue.consumer_messages
                 where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
                   and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
                 order by turn, first_seq limit 1 for update skip locked;
             end if;
             exit when not found;
-            if v_run.n > p_want - o_n then
-                perform pgqueue._cut(v_run.ctid, p_want - o_n);
-                o_cut := true;
-                continue;  -- the same place holds a run that fits now
-            end if;
             update pgqueue.consumer_messages
             set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
                 last_delivered_at = clock_timestamp()
-            where ctid = v_run.ctid;
+            where ctid = v_tid and n <= p_want - o_n
+            returning n, turn, first_seq into v_run;
+            if not found then
+                perform pgqueue._cut(v_tid, p_want - o_n);
+                o_cut := true;
+                continue;  -- the same place holds a run that fits now
+            end if;
             o_n := o_n + v_run.n;
             v_floor.turn := v_run.turn;
             v_floor.first_seq := v_run.first_seq + 1;
@@ -177,6 +182,13 @@ as $$
 declare
     v_n bigint;
 begin
+    if p_seqs = int8multirange(range_merge(p_seqs)) and p_seqs <> '{}' then
+        p_run.seqs := p_seqs;
+        p_run.first_seq := lower(p_seqs);
+        p_run.n := upper(p_seqs) - lower(p_seqs);
+        insert into pgqueue.consumer_messages select p_run.*;
+        return p_run.n;
+    end if;
     with run as (
         insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key,
                                                claim_id, not_visible_until, last_delivered_at, last_error)
@@ -195,32 +207,38 @@ create or replace function pgqueue._cut(p_ctid tid, p_n bigint) returns void
 language plpgsql
 as $$
 declare
-    v_run  pgqueue.consumer_messages;
-    v_rest int8multirange;
-    v_part int8multirange;
+    v_run   pgqueue.consumer_messages;
+    v_rest  int8multirange;
+    v_parts int8multirange[];
 begin
     delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
     v_rest := v_run.seqs;
-    for i in 1..least(v_run.n / p_n, case when p_n <= 256 then 16 else 1 end) loop
-        v_part := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, p_n));
-        v_rest := v_rest - v_part;
-        perform pgqueue._insert_run(v_run, v_part);
+    for i in 1..least((v_run.n - 1) / p_n, case when p_n <= 256 then 16 else 1 end) loop
+        v_parts[i] := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, p_n));
+        v_rest := v_rest - v_parts[i];
     end loop;
-    perform pgqueue._insert_run(v_run, v_rest);
+    insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n, seqs,
+                                           last_delivered_at, last_error)
+    select v_run.consumer_id, v_run.state, v_run.rank, v_run.priority, v_run.deliver_count, v_run.position, v_run.turn,
+           lower(p.seqs), case when p.seqs = v_rest then v_run.n - p_n * cardinality(v_parts) else p_n end, p.seqs,
+           v_run.last_delivered_at, v_run.last_error
+    from unnest(v_parts || v_rest) p (seqs);
 end $$;
 
 -- The floors raised to the first ready runs that are there. Exact, because runs become ready only under the
 -- consumer's lock; a run that another claimer is cutting is still seen where it was. Needs that lock.
 create or replace function pgqueue._raise_floors(p_cursor pgqueue.consumer_cursors) returns pgqueue.floor[]
-language sql stable
+language plpgsql stable
 as $$
-    select coalesce(array_agg((f.rank, m.turn, m.first_seq)::pgqueue.floor order by f.rank), '{}')
-    from unnest(p_cursor.floors) f
-    cross join lateral (select turn, first_seq from pgqueue.consumer_messages
-                        where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = f.rank
-                          and (turn, first_seq) >= (f.turn, f.first_seq)
-                        order by turn, first_seq limit 1) m
-$$;
+begin
+    return (
+        select coalesce(array_agg((f.rank, m.turn, m.first_seq)::pgqueue.floor order by f.rank), '{}')
+        from unnest(p_cursor.floors) f
+        cross join lateral (select turn, first_seq from pgqueue.consumer_messages
+                            where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = f.rank
+                              and (turn, first_seq) >= (f.turn, f.first_seq)
+                            order by turn, first_seq limit 1) m);
+end $$;
 
 -- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
 --   p_want  messages at most
