@@ -8,6 +8,7 @@ create table if not exists pgqueue.streams (
     stream_id  int         generated always as identity primary key,
     name       text        not null unique,
     kind       text        not null check (kind in ('text', 'json', 'binary')),
+    notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
     created_at timestamptz not null default clock_timestamp()
 );
 

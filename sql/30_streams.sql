@@ -82,10 +82,12 @@ end $$;
 --   p_name           1 to 200 characters, unique
 --   p_kind           what its messages hold: text, json (checked) or binary
 --   p_if_not_exists  return the id of an existing one of the same kind instead of failing
+--   p_notify         notify waiting readers of each publication. Commits that notify queue up for a lock of the whole
+--                    server: turn it off for very many small producers, and readers find messages within their wait.
 -- Returns the stream's id. Errors: PQ003, PQ006.
 -- Locks: a share-update-exclusive lock on messages to attach the partition; sends and reads go on.
-create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false)
-returns int
+create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false,
+                                                 p_notify boolean default true) returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '10s'
@@ -97,7 +99,7 @@ begin
     if p_kind is null or p_kind not in ('text', 'json', 'binary') then
         raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null') using errcode = 'PQ003';
     end if;
-    insert into pgqueue.streams (name, kind) values (p_name, p_kind)
+    insert into pgqueue.streams (name, kind, notify) values (p_name, p_kind, coalesce(p_notify, true))
     on conflict (name) do nothing
     returning * into v_stream;
     if not found then

@@ -1,9 +1,8 @@
 -- Publishing: the messages, and one row that says they are visible. Nothing is written per consumer.
 
--- Makes messages visible: the last step of everything that publishes.
---   p_parts  one (seqs, n, priority, deliver_at) each; all of one call become visible, and are taken, together
+-- Makes messages visible: the last step of send and send_batch.
 -- Returns the publication id. Locks: none that another producer needs (notify takes its global lock at commit).
-create or replace function pgqueue._publish(p_stream_id int, p_seqs int8multirange, p_n bigint, p_priority int,
+create or replace function pgqueue._publish(p_stream pgqueue.streams, p_seqs int8multirange, p_n bigint, p_priority int,
                                             p_deliver_at timestamptz, p_consumers int[]) returns bigint
 language plpgsql
 as $$
@@ -11,10 +10,12 @@ declare
     v_id bigint;
 begin
     perform pg_current_xact_id();  -- before the publication id: consumers rely on it to tell running from dead
-    v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
+    v_id := nextval(format('pgqueue.publication_%s', p_stream.stream_id)::regclass);
     insert into pgqueue.publications (publication_id, n, published_at, deliver_at, stream_id, priority, seqs, consumers)
-    values (v_id, p_n, clock_timestamp(), p_deliver_at, p_stream_id, p_priority, p_seqs, p_consumers);
-    perform pg_notify('pgqueue_' || p_stream_id, '');
+    values (v_id, p_n, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers);
+    if p_stream.notify then
+        perform pg_notify('pgqueue_' || p_stream.stream_id, '');
+    end if;
     return v_id;
 end $$;
 
@@ -87,7 +88,7 @@ begin
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass), v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers)
     returning seq into v_seq;
-    perform pgqueue._publish(v_stream.stream_id, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
+    perform pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
                              case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end);
     return v_seq;
 end $$;
@@ -128,7 +129,7 @@ begin
     select m.seq, v_stream.stream_id, m.key, m.data, m.data_bytes, m.headers
     from unnest(v_seqs, p_keys, p_data, p_data_bytes, p_headers) m (seq, key, data, data_bytes, headers);
     perform pgqueue._publish(
-        v_stream.stream_id,
+        v_stream,
         case when v_seqs[v_n] - v_seqs[1] = v_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[v_n], '[]'))
              else pgqueue._set_of(v_seqs) end,
         v_n, p_priority, p_deliver_at, v_ids);

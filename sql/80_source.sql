@@ -233,7 +233,8 @@ begin
     return next;
 end $$;
 
--- Gives a reader back what is free of a claim that it lost. Needs the consumer's lock and the claim's.
+-- Gives a reader back what is free of a claim that it lost; of an ordered consumer only keys that are idle. Needs the
+-- consumer's lock and the claim's.
 create or replace function pgqueue._claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -243,34 +244,21 @@ declare
     v_part int8multirange;
     v_n    bigint := 0;
 begin
-    if p_claim.ordered and p_cursor.mixed_claim is not null then
-        perform pgqueue._split_by_key(p_consumer, p_cursor.mixed_claim, null);
-        p_cursor.mixed_claim := null;
-    end if;
     for v_run in
-        select * from pgqueue.consumer_messages m
+        delete from pgqueue.consumer_messages m
         where m.consumer_id = p_consumer.consumer_id and m.state <> 'claimed' and m.seqs && p_claim.seqs
-          -- of a key that stands aside only while it is idle, and nothing of it goes before
-          and (m.key is null or not exists (select from pgqueue.consumer_messages b
-                                            where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed'
-                                              and b.claim_id <> p_claim.claim_id))
-          and (not p_claim.ordered or m.key is not null or p_cursor.open_claims = 0)
-        order by m.position, m.first_seq
-        for update skip locked
+          and case when not p_claim.ordered then true
+                   when m.key is null then p_cursor.open_claims = 0
+                   else not exists (select from pgqueue.consumer_messages b
+                                    where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed') end
+        returning *
     loop
-        delete from pgqueue.consumer_messages
-        where consumer_id = v_run.consumer_id and state = v_run.state and rank = v_run.rank and turn = v_run.turn and first_seq = v_run.first_seq
-          and key is not distinct from v_run.key;
         v_part := v_run.seqs * p_claim.seqs;
-        if v_run.key is not null then
-            p_cursor.aside := p_cursor.aside - 1;
-        end if;
         if v_part <> v_run.seqs then
-            if v_run.key is not null then
-                p_cursor.aside := p_cursor.aside + 1;
-                v_run.state := 'waiting';
-            end if;
+            v_run.state := case when v_run.key is not null then 'waiting' else v_run.state end;
             perform pgqueue._insert_run(v_run, v_run.seqs - v_part);
+        elsif v_run.key is not null then
+            p_cursor.aside := p_cursor.aside - 1;
         end if;
         v_run.state := 'claimed';
         v_run.claim_id := p_claim.claim_id;
@@ -279,13 +267,16 @@ begin
         v_run.last_delivered_at := clock_timestamp();
         v_n := v_n + pgqueue._insert_run(v_run, v_part);
     end loop;
-    if v_n > 0 then
-        update pgqueue.claims set live = true, remaining = v_n, lease_until = clock_timestamp() + visibility_timeout where claim_id = p_claim.claim_id;
-        if p_claim.ordered then
-            p_cursor.open_claims := p_cursor.open_claims + 1;
-            if p_cursor.open_claims = 1 then
-                p_cursor.mixed_claim := p_claim.claim_id;
-            end if;
+    if v_n = 0 then
+        return p_cursor;
+    end if;
+    update pgqueue.claims set live = true, remaining = v_n, lease_until = clock_timestamp() + visibility_timeout where claim_id = p_claim.claim_id;
+    if p_claim.ordered then
+        p_cursor.open_claims := p_cursor.open_claims + 1;
+        if p_cursor.aside > 0 then
+            perform pgqueue._split_by_key(p_consumer, p_claim.claim_id, null);
+        elsif p_cursor.open_claims = 1 then
+            p_cursor.mixed_claim := p_claim.claim_id;
         end if;
     end if;
     return p_cursor;

@@ -79,7 +79,7 @@ begin
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
-    if v_id is not null then
+    if v_id is not null and (select notify from pgqueue.streams where stream_id = p_stream_id) then
         perform pg_notify('pgqueue_' || p_stream_id, '');
     end if;
     return true;
