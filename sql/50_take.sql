@@ -72,9 +72,10 @@ begin
         end if;
     end if;
 
-    -- the look, and the runs for what it saw. The transaction gets its id here, after the statement's snapshot.
+    -- The look, and the runs for what it saw. The transaction gets its id here, after the statement's snapshot. Nearly always
+    -- ids and seqs are contiguous; merging them one by one, range_agg, costs more than all the rest and is left out then.
     with new as materialized (
-        (select p.*, true as in_gap
+        (select true as in_gap, p.publication_id, p.part, p.n, p.seqs, p.priority, p.deliver_at, p.consumers
          from unnest(v_gaps) g
          cross join lateral (select * from pgqueue.publications
                              where stream_id = p_consumer.stream_id
@@ -83,32 +84,48 @@ begin
          order by p.publication_id
          fetch first p_limit rows with ties)
         union all
-        (select p.*, false
-         from pgqueue.publications p
-         where p.stream_id = p_consumer.stream_id
-           and p.publication_id >= v_next and p.publication_id <= coalesce(p_upto, 9223372036854775807)
-         order by p.publication_id
+        (select false, publication_id, part, n, seqs, priority, deliver_at, consumers
+         from pgqueue.publications
+         where stream_id = p_consumer.stream_id
+           and publication_id >= v_next and publication_id <= coalesce(p_upto, 9223372036854775807)
+         order by publication_id
          fetch first p_limit rows with ties)
-    ), mine as (
-        select new.priority, case when new.deliver_at > v_now then new.deliver_at end as deliver_at, range_agg(new.seqs) as seqs
+    ), id as materialized (
+        select count(*) filter (where in_gap) as in_gaps, count(*) filter (where not in_gap) as beyond,
+               count(*) filter (where part = 0) as n, min(publication_id) as lo, max(publication_id) as hi
         from new
-        where new.consumers is null or p_consumer.consumer_id = any (new.consumers)
+    ), mine as materialized (
+        select priority, case when deliver_at > v_now then deliver_at end as deliver_at,
+               sum(n) as n, min(lower(seqs)) as lo, max(upper(seqs)) as hi
+        from new
+        where consumers is null or p_consumer.consumer_id = any (consumers)
         group by 1, 2
-    ), runs as (
+    ), merged as (
+        select priority, deliver_at, int8multirange(int8range(lo, hi)) as seqs
+        from mine
+        where not exists (select from mine where hi - lo <> n)
+        union all
+        select priority, case when deliver_at > v_now then deliver_at end, range_agg(seqs)
+        from new
+        where exists (select from mine where hi - lo <> n)
+          and (consumers is null or p_consumer.consumer_id = any (consumers))
+        group by 1, 2
+    ), run as (
         insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn,
                                                first_seq, n, seqs, not_visible_until)
         select p_consumer.consumer_id,
-               case when mine.deliver_at is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
-               case when p_consumer.ordering = 'none' then -mine.priority else 0 end,
-               mine.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, mine.deliver_at
-        from mine cross join lateral pgqueue._chunks(mine.seqs) c
+               case when m.deliver_at is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
+               case when p_consumer.ordering = 'none' then -m.priority else 0 end,
+               m.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, m.deliver_at
+        from merged m cross join lateral pgqueue._chunks(m.seqs) c
         returning state, rank
     )
-    select range_agg(int8range(publication_id, publication_id, '[]')),
-           count(*) filter (where in_gap), count(*) filter (where not in_gap),
-           (select array_agg(distinct rank) from runs where state = 'ready')
+    select case when id.n = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
+                else (select range_agg(int8range(publication_id, publication_id, '[]')) from new) end,
+           id.in_gaps, id.beyond,
+           (select array_agg(distinct rank) from run where state = 'ready')
     into v_taken, v_in_gaps, v_beyond, v_ranks
-    from new;
+    from id;
 
     if v_taken is not null then
         v_cursor.seen := v_cursor.seen + v_taken;

@@ -70,7 +70,7 @@ begin
         returning priority, deliver_at, seqs, n
     ), part as (
         insert into pgqueue.publications (publication_id, part, n, published_at, deliver_at, stream_id, priority, seqs, consumers)
-        select v_id, row_number() over (order by priority, deliver_at), sum(n), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
+        select v_id, row_number() over (order by priority, deliver_at) - 1, sum(n), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
         from block group by priority, deliver_at
     )
     select count(*), coalesce(sum(n), 0) into v_blocks, v_rows from block;
