@@ -333,16 +333,17 @@ begin
         ), aside as (
             insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
                                                    seqs, key, not_visible_until, last_error)
-            select $1, case when r.key is null or (r.first and not r.busy) then 'delayed' else 'waiting' end,
+            select $1, case when r.key is null or (r.first and not r.busy and c.first_seq = lower(r.seqs)) then 'delayed' else 'waiting' end,
                    case when r.key is null then 0 else -1 end,
-                   r.priority, r.deliver_count, r.position, r.position, lower(r.seqs), r.n, r.seqs, r.key, r.not_visible_until, r.last_error
+                   r.priority, r.deliver_count, r.position, r.position, c.first_seq, c.n, c.seqs, r.key, r.not_visible_until, r.last_error
             from (select priority, deliver_count, position, last_error, key, busy, not_visible_until, island,
-                         bool_or(first) as first, count(*) as n, range_agg(int8range(seq, seq, '[]')) as seqs
+                         bool_or(first) as first, range_agg(int8range(seq, seq, '[]')) as seqs
                   from (select *, row_number() over by_key = 1 as first,
                                row_number() over by_key
                                - row_number() over (partition by key, priority, deliver_count, not_visible_until, last_error order by seq) as island
                         from walked where blocked window by_key as (partition by key order by seq)) i
                   group by priority, deliver_count, position, last_error, key, busy, not_visible_until, island) r
+            cross join lateral pgqueue._chunks(r.seqs) c
             returning key
         )
         select case when (select count(*) from walked where not blocked) < $5 then $3 - 1 else (select max(seq) from walked) end,

@@ -319,12 +319,14 @@ begin
         select p_consumer.consumer_id,
                case when i.key is not null then 'waiting' when i.failed and p_until is not null then 'delayed' else 'ready' end,
                case when i.key is not null then -1 else 0 end,
-               i.priority, i.deliver_count, i.position, i.position, min(i.seq), count(*), range_agg(int8range(i.seq, i.seq, '[]')),
+               i.priority, i.deliver_count, i.position, i.position, c.first_seq, c.n, c.seqs,
                i.key, case when i.failed then p_until end, case when i.failed then p_reason else i.last_error end
-        from (select *, row_number() over (partition by key order by position, seq)
-                        - row_number() over (partition by key, position, priority, deliver_count, failed, last_error order by seq) as island
-              from gone where not dead) i
-        group by i.key, i.position, i.priority, i.deliver_count, i.failed, i.last_error, i.island
+        from (select key, position, priority, deliver_count, failed, last_error, island, range_agg(int8range(seq, seq, '[]')) as seqs
+              from (select *, row_number() over (partition by key order by position, seq)
+                              - row_number() over (partition by key, position, priority, deliver_count, failed, last_error order by seq) as island
+                    from gone where not dead) e
+              group by key, position, priority, deliver_count, failed, last_error, island) i
+        cross join lateral pgqueue._chunks(i.seqs) c
         returning state, key, rank, turn, first_seq
     )
     select array(select key from failed), (select count(*) from back where key is not null),

@@ -123,7 +123,7 @@ begin
         claimed := messages - p_start_messages;
     else
         v_claim.claim_id := nextval('pgqueue.claims_claim_id_seq');
-        v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, coalesce(p_max, 9223372036854775807), p_upto_publication);
+        v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, coalesce(p_max, 1000000000000), p_upto_publication);
         v_cursor := v_fill.o_cursor;
         if v_fill.o_n > 0 then
             claim_id := v_claim.claim_id;
@@ -257,8 +257,6 @@ begin
         if v_part <> v_run.seqs then
             v_run.state := case when v_run.key is not null then 'waiting' else v_run.state end;
             perform pgqueue._insert_run(v_run, v_run.seqs - v_part);
-        elsif v_run.key is not null then
-            p_cursor.aside := p_cursor.aside - 1;
         end if;
         v_run.state := 'claimed';
         v_run.claim_id := p_claim.claim_id;
@@ -273,6 +271,8 @@ begin
     update pgqueue.claims set live = true, remaining = v_n, lease_until = clock_timestamp() + visibility_timeout where claim_id = p_claim.claim_id;
     if p_claim.ordered then
         p_cursor.open_claims := p_cursor.open_claims + 1;
+        p_cursor.aside := (select count(*) from pgqueue.consumer_messages
+                           where consumer_id = p_consumer.consumer_id and key is not null and state <> 'claimed');
         if p_cursor.aside > 0 then
             perform pgqueue._split_by_key(p_consumer, p_claim.claim_id, null);
         elsif p_cursor.open_claims = 1 then
