@@ -364,6 +364,8 @@ def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> list[int]:
 
 def multirange(seqs: list[int]) -> str:
     """Ascending numbers as the text of an int8multirange: '{[1,4),[6,7)}'."""
+    if seqs[-1] - seqs[0] == len(seqs) - 1:  # as nearly always
+        return f"{{[{seqs[0]},{seqs[-1] + 1})}}"
     ranges: list[list[int]] = []
     for seq in seqs:
         if ranges and ranges[-1][1] == seq:
