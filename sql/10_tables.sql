@@ -76,6 +76,7 @@ create table if not exists pgqueue.consumer_cursors (
     open_claims    int             not null default 0,          -- claims with messages
     aside          bigint          not null default 0,          -- runs set aside for a key of their own
     mixed_claim    bigint,                                      -- the one open claim whose runs are not yet split by key
+    heads_first    boolean         not null default true,       -- who is served first by the next claim, see _serve_ordered
     primary key (consumer_id, version)
 );
 

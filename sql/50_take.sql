@@ -177,7 +177,7 @@ begin
                   from unnest(p_floors || p_places) order by rank, turn, first_seq) f);
 end $$;
 
--- A consumer's cursor.
+-- A consumer's cursor. Errors: PQ002 when the consumer was dropped meanwhile.
 create or replace function pgqueue._cursor(p_consumer_id int) returns pgqueue.consumer_cursors
 language plpgsql stable
 as $$
@@ -185,6 +185,9 @@ declare
     v_cursor pgqueue.consumer_cursors;
 begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer_id order by version desc limit 1;
+    if not found then
+        raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
+    end if;
     return v_cursor;
 end $$;
 

@@ -102,7 +102,7 @@ declare
     v_n      int;
 begin
     with due as (
-        select ctid, key from pgqueue.consumer_messages
+        select ctid, key, not_visible_until from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and state = 'delayed'
           and not_visible_until >= v_cursor.due_floor and not_visible_until <= p_now
         order by not_visible_until limit 1000
@@ -113,10 +113,11 @@ begin
                              select from pgqueue.consumer_messages b
                              where b.consumer_id = p_consumer.consumer_id and b.key = due.key and b.state = 'claimed')
                          then 'waiting' else 'ready' end,
-            turn = case when due.key is null then m.position else v_cursor.turn + 1 end
+            turn = case when due.key is null then m.position else v_cursor.turn + 1 end,
+            not_visible_until = null
         from due
         where m.ctid = due.ctid
-        returning m.state, m.rank, m.turn, m.first_seq, m.not_visible_until
+        returning m.state, m.rank, m.turn, m.first_seq, due.not_visible_until
     )
     select array_agg((rank, turn, first_seq)::pgqueue.floor) filter (where state = 'ready'), max(not_visible_until), count(*)
     into v_places, v_last, v_n

@@ -5,9 +5,11 @@
 -- nothing for the order. Only when a second claimer comes are the runs of the open claim split by key, and when the line
 -- reaches a message whose key is busy, delayed or failed, it is set aside into runs of that key:
 --
---     waiting  behind an earlier run of its key
---     delayed  the first of its key, not visible yet
---     ready    the first of its key, and the key is idle; has its own turn in the line of rank -1
+--     waiting  behind an earlier run of its key, or its key is claimed
+--     delayed  the first of its key, which is idle; not visible yet
+--     ready    the first of its key, which is idle; has its own turn in the line of rank -1
+--
+-- Runs are set aside as waiting, and only _promote makes one delayed or ready.
 --
 -- So the messages of a key are, in order: claimed, then aside, then in the line. All transitions hold the consumer's lock.
 -- With ordering=stream all messages have one key, ''.
@@ -68,7 +70,8 @@ begin
                           where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed')
     ), promoted as (
         update pgqueue.consumer_messages m
-        set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, turn = p_cursor.turn + head.i
+        set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, turn = p_cursor.turn + head.i,
+            not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
         from head where m.ctid = head.ctid
         returning 1
     )
@@ -103,8 +106,8 @@ begin
         v_cursor.mixed_claim := null;
     end if;
 
-    -- keys that stand aside and the line serve in turn, so that neither starves
-    if v_cursor.version % 2 = 0 then
+    -- keys that stand aside and the line are served first in turn, so that neither starves
+    if v_cursor.heads_first then
         v_cursor := pgqueue._serve_heads(v_cursor, p_claim_id, p_want);
         v_got := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed') - v_had;
         v_cursor := pgqueue._serve_line(p_consumer, v_cursor, p_claim_id, p_want - v_got, v_others);
@@ -123,6 +126,7 @@ begin
             v_cursor.mixed_claim := p_claim_id;
         end if;
         v_cursor.floors := pgqueue._raise_floors(v_cursor);
+        v_cursor.heads_first := not v_cursor.heads_first;
     end if;
     return v_cursor;
 end $$;
@@ -135,32 +139,21 @@ as $$
 declare
     v_left bigint := p_want;
     v_now  timestamptz := clock_timestamp();
-    v_head record;
     v_tid  tid;
     v_run  pgqueue.consumer_messages;
     v_part int8multirange;
 begin
-    if p_cursor.aside = 0 then
-        return p_cursor;
-    end if;
-    while v_left > 0 loop
-        -- a served head is not ready any more, and its key has no other
-        select m.key into v_head
+    while v_left > 0 and p_cursor.aside > 0 loop
+        select m.ctid into v_tid
         from unnest(p_cursor.floors) f
-        cross join lateral (select key, turn, first_seq from pgqueue.consumer_messages
+        cross join lateral (select ctid from pgqueue.consumer_messages
                             where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = -1
                               and (turn, first_seq) >= (f.turn, f.first_seq)
                             order by turn, first_seq limit 1) m
         where f.rank = -1;
         exit when not found;
-        while v_left > 0 loop
-            select ctid into v_tid from pgqueue.consumer_messages
-            where consumer_id = p_cursor.consumer_id and key = v_head.key and state <> 'claimed'
-            order by position, first_seq limit 1;
-            exit when not found;
-            select * into v_run from pgqueue.consumer_messages where ctid = v_tid;
-            exit when v_run.not_visible_until > v_now;
-            delete from pgqueue.consumer_messages where ctid = v_tid;
+        loop
+            delete from pgqueue.consumer_messages where ctid = v_tid returning * into v_run;
             v_part := v_run.seqs;
             if v_run.n > v_left then
                 v_part := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_left));
@@ -176,6 +169,12 @@ begin
             v_run.not_visible_until := null;
             v_run.last_delivered_at := v_now;
             perform pgqueue._insert_run(v_run, v_part);
+            exit when v_left = 0;
+            select ctid into v_tid from pgqueue.consumer_messages
+            where consumer_id = p_cursor.consumer_id and key = v_run.key and state <> 'claimed'
+            order by position, first_seq limit 1;
+            exit when not found
+                or (select not_visible_until > v_now from pgqueue.consumer_messages where ctid = v_tid);
         end loop;
     end loop;
     return p_cursor;
@@ -224,8 +223,11 @@ begin
             select * into v_walk from pgqueue._walk(p_consumer, v_turn, v_below, p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             p_cursor.aside := p_cursor.aside + v_walk.o_aside;
-            if not p_others and v_walk.o_keys <> '{}' then
-                perform pgqueue._split_by_key(p_consumer, p_claim_id, v_walk.o_keys);
+            if v_walk.o_keys <> '{}' then
+                if not p_others then
+                    perform pgqueue._split_by_key(p_consumer, p_claim_id, v_walk.o_keys);
+                end if;
+                p_cursor := pgqueue._promote(p_cursor, v_walk.o_keys);
             end if;
             exit when v_slack > 10000 and v_left < p_want;  -- enough for one claim
             v_slack := v_slack * 2;
@@ -312,7 +314,7 @@ begin
                or exists (select from pgqueue.consumer_messages c
                           where c.consumer_id = $1 and c.key = k.key and c.state <> 'claimed')
         ), judged as (
-            select e.*, b.key is not null as busy,
+            select e.*,
                    case when e.key is null then e.later
                         else bool_or(b.key is not null or e.later) over (partition by e.key order by e.seq) end as blocked
             from element e left join busy b on b.key = e.key
@@ -333,16 +335,15 @@ begin
         ), aside as (
             insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
                                                    seqs, key, not_visible_until, last_error)
-            select $1, case when r.key is null or (r.first and not r.busy and c.first_seq = lower(r.seqs)) then 'delayed' else 'waiting' end,
+            select $1, case when r.key is null then 'delayed' else 'waiting' end,
                    case when r.key is null then 0 else -1 end,
                    r.priority, r.deliver_count, r.position, r.position, c.first_seq, c.n, c.seqs, r.key, r.not_visible_until, r.last_error
-            from (select priority, deliver_count, position, last_error, key, busy, not_visible_until, island,
-                         bool_or(first) as first, range_agg(int8range(seq, seq, '[]')) as seqs
-                  from (select *, row_number() over by_key = 1 as first,
-                               row_number() over by_key
+            from (select priority, deliver_count, position, last_error, key, not_visible_until, island,
+                         range_agg(int8range(seq, seq, '[]')) as seqs
+                  from (select *, row_number() over (partition by key order by seq)
                                - row_number() over (partition by key, priority, deliver_count, not_visible_until, last_error order by seq) as island
-                        from walked where blocked window by_key as (partition by key order by seq)) i
-                  group by priority, deliver_count, position, last_error, key, busy, not_visible_until, island) r
+                        from walked where blocked) i
+                  group by priority, deliver_count, position, last_error, key, not_visible_until, island) r
             cross join lateral pgqueue._chunks(r.seqs) c
             returning key
         )

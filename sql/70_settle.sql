@@ -283,6 +283,9 @@ begin
                 cross join lateral (select key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
                 where r.claim_id = $1 and r.state = 'claimed' and r.key is null $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
             into o_keys using p_claim.claim_id, p_set;
+            -- a key that stood aside was claimed as a run of its own; more of it may have come from the line
+            o_keys := o_keys || array(select distinct key from pgqueue.consumer_messages
+                                      where claim_id = p_claim.claim_id and state = 'claimed' and key is not null and seqs && p_set);
         end if;
         if o_keys is distinct from '{}' then
             perform pgqueue._split_by_key(p_consumer, p_claim.claim_id, o_keys);

@@ -29,8 +29,8 @@ create or replace function pgqueue._lock_reader(p_reader uuid) returns void
 language sql
 as $$ select pg_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;
 
--- Raises PQ002 or PQ005 unless the reader's checkpoint belongs to this consumer of this database.
-create or replace function pgqueue._check_reader(p_reader pgqueue.readers, p_consumer_id int, p_claim bigint) returns void
+-- Raises PQ002, PQ005 or PQ010 unless the reader's checkpoint belongs to this consumer of this database, in this state.
+create or replace function pgqueue._check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint, p_claim bigint) returns void
 language plpgsql stable
 as $$
 begin
@@ -44,6 +44,9 @@ begin
     elsif p_reader.consumer_id <> p_consumer_id then
         raise exception 'the checkpoint is of %, not of %', pgqueue._consumer_name(p_reader.consumer_id), pgqueue._consumer_name(p_consumer_id)
             using errcode = 'PQ005', hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
+    elsif p_start_claim < p_reader.acked_claim then
+        raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %', p_start_claim, p_reader.acked_claim
+            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one.';
     elsif p_claim > p_reader.last_claim then
         raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim, p_reader.last_claim
             using errcode = 'PQ005', hint = 'The database was restored to an earlier state. Start with a new checkpoint.';
@@ -68,7 +71,7 @@ $$;
 -- Returns the end offset, equal to the start when there is nothing; how many messages were claimed; how many were
 -- acknowledged after their lease was lost, so that another claimer may have them too; and when the next delayed
 -- message is due or the next lease ends.
--- Repeating it with the same start gives the same end. Errors: PQ002, PQ005, PQ007.
+-- Repeating it with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ007, PQ010.
 -- Locks: the reader, the consumer's lock, its claims.
 create or replace function pgqueue.reader_claim(
     p_reader uuid, p_consumer_id int, p_start_claim bigint, p_start_messages bigint, p_max bigint default null,
@@ -95,12 +98,17 @@ begin
     perform pgqueue._check_isolation();
     if p_max < 1 then
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003';
+    elsif p_reader is null or p_start_claim is null or p_start_messages is null then
+        raise exception 'p_reader, p_start_claim and p_start_messages are not null' using errcode = 'PQ003';
+    end if;
+    if p_visibility_timeout is not null then
+        perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
     perform pgqueue._lock_reader(p_reader);
     perform pgqueue._lock_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim);
+    perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_stored := pgqueue._cursor(p_consumer_id);
     v_cursor := v_stored;
     claim_id := p_start_claim;
@@ -143,6 +151,12 @@ begin
     next_due := least(
         (select not_visible_until from pgqueue.consumer_messages
          where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_floor order by not_visible_until limit 1),
+        (select m.not_visible_until  -- the head of a consumer with ordering=stream is delayed in its line
+         from unnest(v_cursor.floors) f
+         cross join lateral (select not_visible_until from pgqueue.consumer_messages
+                             where consumer_id = p_consumer_id and state = 'ready' and rank = f.rank and (turn, first_seq) >= (f.turn, f.first_seq)
+                             order by turn, first_seq limit 1) m
+         where claimed = 0 and v_consumer.ordering = 'stream' and f.rank = 0),
         case when claimed = 0 then pgqueue._next_expiry(p_consumer_id) end);
     return next;
 end $$;
@@ -200,12 +214,7 @@ begin
     perform pgqueue._lock_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform pgqueue._check_reader(v_reader, p_consumer_id, p_end_claim);
-    if p_start_claim < v_reader.acked_claim then
-        raise exception 'the checkpoint is older than what its query acknowledged: the batch after claim % ends at %, and claims up to % were acknowledged',
-                        p_start_claim, p_end_claim, v_reader.acked_claim
-            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one.';
-    end if;
+    perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := pgqueue._cursor(p_consumer_id);
     v_cursor := v_stored;
     planned := 0;
@@ -250,7 +259,10 @@ begin
           and case when not p_claim.ordered then true
                    when m.key is null then p_cursor.open_claims = 0
                    else not exists (select from pgqueue.consumer_messages b
-                                    where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed') end
+                                    where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed')
+                        and (select b.seqs && p_claim.seqs from pgqueue.consumer_messages b
+                             where b.consumer_id = m.consumer_id and b.key = m.key and b.state <> 'claimed'
+                             order by b.position, b.first_seq limit 1) end
         returning *
     loop
         v_part := v_run.seqs * p_claim.seqs;

@@ -12,6 +12,20 @@ begin
     return query select v_stream.stream_id, v_stream.kind;
 end $$;
 
+-- The stream of an id that a running query holds. Errors: PQ001.
+create or replace function pgqueue._stream_of(p_stream_id int) returns pgqueue.streams
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    select * into v_stream from pgqueue.streams where stream_id = p_stream_id;
+    if not found then
+        raise exception 'the stream of this query was dropped' using errcode = 'PQ001', hint = 'Create it again and restart the query.';
+    end if;
+    return v_stream;
+end $$;
+
 -- Whether a sink's batch, or a later one, was published to a stream.
 create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint) returns boolean
 language sql stable
@@ -20,7 +34,7 @@ as $$ select exists (select from pgqueue.sink_batches where sink = p_sink and st
 
 -- Records messages that a task has written, in the transaction that wrote them. Nobody sees them yet.
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
--- Returns the id of the staged block. Errors: PQ003. Locks: none.
+-- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
                                          p_deliver_at timestamptz default null) returns bigint
 language plpgsql
@@ -29,6 +43,7 @@ as $$
 declare
     v_id bigint;
 begin
+    perform pgqueue._stream_of(p_stream_id);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, n)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
@@ -41,13 +56,14 @@ end $$;
 --   p_rows       how many messages they have, as the tasks counted
 --   p_consumers  to these only; null: to all
 -- Returns true; false when this batch, or a later one, was published before, and nothing was done.
--- Errors: PQ002, PQ003; PQ008 when a block is missing. Locks: the batch against another commit of it.
+-- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing. Locks: the batch against another commit of it.
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_stream    pgqueue.streams := pgqueue._stream_of(p_stream_id);
     v_consumers int[] := pgqueue._consumer_ids(p_stream_id, p_consumers);
     v_id        bigint;
     v_blocks    bigint;
@@ -61,7 +77,7 @@ begin
     if not found then
         return false;
     end if;
-    if p_rows > 0 then
+    if cardinality(p_staged) > 0 then
         v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
     end if;
     with block as (
@@ -79,7 +95,7 @@ begin
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
-    if v_id is not null and (select notify from pgqueue.streams where stream_id = p_stream_id) then
+    if v_id is not null and v_stream.notify then
         perform pg_notify('pgqueue_' || p_stream_id, '');
     end if;
     return true;
