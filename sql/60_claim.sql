@@ -138,38 +138,45 @@ language plpgsql
 as $$
 declare
     v_floor pgqueue.floor;
-    v_tid   tid;
     v_run   record;
 begin
     o_n := 0;
     o_cut := false;
     foreach v_floor in array p_cursor.floors loop
         while o_n < p_want loop
+            update pgqueue.consumer_messages
+            set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
+                last_delivered_at = clock_timestamp()
+            where ctid = (select ctid from pgqueue.consumer_messages
+                          where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
+                            and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
+                          order by turn, first_seq limit 1
+                          for update skip locked)
+              and n <= p_want - o_n
+            returning n, turn, first_seq into v_run;
+            if found then
+                o_n := o_n + v_run.n;
+                v_floor.turn := v_run.turn;
+                v_floor.first_seq := v_run.first_seq + 1;
+                continue;
+            end if;
+            -- there is none, or it is too big
             if p_wait then
-                select ctid into v_tid from pgqueue.consumer_messages
+                select ctid, n into v_run from pgqueue.consumer_messages
                 where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
                   and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
                 order by turn, first_seq limit 1 for update;
             else
-                select ctid into v_tid from pgqueue.consumer_messages
+                select ctid, n into v_run from pgqueue.consumer_messages
                 where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
                   and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
                 order by turn, first_seq limit 1 for update skip locked;
             end if;
             exit when not found;
-            update pgqueue.consumer_messages
-            set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
-                last_delivered_at = clock_timestamp()
-            where ctid = v_tid and n <= p_want - o_n
-            returning n, turn, first_seq into v_run;
-            if not found then
-                perform pgqueue._cut(v_tid, p_want - o_n);
+            if v_run.n > p_want - o_n then
+                perform pgqueue._cut(v_run.ctid, p_want - o_n);  -- now the same place holds a run that fits
                 o_cut := true;
-                continue;  -- the same place holds a run that fits now
             end if;
-            o_n := o_n + v_run.n;
-            v_floor.turn := v_run.turn;
-            v_floor.first_seq := v_run.first_seq + 1;
         end loop;
         exit when o_n >= p_want;
     end loop;
