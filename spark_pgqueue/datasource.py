@@ -78,7 +78,7 @@ class PgQueueDataSource(DataSource):
         if overwrite:
             raise PgQueueError(
                 "outputMode complete cannot be written to a stream of messages",
-                hint='use outputMode("append") or outputMode("update")',
+                hint='use outputMode("append"), or foreachBatch with df.write',
             )
         return PgQueueStreamWriter(options, schema)
 

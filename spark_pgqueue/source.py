@@ -282,7 +282,8 @@ def find_stream(options: SourceOptions) -> Stream:
     Raises:
         PgQueueError: PQ001 or PQ002 when one does not exist; or Postgres cannot be reached.
     """
-    database = Database(options.url)
+    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    database = Database(options.url, patience=0)
     try:
         if not options.create_consumer:
             return open_consumer(database, options)

@@ -1,0 +1,154 @@
+"""What dies and comes back: the application, its JVM, its Python workers. Nothing is lost or twice.
+
+The application copies one stream to another, in small batches, with nothing but the source and the
+sink. Whatever is done to it, in the end each message is in the second stream exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.processes import Child
+from tests.spark.conftest import Queue
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+APPLICATION = """
+    import sys
+    import spark_pgqueue
+    from pyspark.sql import SparkSession
+    url, checkpoint, trigger = sys.argv[1:]
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "localhost")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    spark_pgqueue.register(spark)
+    source = spark.readStream.format("pgqueue").options(
+        url=url, stream="in", consumer="c", maxMessagesPerTrigger=500, minPartitions=2,
+        visibilityTimeout="5s",
+    )
+    sink = source.load().select("key", "data").writeStream.format("pgqueue").options(
+        url=url, stream="out", checkpointLocation=checkpoint
+    )
+    query = (sink.trigger(availableNow=True) if trigger == "now" else sink).start()
+    print("started", flush=True)
+    query.awaitTermination()
+    print("done", flush=True)
+"""
+
+
+class Traffic:
+    """Publishes batches of messages to a stream, all the time, until the block ends."""
+
+    def __init__(self, queue: Queue):
+        self.queue = queue
+        self.sent = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._done.wait(0.05):
+            self.queue.send("in", self.sent + 1, self.sent + 100)
+            self.sent += 100
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def application(queue: Queue, trigger: str) -> Child:
+    return Child(APPLICATION, queue.url, queue.checkpoint(), trigger)
+
+
+def wait_for_more(queue: Queue, child: Child) -> None:
+    """Wait until the application has published something that was not there before."""
+    child.wait_for("started")
+    count = "select count(*) from pgqueue.sink_batches"
+    before = queue.sql(count)
+    end = time.monotonic() + 60
+    while queue.sql(count) == before:
+        assert child.process.poll() is None, child.output[-5000:]
+        assert time.monotonic() < end, child.output[-5000:]
+        time.sleep(0.05)
+
+
+def drain(queue: Queue) -> None:
+    """Run the application until nothing is left, also of claims whose lease has to end first."""
+    with application(queue, "now") as child:
+        assert child.wait() == 0, child.output[-5000:]
+    assert queue.backlog("in", "c") == 0
+
+
+def check(queue: Queue, traffic: Traffic) -> None:
+    expected = sorted(str(i) for i in range(1, traffic.sent + 1))
+    assert queue.sent("out") == expected
+
+
+@pytest.fixture
+def copying(queue: Queue) -> Queue:
+    queue.create("in", "c")
+    queue.create("out")
+    return queue
+
+
+def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
+    with Traffic(copying) as traffic:
+        for _ in range(3):
+            with application(copying, "always") as child:
+                wait_for_more(copying, child)
+                time.sleep(random.uniform(0, 1))
+                child.kill()
+    drain(copying)
+    check(copying, traffic)
+
+
+def test_killed_workers_and_backends_lose_and_repeat_nothing(copying: Queue):
+    with Traffic(copying) as traffic, application(copying, "always") as child:
+        wait_for_more(copying, child)
+        for victim in ("worker", "backends", "worker", "backends", "worker"):
+            time.sleep(random.uniform(0.3, 1.5))
+            if victim == "backends":
+                copying.terminate_backends()
+            elif workers := child.descendants("pyspark.daemon"):
+                # The last ones are the workers, the first their parent.
+                workers[-1].kill()
+            if child.process.poll() is not None:
+                break
+        child.kill()
+    drain(copying)
+    check(copying, traffic)
+
+
+def test_when_the_jvm_dies_its_source_claims_nothing_more_and_its_claims_become_free(
+    copying: Queue,
+):
+    with application(copying, "always") as child:
+        copying.send("in", 1, 100)
+        wait_for_more(copying, child)
+        jvm = child.descendants("java")[0]
+        others = [process for process in jvm.children(recursive=True) if process != jvm]
+        jvm.kill()
+        _, alive = psutil.wait_procs(others, timeout=10)
+        assert not alive
+        copying.send("in", 101, 200)
+        time.sleep(1)
+        assert copying.backlog("in", "c") >= 100
+        end = time.monotonic() + 15
+        rows = 0
+        while rows < 100 and time.monotonic() < end:
+            rows += len(copying.sql("select * from pgqueue.receive('in', 'c', 1000)"))
+            time.sleep(0.2)
+        assert rows >= 100

@@ -1,0 +1,293 @@
+"""The sink's promises, each in the name of its test."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.spark.conftest import Queue, wait_until
+
+pytestmark = pytest.mark.spark
+
+
+def texts(first: int, last: int) -> list[str]:
+    return sorted(str(i) for i in range(first, last + 1))
+
+
+def frame(queue: Queue, first: int, last: int, partitions: int = 2) -> DataFrame:
+    """The numbers first to last, as data."""
+    numbers = queue.spark.range(first, last + 1, numPartitions=partitions)
+    return numbers.select(F.col("id").cast("string").alias("data"))
+
+
+def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
+    queue.create("s")
+    at = datetime(2030, 1, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+    rows = [
+        ("a", "k1", {"h": "1"}, 3, at),
+        ("b", None, None, None, None),
+        ("c", "k2", {"h": None}, 3, at + timedelta(milliseconds=500)),
+        ("d", "k2", {}, 0, None),
+    ]
+    columns = "data string, key string, headers map<string,string>, priority int, "
+    written = queue.spark.createDataFrame(rows, columns + "deliver_at timestamp").coalesce(1)
+    queue.write(written, "s")
+    messages = queue.sql("select data, key, headers from pgqueue.messages order by data")
+    assert messages == [
+        ("a", "k1", {"h": "1"}),
+        ("b", None, None),
+        ("c", "k2", {"h": None}),
+        ("d", "k2", {}),
+    ]
+    found = queue.sql("select n, priority, deliver_at from pgqueue.publications order by priority")
+    assert found == [(2, 0, None), (2, 3, datetime(2030, 1, 1, 12, 0, 1, tzinfo=UTC))]
+
+
+def test_what_the_sink_writes_the_source_reads(queue: Queue):
+    queue.create("s", "c")
+    written = queue.spark.range(1000).select(
+        F.expr("'k' || id % 7").alias("key"),
+        F.expr("to_json(struct(id))").alias("data"),
+        F.expr("map('id', cast(id as string))").alias("headers"),
+        F.expr("cast(id % 3 as int)").alias("priority"),
+    )
+    queue.write(written, "s")
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    read = queue.spark.createDataFrame(queue.rows(), queue.load("s", "c").schema)
+    as_text = F.to_json("headers")
+    assert_df_equality(
+        read.select(*written.columns).withColumn("headers", as_text),
+        written.withColumn("headers", as_text),
+        ignore_row_order=True,
+        ignore_nullable=True,
+    )
+
+
+def test_a_json_stream_takes_json_and_headers_may_be_a_json_string(queue: Queue):
+    queue.create("s", kind="json")
+    queue.write(queue.spark.sql("""select '{"a": 1}' as data, '{"h": 2}' as headers"""), "s")
+    assert queue.sql("select data, headers from pgqueue.messages") == [('{"a": 1}', {"h": 2})]
+
+
+def test_a_binary_stream_takes_binary(queue: Queue):
+    queue.create("s", kind="binary")
+    queue.write(queue.spark.sql("select x'00ff' as DATA"), "s")
+    assert queue.sql("select data_bytes from pgqueue.messages") == [(b"\x00\xff",)]
+
+
+def test_a_batch_write_is_one_publication(queue: Queue):
+    queue.create("s")
+    queue.write(frame(queue, 1, 200_000), "s")
+    assert queue.sql("select count(*), sum(n)::int from pgqueue.publications") == [(1, 200_000)]
+    assert queue.sql("select count(*) from pgqueue.staged_writes") == [(0,)]
+
+
+def test_only_the_named_consumers_get_the_messages(queue: Queue):
+    queue.create("s", "a", "b", "c")
+    queue.write(frame(queue, 1, 10), "s", consumers="a, c")
+    assert [queue.backlog("s", consumer) for consumer in "abc"] == [10, 0, 10]
+
+
+def test_nobody_sees_anything_of_a_batch_before_all_of_it_is_there(queue: Queue):
+    queue.create("s", "c")
+    seen = set()
+    done = threading.Event()
+
+    def watch():
+        while not done.is_set():
+            seen.add(queue.backlog("s", "c"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    queue.write(frame(queue, 1, 100_000, partitions=4), "s")
+    done.set()
+    thread.join()
+    assert seen <= {0, 100_000}
+
+
+def test_a_write_that_fails_publishes_nothing(queue: Queue):
+    queue.create("s", "c")
+    failing = frame(queue, 1, 100_000).select(
+        F.expr("if(data = '99999', raise_error('halt'), data)").alias("data")
+    )
+    with pytest.raises(Exception, match="halt"):
+        queue.write(failing, "s")
+    assert queue.sent("s") == []
+    assert queue.backlog("s", "c") == 0
+
+
+def test_a_batch_is_published_once_although_it_is_run_again_after_the_commit(queue: Queue, fails):
+    """Killed between the sink's commit and Spark's commit log."""
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 100)
+    copied = queue.load("in", "c").select("data")
+    queue.publish(copied, "out").awaitTermination()
+    assert queue.sent("out") == texts(1, 100)
+    # The state of such a crash: batch logged, source not acknowledged, no entry in the commit log.
+    obstacle = Path(queue.checkpoint(), "commits", "1")
+    queue.send("in", 101, 200)
+    obstacle.mkdir()
+    fails(queue.publish(copied, "out"))
+    assert queue.sent("out") == texts(1, 200)
+    obstacle.rmdir()
+    queue.publish(copied, "out").awaitTermination()
+    assert queue.sent("out") == texts(1, 200)
+    assert queue.backlog("in", "c") == 0
+
+
+def test_foreach_batch_may_write_twice_to_one_stream(queue: Queue):
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 20)
+
+    def twice(batch, batch_id):
+        queue.write(batch.select("data"), "out")
+        queue.write(
+            batch.select((F.col("data") + 100).cast("int").cast("string").alias("data")), "out"
+        )
+
+    queue.collect(queue.load("in", "c"), each=twice).awaitTermination()
+    assert queue.sent("out") == sorted(texts(1, 20) + texts(101, 120))
+
+
+def test_a_write_with_txn_app_id_and_version_is_published_once(queue: Queue):
+    queue.create("s")
+    for version in (1, 1, 2, 1):
+        queue.write(frame(queue, 1, 10), "s", txnAppId="app", txnVersion=str(version))
+    assert queue.sent("s") == sorted(texts(1, 10) * 2)
+    queue.write(frame(queue, 1, 10), "s", txnAppId="another", txnVersion="1")
+    assert queue.sent("s") == sorted(texts(1, 10) * 3)
+
+
+def test_two_writes_without_them_are_two(queue: Queue):
+    queue.create("s")
+    queue.write(frame(queue, 1, 10), "s")
+    queue.write(frame(queue, 1, 10), "s")
+    assert queue.sent("s") == sorted(texts(1, 10) * 2)
+
+
+def test_a_write_survives_terminated_backends(queue: Queue):
+    queue.create("s")
+    done = threading.Event()
+
+    def terminate():
+        while not done.wait(0.4):
+            queue.terminate_backends()
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    try:
+        queue.write(frame(queue, 1, 500_000), "s")
+    finally:
+        done.set()
+        thread.join()
+    assert queue.sql("select count(*), sum(n)::int from pgqueue.publications") == [(1, 500_000)]
+    assert queue.sent("s") == texts(1, 500_000)
+
+
+def test_a_query_from_stream_to_stream_survives_a_restart_of_postgres(queue: Queue, server):
+    queue.create("in", "c")
+    queue.create("out")
+    writer = queue.load("in", "c").select("data").writeStream.format("pgqueue")
+    writer = writer.options(url=queue.url, stream="out", checkpointLocation=queue.checkpoint())
+    query = writer.start()
+    for first in range(1, 81, 20):
+        queue.send("in", first, first + 19)
+        time.sleep(1)
+        if first == 41:
+            server.restart("immediate")
+    wait_until(lambda: len(queue.sent("out")) >= 80, query)
+    assert queue.sent("out") == texts(1, 80)
+
+
+class TestBadInput:
+    """Each ends in one clear error that names the thing and the way out, and publishes nothing."""
+
+    @pytest.mark.parametrize(
+        ("select", "options", "expected"),
+        [
+            ("'x' as data", {"stream": "nope"}, "unknown stream 'nope'"),
+            ("'x' as data", {"consumers": "c,nope"}, "unknown consumer 'nope'"),
+            ("'x' as data", {"consumer": "c"}, "sink has no option consumer"),
+            ("'x' as data", {"txnAppId": "a"}, "txnAppId and txnVersion must be given together"),
+            ("'x' as value", {}, "column data is missing: the DataFrame has value"),
+            ("1 as data", {}, "column data is int, and must be string for stream s"),
+            ("x'00' as data", {}, "column data is binary, and must be string for stream s"),
+            ("'x' as data, 1 as key", {}, "column key is int, and must be string"),
+            ("'x' as data, 1 as id", {}, "column id is none of a message's"),
+            ("'x' as data, 'y' as Data", {}, "is there twice"),
+            ("'x' as data, '1' as priority", {}, "column priority is string, and must be int"),
+            (
+                "'x' as data, map(1, 'x') as headers",
+                {},
+                "column headers is map<int,string>, and must be map<string,string>",
+            ),
+            (
+                "'x' as data, date'2030-01-01' as deliver_at",
+                {},
+                "column deliver_at is date, and must be timestamp",
+            ),
+            ("cast(null as string) as data", {}, "column data is null in 1 of 1 rows"),
+            ("'x' as data, 40000 as priority", {}, "p_priority is -32768 to 32767, not 40000"),
+            ("'a' || char(0) as data", {}, "a row does not fit stream s of kind text"),
+            ("'x' as data, 'no json' as headers", {}, "a row does not fit stream s"),
+        ],
+    )
+    def test_when_a_frame_is_written(self, queue: Queue, select, options, expected):
+        queue.create("s", "c")
+        writer = queue.spark.sql(f"select {select}").write.format("pgqueue").mode("append")
+        with pytest.raises(Exception) as error:
+            writer.options(**{"url": queue.url, "stream": "s", **options}).save()
+        assert expected in str(error.value)
+        assert queue.sent("s") == []
+
+    @pytest.mark.parametrize("data", ["no json", '{"a":', '"\\u0000'])
+    def test_what_is_no_json_for_a_json_stream(self, queue: Queue, data):
+        queue.create("s", kind="json")
+        with pytest.raises(Exception, match="a row does not fit stream s of kind json"):
+            queue.write(queue.spark.createDataFrame([(data,)], "data string"), "s")
+        assert queue.sent("s") == []
+
+    def test_text_for_a_binary_stream(self, queue: Queue):
+        queue.create("s", kind="binary")
+        with pytest.raises(Exception, match="column data is string, and must be binary"):
+            queue.write(frame(queue, 1, 1), "s")
+
+    def test_overwrite_and_complete(self, queue: Queue, fails):
+        queue.create("s", "c")
+        writer = frame(queue, 1, 1).write.format("pgqueue").mode("overwrite")
+        with pytest.raises(Exception, match=r'use mode\("append"\)'):
+            writer.options(url=queue.url, stream="s").save()
+        counts = queue.load("s", "c").groupBy("key").count().select(F.col("key").alias("data"))
+        writer = counts.writeStream.format("pgqueue").outputMode("complete")
+        writer = writer.options(url=queue.url, stream="s", checkpointLocation=queue.checkpoint())
+        assert "outputMode complete cannot be written" in fails(writer.start())
+
+    def test_txn_options_in_a_stream_write(self, queue: Queue, fails):
+        queue.create("s", "c")
+        query = queue.publish(
+            queue.load("s", "c").select("data"), "s", txnAppId="a", txnVersion="1"
+        )
+        assert "are for batch writes" in fails(query)
+
+
+def test_headers_survive_from_source_to_sink(queue: Queue):
+    queue.create("in", "c")
+    queue.create("out")
+    headers = {"a": "ä", "quote": '"', "null": None}
+    queue.sql("select pgqueue.send('in', 'x', 'k', %s)", json.dumps(headers))
+    queue.publish(queue.load("in", "c").select("key", "data", "headers"), "out").awaitTermination()
+    found = queue.sql(
+        "select m.key, m.headers from pgqueue.messages m join pgqueue.streams using (stream_id) "
+        "where name = 'out'"
+    )
+    assert found == [("k", headers)]

@@ -1,0 +1,505 @@
+"""The source's promises, each in the name of its test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+
+from spark_pgqueue.arrow import Piece, Range, read_piece
+from spark_pgqueue.datasource import source_schema
+from tests.spark.conftest import Queue, wait_until
+
+pytestmark = pytest.mark.spark
+
+
+def numbers(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+def test_a_message_becomes_a_row_of_the_documented_columns(queue: Queue):
+    queue.create("s", "c")
+    headers = '{"a": "b", "n": 1, "z": null}'
+    queue.sql("select pgqueue.send('s', 'hello', 'k', %s, p_priority => 5)", headers)
+    queue.sql("select pgqueue.send('s', 'plain')")
+    at = dict(queue.sql("select seq, inserted_at from pgqueue.messages"))
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    expected = [
+        Row(1, "k", "hello", {"a": "b", "n": "1", "z": None}, 5, 1, at[1]),
+        Row(2, None, "plain", None, 0, 1, at[2]),
+    ]
+    schema = source_schema("text", include_headers=True)
+    as_text = F.to_json("headers")  # maps cannot be compared
+    assert_df_equality(
+        queue.spark.createDataFrame(queue.rows(), schema).withColumn("headers", as_text),
+        queue.spark.createDataFrame(expected, schema).withColumn("headers", as_text),
+    )
+
+
+def test_a_binary_stream_has_binary_data_and_headers_can_be_left_out(queue: Queue):
+    queue.create("s", "c", kind="binary")
+    queue.sql("select pgqueue.send('s', null, p_data_bytes => '\\x00ff'::bytea)")
+    frame = queue.load("s", "c", includeHeaders="false")
+    assert frame.columns == ["seq", "key", "data", "priority", "deliver_count", "inserted_at"]
+    queue.collect(frame).awaitTermination()
+    assert [bytes(row.data) for row in queue.rows()] == [b"\x00\xff"]
+
+
+def test_available_now_drains_in_batches_and_acknowledges_the_last_one(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 1000)
+    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=400)).awaitTermination()
+    assert [len(queue.seen[batch]) for batch in sorted(queue.seen)] == [400, 400, 200]
+    assert sorted(queue.data()) == numbers(1, 1000)
+    assert queue.backlog("s", "c") == 0
+    assert queue.sql("select count(*) from pgqueue.claims") == [(0,)]
+
+
+def test_available_now_leaves_what_is_published_after_its_start(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+
+    def send_more(batch, batch_id):
+        queue.send("s", 100 + batch_id, 100 + batch_id)
+
+    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=5), each=send_more).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 10)
+    assert queue.backlog("s", "c") == 2
+
+
+def test_a_restart_goes_on_where_the_checkpoint_is(queue: Queue):
+    queue.create("s", "c")
+    for first in (1, 11, 21):
+        queue.send("s", first, first + 9)
+        queue.collect(queue.load("s", "c")).awaitTermination()
+    assert [sorted(int(r.data) for r in queue.seen[batch]) for batch in (0, 1, 2)] == [
+        numbers(1, 10),
+        numbers(11, 20),
+        numbers(21, 30),
+    ]
+    assert queue.backlog("s", "c") == 0
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fails, failing):
+    """Invariant 8: for the same offsets the same messages; also for the first batch."""
+    queue.create("s", "c")
+    queue.send("s", 1, 30)
+    first: list[Row] = []
+
+    def fail(batch, batch_id):
+        if batch_id == failing:
+            first.extend(batch.collect())
+            raise RuntimeError("the sink fails")
+
+    frame = queue.load("s", "c", maxMessagesPerTrigger=10)
+    assert "the sink fails" in fails(queue.collect(frame, each=fail))
+    queue.send("s", 31, 40)
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.seen[failing]) == sorted(first)
+    assert sorted(queue.data()) == numbers(1, 40)
+
+
+def test_a_crash_between_claim_and_offset_log_loses_and_repeats_nothing(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 30)
+    # A directory in place of the file: the log cannot be written, after the claim was made.
+    obstacle = Path(queue.checkpoint(), "offsets", "1")
+    frame = queue.load("s", "c", maxMessagesPerTrigger=10)
+    fails(queue.collect(frame, each=lambda batch, batch_id: obstacle.mkdir()))
+    assert queue.sql("select last_claim - acked_claim from pgqueue.readers") == [(1,)]
+    obstacle.rmdir()
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 30)
+    assert queue.backlog("s", "c") == 0
+
+
+def test_a_crash_before_the_commit_log_repeats_exactly_that_batch(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 20)
+    obstacle = Path(queue.checkpoint(), "commits", "1")
+    frame = queue.load("s", "c", maxMessagesPerTrigger=10)
+    fails(queue.collect(frame, each=lambda b, i: obstacle.mkdir() if i == 1 else None))
+    before = dict(queue.seen)
+    obstacle.rmdir()
+    queue.collect(frame).awaitTermination()
+    assert {i: sorted(rows) for i, rows in queue.seen.items()} == {
+        i: sorted(rows) for i, rows in before.items()
+    }
+    assert queue.backlog("s", "c") == 0
+
+
+def test_with_ordering_key_a_key_is_in_one_partition_and_in_order(queue: Queue):
+    queue.create("s", "c", ordering="key")
+    for first in range(1, 301, 100):
+        queue.send("s", first, first + 99, keys=7, priority=first % 3)
+    frame = queue.load("s", "c", minPartitions=3).withColumn("partition", F.spark_partition_id())
+    queue.collect(frame).awaitTermination()
+    rows = queue.rows()
+    assert sorted(queue.data()) == numbers(1, 300)
+    assert len({row.partition for row in rows}) > 1
+    for key in {row.key for row in rows}:
+        mine = [row for row in rows if row.key == key]
+        assert len({row.partition for row in mine}) == 1
+        assert [row.seq for row in mine] == sorted(row.seq for row in mine)
+
+
+def test_with_ordering_stream_there_is_one_partition_in_order(queue: Queue):
+    queue.create("s", "c", ordering="stream")
+    queue.send("s", 1, 100)
+    queue.send("s", 101, 200, priority=9)
+    frame = queue.load("s", "c", minPartitions=4).withColumn("partition", F.spark_partition_id())
+    queue.collect(frame).awaitTermination()
+    assert queue.data() == numbers(1, 200)
+    assert len({row.partition for row in queue.rows()}) == 1
+
+
+def test_without_ordering_the_order_is_by_priority_then_arrival(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 5)
+    queue.send("s", 6, 10, priority=1)
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    assert queue.data() == [*numbers(6, 10), *numbers(1, 5)]
+    assert [row.priority for row in queue.rows()] == [1] * 5 + [0] * 5
+
+
+def test_a_message_that_comes_again_shows_how_often_it_was_delivered(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 3)
+    (claim,) = {row[0] for row in queue.sql("select claim_id from pgqueue.receive('s', 'c', 3)")}
+    queue.sql("select pgqueue.nack(%s, array[2::bigint])", claim)
+    queue.sql("select pgqueue.ack(%s)", claim)
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    assert [(row.seq, row.deliver_count) for row in queue.rows()] == [(2, 2)]
+
+
+def test_partitions_go_by_the_options(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 100)
+    frame = queue.load("s", "c", maxRecordsPerPartition=30)
+    frame = frame.withColumn("partition", F.spark_partition_id())
+    queue.collect(frame).awaitTermination()
+    sizes = [len([r for r in queue.rows() if r.partition == i]) for i in range(4)]
+    assert sizes == [25, 25, 25, 25]
+
+
+def test_two_queries_on_one_consumer_share_its_messages(queue: Queue):
+    queue.create("s", "c")
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+
+    def into(name):
+        return lambda batch, _: seen[name].extend(int(r.data) for r in batch.collect())
+
+    queries = [
+        queue.collect(
+            queue.load("s", "c", maxMessagesPerTrigger=10),
+            checkpoint=name,
+            each=into(name),
+            available_now=False,
+        )
+        for name in seen
+    ]
+    for first in range(1, 401, 20):
+        queue.send("s", first, first + 19)
+        time.sleep(0.05)
+    wait_until(lambda: len(seen["a"]) + len(seen["b"]) >= 400, queries[0])
+    assert sorted(seen["a"] + seen["b"]) == numbers(1, 400)
+    assert seen["a"]
+    assert seen["b"]
+
+
+def test_a_query_that_reads_a_consumer_twice_is_refused(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    left, right = (
+        queue.load("s", "c", maxMessagesPerTrigger=5).select("key").alias(n) for n in "lr"
+    )
+    joined = left.join(right, F.expr("l.key = r.key"))
+    message = fails(queue.collect(joined))
+    assert "PQ009" in message
+    assert "reads consumer 'c' of stream 's' twice" in message
+
+
+def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+
+    def slow(batch, batch_id):
+        time.sleep(4)
+
+    query = queue.collect(queue.load("s", "c", visibilityTimeout="1s"), each=slow)
+    wait_until(lambda: queue.sql("select count(*) from pgqueue.claims") == [(1,)], query)
+    while query.isActive and not queue.seen:
+        assert queue.sql("select * from pgqueue.receive('s', 'c', 10)") == []
+        time.sleep(0.2)
+    query.awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 10)
+    assert queue.sql("select sum(lost) from pgqueue.readers") == [(0,)]
+
+
+def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
+    """A lease that ended while the query was down: the query goes on with what is left to it."""
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+
+    def fail(batch, batch_id):
+        raise RuntimeError("the sink fails")
+
+    frame = queue.load("s", "c", visibilityTimeout="1s")
+    fails(queue.collect(frame, each=fail))
+    time.sleep(1.5)
+    taken = {row[0] for row in queue.sql("select seq from pgqueue.receive('s', 'c', 4)")}
+    assert len(taken) == 4
+    queue.collect(frame).awaitTermination()
+    assert {row.seq for row in queue.rows()} == set(numbers(1, 10)) - taken
+
+
+def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 100)
+
+    def fail(batch, batch_id):
+        raise RuntimeError("the sink fails")
+
+    fails(queue.collect(queue.load("s", "c"), each=fail))
+    queue.sql("delete from pgqueue.messages where seq <= 30")
+    message = fails(queue.collect(queue.load("s", "c")))
+    assert "PQ010" in message
+    assert "30 messages of stream s were deleted before they could be read" in message
+    assert "failOnDataLoss" in message
+    queue.collect(queue.load("s", "c", failOnDataLoss="false")).awaitTermination()
+    assert sorted(queue.data()) == numbers(31, 100)
+
+
+def test_messages_deleted_under_an_ordered_claim_fail_the_query_too(queue: Queue, fails):
+    queue.create("s", "c", ordering="key")
+    queue.send("s", 1, 100)
+
+    def delete(batch, batch_id):
+        queue.sql("delete from pgqueue.messages where seq <= 30")
+        batch.collect()
+
+    message = fails(queue.collect(queue.load("s", "c", minPartitions=2), each=delete))
+    assert "30 messages of stream s were deleted before they could be read" in message
+
+
+def test_progress_shows_messages_done_and_the_backlog(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 1000)
+    query = queue.collect(queue.load("s", "c", maxMessagesPerTrigger=400))
+    query.awaitTermination()
+    sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
+    assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
+    assert [json.loads(s.latestOffset)["messages"] for s in sources] == [1000, 1000, 1000]
+    assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
+
+
+def test_a_publication_wakes_a_waiting_query(queue: Queue):
+    queue.create("s", "c")
+    query = queue.collect(queue.load("s", "c", waitTime="30s"), available_now=False)
+    queue.send("s", 1, 1)
+    wait_until(lambda: len(queue.rows()) == 1, query)
+    time.sleep(1)
+    start = time.monotonic()
+    queue.send("s", 2, 2)
+    wait_until(lambda: len(queue.rows()) == 2, query)
+    assert time.monotonic() - start < 5
+
+
+def test_a_delayed_message_comes_when_it_is_due(queue: Queue):
+    queue.create("s", "c")
+    query = queue.collect(queue.load("s", "c", waitTime="30s"), available_now=False)
+    queue.sql("select pgqueue.send('s', '1', p_deliver_at => now() + interval '3 s')")
+    wait_until(lambda: bool(queue.rows()), query, timeout=15)
+    due = queue.rows()[0].inserted_at.timestamp() + 3
+    assert time.time() >= due
+
+
+def test_an_idle_query_makes_two_transactions_a_second_at_most(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    query = queue.collect(queue.load("s", "c"), available_now=False)
+    wait_until(lambda: bool(queue.rows()), query)
+    time.sleep(1.5)
+    count = (
+        "select xact_commit + xact_rollback from pg_stat_database "
+        "where datname = current_database()"
+    )
+    before, start = queue.sql(count)[0][0], time.monotonic()
+    time.sleep(6)
+    rate = (queue.sql(count)[0][0] - before) / (time.monotonic() - start)
+    assert rate <= 2.0
+
+
+def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(queue: Queue):
+    queue.create("s")
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', "
+        "array(select repeat('x', 2000) || i from generate_series(1, 30000) i))"
+    )
+    ranges = (Range(1, 9_001, 0, 1), Range(9_001, 30_001, 2, 3))
+    piece = Piece(0, 1, "text", "s", "r", ranges)
+    schema = source_schema("text", include_headers=True)
+    seqs: list[int] = []
+    for number, batch in enumerate(read_piece(queue.url, piece, schema, None, True)):
+        seqs += batch["seq"].to_pylist()
+        if number in (0, 2):
+            queue.terminate_backends()
+    assert seqs == numbers(1, 30_000)
+    assert number > 3
+
+
+def test_a_running_query_survives_terminated_backends(queue: Queue):
+    queue.create("s", "c")
+    query = queue.collect(queue.load("s", "c"), available_now=False)
+    wait_until(lambda: bool(queue.seen), query)
+    for first in range(1, 101, 20):
+        queue.send("s", first, first + 19)
+        time.sleep(0.3)
+        assert queue.terminate_backends() > 0
+    wait_until(lambda: len(queue.data()) >= 100, query)
+    assert sorted(queue.data()) == numbers(1, 100)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_running_query_survives_a_restart_of_postgres(queue: Queue, server, mode):
+    queue.create("s", "c")
+    query = queue.collect(queue.load("s", "c"), available_now=False)
+    queue.send("s", 1, 20)
+    wait_until(lambda: len(queue.data()) >= 20, query)
+    server.restart(mode)
+    queue.send("s", 21, 40)
+    wait_until(lambda: len(queue.data()) >= 40, query)
+    assert sorted(queue.data()) == numbers(1, 40)
+
+
+def test_create_consumer_starts_where_it_is_told_and_only_once(queue: Queue):
+    queue.create("s")
+    queue.send("s", 1, 10)
+    options = {"createConsumer": "true", "startingPosition": "earliest", "ordering": "key"}
+    queue.collect(queue.load("s", "new", **options)).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 10)
+    assert queue.sql("select name, ordering from pgqueue.consumers") == [("new", "key")]
+    queue.send("s", 11, 20)
+    queue.collect(queue.load("s", "new", **options)).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 20)
+
+
+def test_create_consumer_starts_at_the_end_or_at_a_time(queue: Queue):
+    queue.create("s")
+    queue.send("s", 1, 10)
+    queue.collect(queue.load("s", "last", createConsumer="true"), "last").awaitTermination()
+    assert queue.data() == []
+    between = datetime.now(UTC).isoformat()
+    queue.send("s", 11, 20)
+    frame = queue.load("s", "timed", createConsumer="true", startingPosition=between)
+    queue.collect(frame, "timed").awaitTermination()
+    assert sorted(queue.data()) == numbers(11, 20)
+
+
+class TestBadInput:
+    """Each ends in one clear error that names the thing and the way out."""
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"stream": "nope"}, "unknown stream 'nope'"),
+            ({"consumer": "nope"}, "unknown consumer 'nope' of stream 's'"),
+            ({"consumers": "c"}, "source has no option consumers"),
+            ({"waitTime": "1"}, "option waitTime is '1'"),
+            ({"url": "host=/nowhere dbname=x"}, "cannot connect to Postgres (host=/nowhere"),
+        ],
+    )
+    def test_when_the_source_is_loaded(self, queue: Queue, options, expected):
+        queue.create("s", "c")
+        with pytest.raises(Exception) as error:
+            queue.spark.readStream.format("pgqueue").options(
+                **{"url": queue.url, "stream": "s", "consumer": "c", **options}
+            ).load()
+        assert expected in str(error.value)
+
+    def test_a_password_is_in_no_error_and_no_plan(self, queue: Queue):
+        with pytest.raises(Exception, match="not valid") as error:
+            queue.load("s", "c", url="postgresql://me:top secret@host")
+        assert "secret" not in str(error.value)
+
+    def test_a_schema_of_the_users_own(self, queue: Queue):
+        queue.create("s", "c")
+        reader = queue.spark.readStream.format("pgqueue").schema("seq int, data string")
+        reader = reader.options(url=queue.url, stream="s", consumer="c")
+        with pytest.raises(Exception, match="the schema of pgqueue cannot be chosen"):
+            queue.collect(reader.load()).awaitTermination()
+
+    def test_a_batch_read(self, queue: Queue):
+        queue.create("s", "c")
+        reader = queue.spark.read.format("pgqueue")
+        with pytest.raises(Exception, match=r"pgqueue cannot be read with spark\.read"):
+            reader.options(url=queue.url, stream="s", consumer="c").load().collect()
+
+    def test_a_consumer_with_another_ordering(self, queue: Queue, fails):
+        queue.create("s", "c")
+        frame = queue.load("s", "c", createConsumer="true", ordering="key")
+        assert "'c' of stream 's' exists already, with ordering none" in fails(queue.collect(frame))
+
+    def test_a_checkpoint_of_another_consumer(self, queue: Queue, fails):
+        queue.create("s", "c", "d")
+        queue.send("s", 1, 10)
+        queue.collect(queue.load("s", "c")).awaitTermination()
+        message = fails(queue.collect(queue.load("s", "d")))
+        assert "PQ005" in message
+        assert "the checkpoint is of consumer 'c' of stream 's', not of consumer 'd'" in message
+        assert queue.backlog("s", "d") == 10
+
+    def test_a_checkpoint_of_another_database(self, queue: Queue, fails):
+        queue.create("s", "c")
+        queue.send("s", 1, 10)
+        queue.collect(queue.load("s", "c")).awaitTermination()
+        queue.sql("delete from pgqueue.readers")
+        message = fails(queue.collect(queue.load("s", "c")))
+        assert "PQ005" in message
+        assert "is of a reader that this database does not know" in message
+
+    def test_a_checkpoint_of_a_newer_version(self, queue: Queue, fails):
+        queue.create("s", "c")
+        queue.send("s", 1, 10)
+        queue.collect(queue.load("s", "c")).awaitTermination()
+        log = Path(queue.checkpoint(), "offsets", "0")
+        log.write_text(log.read_text().replace('{"reader"', '{"version": 2, "reader"'))
+        log.with_name(".0.crc").unlink()
+        shutil.rmtree(Path(queue.checkpoint(), "commits"))
+        message = fails(queue.collect(queue.load("s", "c")))
+        assert "PQ005" in message
+        assert "upgrade spark-pgqueue" in message
+
+    def test_a_consumer_dropped_under_a_running_query(self, queue: Queue, fails):
+        queue.create("s", "c")
+        queue.send("s", 1, 10)
+        query = queue.collect(queue.load("s", "c"), available_now=False)
+        wait_until(lambda: len(queue.data()) == 10, query)
+        queue.sql("select pgqueue.drop_consumer('s', 'c')")
+        message = fails(query)
+        assert "PQ002" in message
+        assert "the consumer of this query was dropped" in message
+
+    def test_a_database_without_the_schema(self, queue: Queue, empty_url):
+        with pytest.raises(Exception, match="pgqueue install"):
+            queue.load("s", "c", url=empty_url)
+
+    def test_a_role_without_permission(self, queue: Queue, server):
+        queue.create("s", "c")
+        queue.sql("drop role if exists pgqueue_nobody")
+        queue.sql("create role pgqueue_nobody login")
+        try:
+            with pytest.raises(Exception, match="permission denied") as error:
+                queue.load("s", "c", url=make_conninfo(queue.url, user="pgqueue_nobody"))
+            assert "Hint:" in str(error.value)
+        finally:
+            queue.sql("drop role pgqueue_nobody")
