@@ -1,0 +1,545 @@
+"""The command line `pgqueue`. Each command is one or two calls of the client.
+
+Results go to standard output, everything else to standard error. The exit code is 0 for success, 1
+for an error, which is one line and a hint, and 2 for a command line that makes no sense.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from spark_pgqueue import __version__, client, options
+from spark_pgqueue.connection import redact
+from spark_pgqueue.errors import PgQueueError
+
+_BATCH = 10_000  # lines that `send --lines` holds at once
+
+
+class _Commands(TyperGroup):
+    """The commands, with errors as one line and a hint instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PgQueueError as error:
+            _fail(error.message, error.hint)
+        except psycopg.Error as error:
+            _fail(error.diag.message_primary or str(error), error.diag.message_hint)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            raise  # typer ends without a word
+        except OSError as error:
+            _fail(str(error))
+        except Exception as error:
+            # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
+            if hasattr(error, "format_message") and hasattr(error, "message"):
+                error.message = redact(error.message)  # type: ignore[attr-defined]
+            raise
+
+
+# No pretty exceptions: they show local variables, and a url may hold a password.
+_PLAIN: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
+app = typer.Typer(cls=_Commands, help="A message queue and stream in Postgres.", **_PLAIN)
+stream_app = typer.Typer(help="Create, drop and list streams.", **_PLAIN)
+consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **_PLAIN)
+app.add_typer(stream_app, name="stream")
+app.add_typer(consumer_app, name="consumer")
+
+
+class Kind(StrEnum):
+    """What a stream's messages hold."""
+
+    text = "text"
+    json = "json"
+    binary = "binary"
+
+
+class Ordering(StrEnum):
+    """What a consumer delivers one after the other."""
+
+    none = "none"
+    key = "key"
+    stream = "stream"
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return options.duration(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a duration with a unit, such as 500ms, 30s or '5 minutes'"
+        ) from None
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
+
+
+def _start(text: str) -> datetime | str:
+    return text if text in ("earliest", "latest") else _time(text)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PGQUEUE_URL",
+        show_default=False,
+        help="The database: a libpq URI or conninfo string. Without it, libpq's own environment "
+        "(PGHOST, PGSERVICE, ...) decides.",
+    ),
+]
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
+ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Accept an existing one.")]
+Seqs = Annotated[
+    list[int] | None,
+    typer.Option("--seq", min=1, help="Only this message of the claim; can be repeated."),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pgqueue {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def install(url: Url = None) -> None:
+    """Install or upgrade the schema pgqueue. Safe to repeat."""
+    with _connect(url) as queue:
+        print(f"The schema pgqueue is installed, version {queue.install()}.")
+
+
+@stream_app.command("create")
+def stream_create(
+    name: StreamName,
+    kind: Annotated[Kind, typer.Option(help="What its messages hold.")] = Kind.text,
+    if_not_exists: IfNotExists = False,
+    url: Url = None,
+) -> None:
+    """Create a stream."""
+    with _connect(url) as queue:
+        queue.create_stream(name, kind.value, if_not_exists=if_not_exists)
+
+
+@stream_app.command("drop")
+def stream_drop(name: StreamName, yes: Yes = False, url: Url = None) -> None:
+    """Delete a stream with its messages and consumers."""
+    with _connect(url) as queue:
+        _confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
+        queue.drop_stream(name)
+
+
+@stream_app.command("list")
+def stream_list(as_json: Json = False, url: Url = None) -> None:
+    """List the streams; the number of messages is an estimate."""
+    with _connect(url) as queue:
+        _show(queue.streams(), client.Stream, as_json)
+
+
+@consumer_app.command("create")
+def consumer_create(
+    stream: StreamName,
+    name: ConsumerName,
+    start: Annotated[
+        Any,
+        typer.Option(
+            parser=_start,
+            metavar="earliest|latest|TIME",
+            help="All messages that there are, those from now on, or those published since TIME "
+            "(ISO 8601, local unless it has a zone).",
+        ),
+    ] = "latest",
+    ordering: Annotated[
+        Ordering, typer.Option(help="What to deliver one after the other.")
+    ] = Ordering.none,
+    max_deliver_count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dead-letter a message that failed so often. Default: never."),
+    ] = None,
+    visibility_timeout: Annotated[
+        timedelta,
+        typer.Option(parser=_duration, metavar="DURATION", help="How long a claim is held."),
+    ] = "30s",  # type: ignore[assignment]  # typer parses the default
+    if_not_exists: IfNotExists = False,
+    url: Url = None,
+) -> None:
+    """Create a consumer of a stream."""
+    with _connect(url) as queue:
+        queue.create_consumer(
+            stream,
+            name,
+            start=start,
+            ordering=ordering.value,
+            max_deliver_count=max_deliver_count,
+            visibility_timeout=visibility_timeout,
+            if_not_exists=if_not_exists,
+        )
+
+
+@consumer_app.command("drop")
+def consumer_drop(
+    stream: StreamName, name: ConsumerName, yes: Yes = False, url: Url = None
+) -> None:
+    """Delete a consumer with all that it has not finished."""
+    with _connect(url) as queue:
+        _confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
+        queue.drop_consumer(stream, name)
+
+
+@consumer_app.command("list")
+def consumer_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the consumers of a stream, or of all."""
+    with _connect(url) as queue:
+        _show(queue.consumers(stream), client.Consumer, as_json)
+
+
+@app.command()
+def send(
+    stream: StreamName,
+    data: Annotated[
+        str | None, typer.Option(help="The payload. Default: all of standard input.")
+    ] = None,
+    lines: Annotated[
+        bool,
+        typer.Option("--lines", help="A message per line of standard input, all or none of them."),
+    ] = False,
+    key: Annotated[str | None, typer.Option(help="What ordering by key goes by.")] = None,
+    header: Annotated[
+        list[Any] | None,
+        typer.Option(parser=_header, metavar="NAME=VALUE", help="Can be repeated."),
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
+    deliver_at: Annotated[
+        datetime | None,
+        typer.Option(
+            parser=_time, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
+        ),
+    ] = None,
+    consumer: Annotated[
+        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Publish a message, and print its seq; or a message per line, and print how many."""
+    if lines and data is not None:
+        raise typer.BadParameter("--lines reads standard input: leave --data away")
+    headers = dict(header) if header else None
+    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    with _connect(url) as queue:
+        binary = any(s.name == stream and s.kind == "binary" for s in queue.streams())
+        if not lines:
+            payload = _payload(_standard_input() if data is None else os.fsencode(data), binary)
+            print(queue.send(stream, payload, key=key, headers=headers, **publish))
+            return
+        sent = 0
+        with queue.transaction():
+            for batch in _batches(binary):
+                publish["keys"] = [key] * len(batch)
+                publish["headers"] = [headers] * len(batch)
+                sent += len(queue.send_batch(stream, batch, **publish))
+    print(f"{sent} {'message' if sent == 1 else 'messages'} sent")
+
+
+@app.command()
+def receive(
+    stream: StreamName,
+    consumer: ConsumerName,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most so many.")] = 1,
+    visibility_timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=_duration,
+            metavar="DURATION",
+            help="With --no-ack: how long they are yours. Default: the consumer's.",
+        ),
+    ] = None,
+    no_ack: Annotated[
+        bool,
+        typer.Option("--no-ack", help="Keep the claim, for `pgqueue ack` or `pgqueue nack`."),
+    ] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Receive messages, print them, and acknowledge them.
+
+    A line has seq, key and data, with tabs between them and unprintable characters escaped; --json
+    has everything as it is, binary data in base64.
+    """
+    with _connect(url) as queue:
+        claim = queue.receive(stream, consumer, max_messages, visibility_timeout=visibility_timeout)
+        if claim is None:
+            print("Nothing to receive.", file=sys.stderr)
+            return
+        try:
+            for message in claim.messages:
+                print(_as_json(message, claim.claim_id) if as_json else _as_line(message))
+            sys.stdout.flush()
+        except BaseException:
+            claim.nack(reason="pgqueue receive could not print it")
+            raise
+        if no_ack:
+            if not as_json:
+                print(f"Claim {claim.claim_id}: pgqueue ack {claim.claim_id}", file=sys.stderr)
+        elif claim.ack() < len(claim.messages):
+            _fail("not acknowledged: these messages will be delivered again")
+
+
+@app.command()
+def ack(claim: ClaimId, seq: Seqs = None, url: Url = None) -> None:
+    """Acknowledge a claim, or messages of it."""
+    with _connect(url) as queue:
+        _settled(queue.ack(claim, seq), claim, "acknowledged")
+
+
+@app.command()
+def nack(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=_duration, metavar="DURATION", help="Deliver it again after that."),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    url: Url = None,
+) -> None:
+    """Return a claim, or messages of it, to be delivered again."""
+    with _connect(url) as queue:
+        count = queue.nack(claim, seq, delay=delay or timedelta(), reason=reason)
+        _settled(count, claim, "returned")
+
+
+@app.command()
+def stats(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between looks, with --watch.")
+    ] = 2.0,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show what each consumer has before it. Counts no messages, and so costs little."""
+    with _connect(url) as queue:
+        if watch and not as_json and sys.stdout.isatty():
+            with Live(auto_refresh=False) as live:
+                while True:
+                    live.update(_table(queue.stats(stream), client.ConsumerStats), refresh=True)
+                    time.sleep(interval)
+        _show(queue.stats(stream), client.ConsumerStats, as_json)
+        while watch:
+            time.sleep(interval)
+            _show(queue.stats(stream), client.ConsumerStats, as_json)
+
+
+@app.command()
+def maintain(
+    staged_age: Annotated[
+        timedelta,
+        typer.Option(
+            parser=_duration,
+            metavar="DURATION",
+            help="Longer than any batch of a Spark query takes to be written.",
+        ),
+    ] = "1 day",  # type: ignore[assignment]
+    url: Url = None,
+) -> None:
+    """Delete what failed writers left. Nothing waits for it: run it now and then."""
+    with _connect(url) as queue:
+        for what, count in queue.maintain(staged_age).items():
+            print(f"{what}: {count} deleted")
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where its embedded Postgres lives, to look at afterwards."),
+    ] = None,
+    # Not from PGQUEUE_URL: the demo must not take a database that is meant for something else.
+    url: Annotated[str | None, typer.Option(help="A database to use in its place.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Only so many flights.")] = None,
+) -> None:
+    """Send a year of flights through Postgres and Spark, and check what comes out."""
+    try:
+        from spark_pgqueue.demo import run
+    except ModuleNotFoundError as error:
+        raise PgQueueError(
+            f"the demo needs the module {error.name}", hint='pip install "spark-pgqueue[demo]"'
+        ) from None
+    if not run(directory, url, rows):
+        _fail("what came out is not what went in")
+
+
+@app.command()
+def doctor(url: Url = None) -> None:
+    """Check Java, Spark, the libraries, Postgres and the schema, and say what to do."""
+    from spark_pgqueue import doctor
+
+    console, failed = Console(soft_wrap=True, highlight=False), False
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in doctor.checks(url):
+        line = Text(f"{check.status:4} ", styles[check.status])
+        line.append(f"{check.name}: {redact(check.found)}", "default")
+        console.print(line)
+        if check.advice:
+            console.print(Text(f"     -> {redact(check.advice)}"))
+        failed = failed or check.status == "fail"
+    if failed:
+        raise typer.Exit(1)
+
+
+def _connect(url: str | None) -> client.Client:
+    # No patience: whoever types a command wants to hear at once that Postgres is away.
+    return client.connect(url, patience=0)
+
+
+def _fail(message: str, hint: str | None = None) -> NoReturn:
+    print("pgqueue:", redact(" ".join(message.split())), file=sys.stderr)
+    if hint:
+        print("hint:", redact(" ".join(hint.split())), file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def _settled(count: int, claim: int, done: str) -> None:
+    if count == 0:
+        _fail(f"claim {claim}: no message {done}")
+    print(f"{count} {'message' if count == 1 else 'messages'} {done}")
+
+
+def _standard_input() -> bytes:
+    if sys.stdin.isatty():
+        print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
+    return sys.stdin.buffer.read()
+
+
+def _batches(binary: bool) -> Iterator[list[Any]]:
+    lines = (_payload(line.removesuffix(b"\n"), binary) for line in sys.stdin.buffer)
+    while batch := list(islice(lines, _BATCH)):
+        yield batch
+
+
+def _payload(data: bytes, binary: bool) -> str | bytes:
+    if binary:
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PgQueueError(
+            f"the data is not UTF-8 text: {error}", hint="a stream of kind binary takes any bytes"
+        ) from None
+
+
+def _as_line(message: client.Message) -> str:
+    data = message.data
+    shown = data if isinstance(data, str) else f"\\x{data.hex()}"
+    return "\t".join([str(message.seq), _printable(message.key or ""), _printable(shown)])
+
+
+def _printable(text: str) -> str:
+    """The text on one line, with nothing in it that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _as_json(row: Any, claim_id: int | None = None) -> str:
+    fields = {} if claim_id is None else {"claim_id": claim_id}
+    return json.dumps(fields | dataclasses.asdict(row), default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
+
+
+def _show(rows: list[Any], kind: type, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print(_as_json(row), flush=True)
+    else:
+        # Not cut to 80 columns in a file or a pipe.
+        Console(width=None if sys.stdout.isatty() else 250).print(_table(rows, kind))
+
+
+# Told by other columns, or by --json; a terminal is 80 columns wide.
+_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry")}
+
+
+def _table(rows: list[Any], kind: type) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in _HIDDEN.get(kind, ())]
+    for name in names:
+        if rows and isinstance(getattr(rows[0], name), int):
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(getattr(row, name))) for name in names))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    app()

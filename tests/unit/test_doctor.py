@@ -1,0 +1,171 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
+
+from spark_pgqueue import cli, connection, doctor
+
+SECRET = "s3cr3t"
+
+
+def looks(url=None):
+    return {check.name: check for check in doctor.checks(url)}
+
+
+def without(module, *arguments):
+    """The doctor in a process in which a module is not installed."""
+    hide = (
+        "import sys, importlib.util as u; find = u.find_spec;"
+        f"u.find_spec = lambda n, *a: None if n.split('.')[0] == '{module}' else find(n, *a);"
+        f"sys.modules['{module}'] = None;"
+        f"from spark_pgqueue.cli import app; app(['doctor', *{list(arguments)!r}])"
+    )
+    return subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
+
+
+@pytest.mark.all_versions
+def test_a_database_in_order(url):
+    found = looks(url)
+    for name in ("psycopg", "pyarrow", "adbc_driver_postgresql", "Postgres", "permissions"):
+        assert found[name].status == "ok"
+        assert found[name].advice is None
+    assert found["schema pgqueue"].found == "version 1"
+    assert "host=" in found["Postgres"].found
+
+
+def test_the_command_prints_a_line_each_and_succeeds(url):
+    result = CliRunner().invoke(cli.app, ["doctor", "--url", url])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert all(line[:5] in ("ok   ", "warn ", "     ") for line in lines)
+    assert sum(line.startswith("ok") for line in lines) >= 8
+
+
+def test_no_schema_fails_with_what_to_run(empty_url):
+    result = CliRunner().invoke(cli.app, ["doctor", "--url", empty_url])
+    assert result.exit_code == 1
+    assert "fail schema pgqueue: the schema pgqueue is not installed" in result.output
+    assert "-> run `pgqueue install" in result.output
+
+
+def test_an_older_schema_fails(conn, url):
+    conn.execute("update pgqueue.installed set version = version - 1")
+    check = looks(url)["schema pgqueue"]
+    assert check.status == "fail"
+    assert "pgqueue install" in (check.advice or "")
+
+
+def test_what_it_tells_to_grant_suffices(conn, url):
+    conn.execute("select pgqueue.create_stream('s'), pgqueue.create_consumer('s', 'c')")
+    conn.execute('create role "doctor\'s patient" login')
+    patient = make_conninfo(url, user="doctor's patient")
+    try:
+        check = looks(patient)["permissions"]
+        assert check.status == "fail"
+        assert check.advice is not None
+        _, _, grants = check.advice.partition(": ")
+        conn.execute(grants)
+        check = looks(patient)["permissions"]
+        assert check.status == "ok"
+        assert "creating and dropping streams is up to postgres" in check.found
+        assert looks(patient)["schema pgqueue"].status == "ok"
+        with connection.connect(patient) as theirs:
+            theirs.execute("select pgqueue.send('s', 'x')")
+            assert theirs.execute("select data from pgqueue.receive('s', 'c')").fetchone() == ("x",)
+            theirs.execute("select pgqueue.ack(claim_id) from pgqueue.claims")
+            theirs.execute("select * from pgqueue.consumer_stats")
+    finally:
+        conn.execute('drop owned by "doctor\'s patient"')
+        conn.execute('drop role "doctor\'s patient"')
+
+
+def test_a_database_that_cannot_be_reached():
+    check = looks(f"postgresql://u:{SECRET}@127.0.0.1:1/d")["Postgres"]
+    assert check.status == "fail"
+    assert "refused" in check.found
+    assert SECRET not in repr(check)
+    assert check.advice
+
+
+def test_an_invalid_url():
+    check = looks(f"postgresql://u:a@{SECRET}@h/d")["Postgres"]
+    assert check.status == "fail"
+    assert "not valid" in check.found
+    assert SECRET not in repr(check)
+
+
+def test_without_any_url_an_unreachable_database_is_no_failure(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PGHOST", "127.0.0.1")
+    monkeypatch.setenv("PGPORT", "1")
+    assert looks()["Postgres"].status == "fail"
+    monkeypatch.delenv("PGHOST")
+    monkeypatch.delenv("PGPORT")
+    check = looks()["Postgres"]
+    if check.status != "ok":  # this machine may have one on the default socket
+        assert check.status == "warn"
+        assert "--url" in (check.advice or "")
+
+
+def test_java(tmp_path, monkeypatch):
+    def java(version):
+        program = tmp_path / str(version) / "bin" / "java"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            f"#!/bin/sh\necho '    java.home = {program.parent.parent}'\n"
+            f"echo '    java.specification.version = {version}'\n"
+        )
+        program.chmod(0o755)
+        return str(program.parent.parent)
+
+    monkeypatch.setenv("JAVA_HOME", java(21))
+    assert looks()["Java"].status == "ok"
+    monkeypatch.setenv("PATH", f"{java(17)}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("JAVA_HOME", java(11))
+    check = looks()["Java"]  # Spark would take JAVA_HOME's
+    assert check.status == "warn"
+    assert f"JAVA_HOME={tmp_path / '17'}" in (check.advice or "")
+    monkeypatch.delenv("JAVA_HOME")
+    assert looks()["Java"].status == "ok"
+
+
+def test_an_old_pyspark_fails(tmp_path, monkeypatch):
+    package = tmp_path / "pyspark" / "sql"
+    package.mkdir(parents=True)
+    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '4.1.0.dev3'\n")
+    (package / "__init__.py").touch()
+    (package / "datasource.py").touch()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(doctor.__file__).parent.parent}")
+    command = [sys.executable, "-m", "spark_pgqueue.cli", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "fail PySpark: 4.1.0.dev3" in done.stdout
+    assert 'pip install "pyspark>=4.2"' in done.stdout
+
+
+def test_without_spark_only_the_client_is_needed(url):
+    done = without("pyspark", "--url", url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warn PySpark: not installed" in done.stdout
+    assert 'pip install "spark-pgqueue[spark]"' in done.stdout
+
+
+def test_without_a_needed_library_it_fails():
+    done = without("adbc_driver_postgresql")
+    assert done.returncode == 1
+    assert "fail adbc_driver_postgresql: cannot be imported" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_discovery_fails(tmp_path, monkeypatch):
+    (tmp_path / "pyspark_pgqueue.py").write_text("raise RuntimeError('broken')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyspark_pgqueue", raising=False)
+    check = looks()['format("pgqueue")']
+    assert check.status == "fail"
+    assert "broken" in check.found
