@@ -116,7 +116,7 @@ create table if not exists pgqueue.claims (
     claim_id           bigint      generated always as identity primary key,
     consumer_id        int         not null,
     ordered            boolean     not null,
-    live               boolean     not null default true,   -- false: the lease ended and another claimer took over
+    live               boolean     not null default true,   -- false: it has nothing left, or the lease ended and another claimer took over
     claimed_at         timestamptz not null,
     lease_until        timestamptz not null,
     visibility_timeout interval    not null,

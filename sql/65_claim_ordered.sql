@@ -107,7 +107,7 @@ begin
     end if;
 
     -- keys that stand aside and the line are served first in turn, so that neither starves
-    if v_cursor.heads_first then
+    if v_cursor.heads_first or p_consumer.ordering = 'stream' then
         v_cursor := pgqueue._serve_heads(v_cursor, p_claim_id, p_want);
         v_got := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed') - v_had;
         v_cursor := pgqueue._serve_line(p_consumer, v_cursor, p_claim_id, p_want - v_got, v_others);

@@ -35,7 +35,8 @@ begin
     if p_claim.reader is null and p_left = 0 then
         delete from pgqueue.claims where claim_id = p_claim.claim_id;
     else
-        update pgqueue.claims set remaining = p_left, settled = settled + p_claim.remaining - p_left where claim_id = p_claim.claim_id;
+        update pgqueue.claims set live = p_left > 0, remaining = p_left, settled = settled + p_claim.remaining - p_left
+        where claim_id = p_claim.claim_id;
     end if;
     if p_claim.ordered then
         if p_left = 0 and p_claim.remaining > 0 then

@@ -224,7 +224,7 @@ begin
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id for update
     loop
-        if not v_claim.live then
+        if not v_claim.live and v_claim.settled < v_claim.n then
             v_cursor := pgqueue._claim_back(v_consumer, v_cursor, v_claim);
             select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
         end if;
@@ -280,7 +280,9 @@ begin
     if v_n = 0 then
         return p_cursor;
     end if;
-    update pgqueue.claims set live = true, remaining = v_n, lease_until = clock_timestamp() + visibility_timeout where claim_id = p_claim.claim_id;
+    update pgqueue.claims
+    set live = true, remaining = v_n, settled = least(settled, n - v_n), lease_until = clock_timestamp() + visibility_timeout
+    where claim_id = p_claim.claim_id;
     if p_claim.ordered then
         p_cursor.open_claims := p_cursor.open_claims + 1;
         p_cursor.aside := (select count(*) from pgqueue.consumer_messages
