@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from spark_pgqueue.errors import SCHEMA_VERSION, PgQueueError, translated
 
@@ -43,11 +44,12 @@ def installed_version(conn: psycopg.Connection) -> int | None:
     Raises:
         PgQueueError: the role may not use the schema pgqueue.
     """
-    with translated():
-        row = conn.execute("select to_regprocedure('pgqueue.schema_version()')").fetchone()
+    # Plain rows, whatever the rows of the caller's connection are.
+    with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        row = cursor.execute("select to_regprocedure('pgqueue.schema_version()')").fetchone()
         if row is None or row[0] is None:
             return None
-        row = conn.execute("select pgqueue.schema_version()").fetchone()
+        row = cursor.execute("select pgqueue.schema_version()").fetchone()
         return row[0] if row else None
 
 
@@ -68,7 +70,7 @@ def install(conn: psycopg.Connection) -> int:
         for file in sql_files():
             try:
                 # No parameters: psycopg then sends the file as it is, with all of its statements.
-                conn.execute(file.read_text().encode())
+                conn.execute(file.read_text().encode(), prepare=False)
             except psycopg.Error as error:
                 error.add_note(f"in {file}")
                 raise

@@ -31,13 +31,16 @@ begin
     end if;
 end $$;
 
--- Raises PQ004 unless the payload is one for the stream's kind. The partition checks it too, for whoever writes there
+-- Raises PQ004 unless the payload is one for the stream's kind, and PQ003 unless headers are an object. The partition checks it too, for whoever writes there
 -- directly; this one names the stream. (No exception block around the insert: a subtransaction with an id for every
 -- message would slow down every snapshot of the server.)
-create or replace function pgqueue._check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea) returns void
+create or replace function pgqueue._check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_headers jsonb) returns void
 language plpgsql immutable
 as $$
 begin
+    if jsonb_typeof(p_headers) <> 'object' then
+        raise exception 'p_headers is a JSON object or null, not %', left(p_headers::text, 100) using errcode = 'PQ003';
+    end if;
     if p_stream.kind = 'binary' then
         if p_data_bytes is null or p_data is not null then
             raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null', quote_literal(p_stream.name)
@@ -60,6 +63,7 @@ end $$;
 -- Publishes a message, in the caller's transaction.
 --   p_data        the payload of a text or json stream; p_data_bytes that of a binary one
 --   p_key         what ordering=key goes by; null: in no order with others
+--   p_headers     a JSON object, or null
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
 --   p_consumers   to these only; null: to all
@@ -82,8 +86,8 @@ begin
     if p_priority is distinct from 0 or p_deliver_at is not null then
         perform pgqueue._check_publication(p_priority, p_deliver_at);
     end if;
-    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null then
-        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes);
+    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or jsonb_typeof(p_headers) <> 'object' then
+        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_headers);
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass), v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers)
@@ -103,11 +107,14 @@ create or replace function pgqueue.send_batch(
 returns setof bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan  -- a custom plan would hold the arrays as constants
 as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
     v_n      int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
+    v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);  -- looked up once, not for each message
     v_seqs   bigint[];
+    v_seq    bigint;
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
 begin
     perform pgqueue._check_publication(p_priority, p_deliver_at);
@@ -121,10 +128,11 @@ begin
     if v_n = 0 then
         return;
     end if;
-    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null then
-        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes) from unnest(p_data, p_data_bytes) m (data, data_bytes);
+    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null then
+        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.headers)
+        from unnest(p_data, p_data_bytes, p_headers) m (data, data_bytes, headers);
     end if;
-    v_seqs := array(select nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass) from generate_series(1, v_n));
+    v_seqs := array(select nextval(v_names) from generate_series(1, v_n));
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     select m.seq, v_stream.stream_id, m.key, m.data, m.data_bytes, m.headers
     from unnest(v_seqs, p_keys, p_data, p_data_bytes, p_headers) m (seq, key, data, data_bytes, headers);
@@ -133,5 +141,7 @@ begin
         case when v_seqs[v_n] - v_seqs[1] = v_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[v_n], '[]'))
              else pgqueue._set_of(v_seqs) end,
         v_n, p_priority, p_deliver_at, v_ids);
-    return query select unnest(v_seqs);
+    foreach v_seq in array v_seqs loop
+        return next v_seq;
+    end loop;
 end $$;

@@ -131,7 +131,8 @@ begin
         v_cursor.seen := v_cursor.seen + v_taken;
         v_cursor.turn := v_cursor.turn + 1;
         v_cursor.floors := pgqueue._lower_floors(
-            v_cursor.floors, array(select (r, v_cursor.turn, 0)::pgqueue.floor from unnest(v_ranks) r));
+            v_cursor.floors, array(select (r, v_cursor.turn, 0)::pgqueue.floor from unnest(v_ranks) r
+                                   where r <> all (array(select rank from unnest(v_cursor.floors)))));
     end if;
     v_cursor.more := v_beyond >= p_limit;
 
@@ -171,6 +172,8 @@ as $$
 begin
     if coalesce(cardinality(p_places), 0) = 0 then
         return p_floors;
+    elsif p_floors = '{}' and cardinality(p_places) = 1 then
+        return p_places;
     end if;
     return (select array_agg((f.rank, f.turn, f.first_seq)::pgqueue.floor order by f.rank)
             from (select distinct on (rank) rank, turn, first_seq
