@@ -36,6 +36,35 @@ as $$
            or (p_first_write and p_below >= pg_snapshot_xmax(p_snapshot))
 $$;
 
+-- Takes the one publication that comes next into a run. Returns the cursor. Needs the consumer's lock.
+create or replace function pgqueue._take_one(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_publication pgqueue.publications) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_run pgqueue.consumer_messages;
+begin
+    p_cursor.seen := p_cursor.seen + int8multirange(int8range(p_publication.publication_id, p_publication.publication_id, '[]'));
+    p_cursor.turn := p_cursor.turn + 1;
+    p_cursor.more := false;
+    if not (p_publication.consumers is null or p_consumer.consumer_id = any (p_publication.consumers)) then
+        return p_cursor;
+    end if;
+    v_run.not_visible_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
+    v_run.consumer_id := p_consumer.consumer_id;
+    v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
+    v_run.rank := case when p_consumer.ordering = 'none' then -p_publication.priority else 0 end;
+    v_run.priority := p_publication.priority;
+    v_run.deliver_count := 0;
+    v_run.position := p_cursor.turn;
+    v_run.turn := p_cursor.turn;
+    perform pgqueue._insert_run(v_run, p_publication.seqs);
+    if v_run.state = 'ready' then
+        p_cursor.floors := pgqueue._lower_floors(p_cursor.floors, array[(v_run.rank, v_run.turn, 0)::pgqueue.floor]);
+    end if;
+    return p_cursor;
+end $$;
+
 -- Takes at most p_limit publications (and as many in holes) into runs.
 --   p_upto  no publication after this one; null: all
 -- Returns the cursor as it is then; the caller stores it. Needs the consumer's lock.
@@ -47,6 +76,7 @@ declare
     v_cursor     pgqueue.consumer_cursors := p_cursor;
     v_next       bigint := coalesce(upper(p_cursor.seen), 1);
     v_gaps       int8multirange := int8multirange(int8range(1, coalesce(upper(p_cursor.seen), 1))) - p_cursor.seen;
+    v_last       pgqueue.publications;
     v_snapshot   pg_snapshot;
     v_close      int8multirange := '{}';
     v_has_id     boolean := pg_current_xact_id_if_assigned() is not null;
@@ -56,7 +86,14 @@ declare
     v_beyond     int;
     v_ranks      int[];
 begin
-    if v_gaps <> '{}' then
+    if v_gaps = '{}' then
+        -- live traffic: one publication is new, and the newest is the one; nothing can be missing before it
+        select * into v_last from pgqueue.publications
+        where stream_id = p_consumer.stream_id order by publication_id desc, part desc limit 1;
+        if v_last.publication_id = v_next and v_last.part = 0 and v_next <= coalesce(p_upto, v_next) then
+            return pgqueue._take_one(p_consumer, v_cursor, v_last);
+        end if;
+    else
         v_snapshot := pg_current_snapshot();  -- before the look
         if v_cursor.watched <> '{}' and pgqueue._is_over(v_cursor.watched_below, v_snapshot, not v_has_id) then
             v_close := v_cursor.watched;
@@ -90,33 +127,33 @@ begin
            and publication_id >= v_next and publication_id <= coalesce(p_upto, 9223372036854775807)
          order by publication_id
          fetch first p_limit rows with ties)
-    ), id as materialized (
-        select count(*) filter (where in_gap) as in_gaps, count(*) filter (where not in_gap) as beyond,
-               count(*) filter (where part = 0) as n, min(publication_id) as lo, max(publication_id) as hi
-        from new
-    ), mine as materialized (
-        select priority, case when deliver_at > v_now then deliver_at end as deliver_at,
+    ), grouped as materialized (
+        select priority, case when deliver_at > v_now then deliver_at end as due,
+               consumers is null or p_consumer.consumer_id = any (consumers) as mine,
+               count(*) filter (where in_gap) as in_gaps, count(*) filter (where not in_gap) as beyond,
+               count(*) filter (where part = 0) as ids, min(publication_id) as id_lo, max(publication_id) as id_hi,
                sum(n) as n, min(lower(seqs)) as lo, max(upper(seqs)) as hi
         from new
-        where consumers is null or p_consumer.consumer_id = any (consumers)
-        group by 1, 2
+        group by 1, 2, 3
+    ), id as materialized (
+        select sum(in_gaps) as in_gaps, sum(beyond) as beyond, sum(ids) as n, min(id_lo) as lo, max(id_hi) as hi from grouped
     ), merged as (
-        select priority, deliver_at, int8multirange(int8range(lo, hi)) as seqs
-        from mine
-        where not exists (select from mine where hi - lo <> n)
+        select priority, due, int8multirange(int8range(lo, hi)) as seqs
+        from grouped
+        where mine and not exists (select from grouped where mine and hi - lo <> n)
         union all
         select priority, case when deliver_at > v_now then deliver_at end, range_agg(seqs)
         from new
-        where exists (select from mine where hi - lo <> n)
+        where exists (select from grouped where mine and hi - lo <> n)
           and (consumers is null or p_consumer.consumer_id = any (consumers))
         group by 1, 2
     ), run as (
         insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn,
                                                first_seq, n, seqs, not_visible_until)
         select p_consumer.consumer_id,
-               case when m.deliver_at is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
+               case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.ordering = 'none' then -m.priority else 0 end,
-               m.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, m.deliver_at
+               m.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, m.due
         from merged m cross join lateral pgqueue._chunks(m.seqs) c
         returning state, rank
     )
