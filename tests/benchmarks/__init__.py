@@ -1,0 +1,1 @@
+"""The benchmark: `make bench`. Not a part of the tests."""

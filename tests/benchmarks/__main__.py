@@ -1,0 +1,55 @@
+"""`python -m tests.benchmarks`: run the benchmarks, print a table, write JSON."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue import connection, embedded, schema
+from tests.benchmarks.claims import claims
+from tests.benchmarks.harness import SETTINGS, Bench, Report
+from tests.benchmarks.publish import publish
+from tests.benchmarks.queries import queries
+from tests.benchmarks.sink import sink
+from tests.benchmarks.source import source
+
+BENCHMARKS = {each.__name__: each for each in (publish, claims, source, sink, queries)}
+NAMES = ", ".join(BENCHMARKS)
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Argument(help=f"Some of {NAMES}.")] = None,
+    quick: Annotated[bool, typer.Option(help="Less of everything: two minutes.")] = False,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
+        "bench-results/benchmarks.json"
+    ),
+) -> None:
+    """Measure spark-pgqueue against plain Postgres, plain Spark, and a row per message."""
+    if unknown := set(only or ()) - set(BENCHMARKS):
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {NAMES}")
+    report = Report(quick)
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-bench-"))
+    try:
+        with embedded.start(home / "postgres", settings=SETTINGS) as server:
+            with connection.connect(server.url) as conn:
+                schema.install(conn)
+                (version,) = conn.execute("show server_version").fetchone() or ("",)
+            bench = Bench(home, server.url, report)
+            for name in only or BENCHMARKS:
+                BENCHMARKS[name](bench)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    report.console.print(report.table())
+    report.write(json, version)
+    report.console.print(f"written to {json}")
+    # A missed target is no failure: on a machine that does other things, any may be missed.
+
+
+if __name__ == "__main__":
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

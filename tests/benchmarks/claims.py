@@ -1,0 +1,324 @@
+"""Claiming and acknowledging, against a row for each message and consumer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Protocol
+
+import psycopg
+
+from tests.benchmarks.harness import Bench, Target, alternate, low, run
+from tests.benchmarks.publish import BATCH, create_stream, drop_streams
+
+CONSUMERS = 3
+WORKERS = 4
+
+# The design as it is usually published. Its claims also serve what expired, as ours do. (With an
+# index on a state in place of visible_at they are a quarter faster, and do not.)
+ROWS = """
+create table {table} (
+    consumer_id   int         not null,
+    message_id    bigint      not null,
+    visible_at    timestamptz not null default now(),
+    deliver_count int         not null default 0,
+    claimed_by    int,
+    primary key (consumer_id, message_id)
+);
+create index on {table} (consumer_id, visible_at, message_id);
+create sequence {table}_id;
+"""
+
+FILL_ROWS = """
+insert into {table} (consumer_id, message_id)
+select c, m
+from (select nextval('{table}_id') as m from generate_series(1, %s)) m
+cross join generate_series(1, %s) c
+"""
+
+CLAIM_ROWS = """
+with next as materialized (
+    select message_id from {table}
+    where consumer_id = 1 and visible_at <= now()
+    order by visible_at, message_id limit {size} for update skip locked
+)
+update {table} m
+set visible_at = now() + interval '30 s', deliver_count = deliver_count + 1,
+    claimed_by = pg_backend_pid()
+from next
+where m.consumer_id = 1 and m.message_id = next.message_id and m.visible_at <= now()
+returning m.message_id
+"""
+
+ACK_ROWS = "delete from {table} where consumer_id = 1 and message_id = any(%s)"
+
+# As send leaves them, faster: the message, and a publication of its own.
+SEND_SINGLY = """
+with sent as (
+    insert into pgqueue.messages (seq, stream_id, key, data)
+    select nextval('pgqueue.seq_{id}'), {id}, 'key ' || g %% 5000, 'x' from generate_series(1, %s) g
+    returning seq
+)
+insert into pgqueue.publications (publication_id, n, published_at, stream_id, priority, seqs)
+select nextval('pgqueue.publication_{id}'), 1, clock_timestamp(), {id}, 0,
+       int8multirange(int8range(seq, seq, '[]'))
+from sent
+"""
+
+SEND_TOGETHER = """
+select count(*) from pgqueue.send_batch(%s, array_fill('x'::text, array[%s]),
+    (select array_agg('key ' || g %% 5000) from generate_series(1, %s) g))
+"""
+
+
+class Side(Protocol):
+    """Something that has a backlog for consumer 1, and can claim and acknowledge from it."""
+
+    def create(self, conn: psycopg.Connection) -> None: ...
+
+    def fill(self, conn: psycopg.Connection, count: int) -> None:
+        """Publish so many messages, to all consumers."""
+        ...
+
+    def cycle(self, conn: psycopg.Connection, size: int) -> int:
+        """Claim so many messages and acknowledge them, in two statements; no payload is read.
+
+        Returns:
+            how many there were.
+        """
+        ...
+
+    def tables(self) -> list[str]:
+        """What to vacuum."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row for each message and consumer."""
+
+    table: str
+
+    def create(self, conn: psycopg.Connection) -> None:
+        run(conn, ROWS.format(table=self.table))
+
+    def fill(self, conn: psycopg.Connection, count: int) -> None:
+        run(conn, FILL_ROWS.format(table=self.table), (count, CONSUMERS))
+
+    def cycle(self, conn: psycopg.Connection, size: int) -> int:
+        claim = CLAIM_ROWS.format(table=self.table, size=size)
+        ids = [row[0] for row in run(conn, claim)]
+        run(conn, ACK_ROWS.format(table=self.table), (ids,))
+        return len(ids)
+
+    def tables(self) -> list[str]:
+        return [self.table]
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A consumer of a stream."""
+
+    stream: str
+    singly: bool = False
+    ordering: str = "none"
+
+    def create(self, conn: psycopg.Connection) -> None:
+        create_stream(conn, self.stream, CONSUMERS, ordering=self.ordering)
+
+    def fill(self, conn: psycopg.Connection, count: int) -> None:
+        if self.singly:
+            sql = "select stream_id from pgqueue.streams where name = %s"
+            ((stream_id,),) = run(conn, sql, (self.stream,))
+            run(conn, SEND_SINGLY.format(id=stream_id), (count,))
+            return
+        for _ in range(count // BATCH):
+            run(conn, SEND_TOGETHER, (self.stream, BATCH, BATCH))
+
+    def cycle(self, conn: psycopg.Connection, size: int) -> int:
+        sql = "select claim_id, n from pgqueue.claim(%s, 'c1', %s)"
+        for claim_id, n in run(conn, sql, (self.stream, size)):
+            run(conn, "select pgqueue.ack(%s)", (claim_id,))
+            return n
+        return 0
+
+    def tables(self) -> list[str]:
+        tables = ("claims", "consumer_messages", "consumer_cursors", "publications")
+        return [f"pgqueue.{name}" for name in tables]
+
+
+class Backlog:
+    """One side, and its backlog kept at its size while claims are measured."""
+
+    def __init__(self, conn: psycopg.Connection, side: Side, size: int):
+        self.conn, self.side = conn, side
+        self.spare = BATCH
+        side.create(conn)
+        side.fill(conn, size + BATCH)
+
+    def vacuum(self) -> None:
+        for table in self.side.tables():
+            run(self.conn, f"vacuum analyze {table}")
+
+    def block(self, size: int, count: int) -> float:
+        """Seconds for one claim of `size` messages and its acknowledgement, over `count` of them.
+
+        Over less when these take longer than a second. What was claimed is published again first,
+        which is not timed.
+        """
+        while self.spare < size * count:
+            self.side.fill(self.conn, BATCH)
+            self.spare += BATCH
+        began, done = time.perf_counter(), 0
+        while done < count and time.perf_counter() < began + 1:
+            claimed = self.side.cycle(self.conn, size)
+            if claimed != size:
+                raise RuntimeError(f"{self.side}: claimed {claimed} of {size} messages")
+            done += 1
+        taken = time.perf_counter() - began
+        self.spare -= size * done
+        return taken / done
+
+
+SIZES = {10_000: (1, 24), 100: (100, 8), 1: (500, 6)}
+"""Messages in a claim; claims in a block, and how many blocks are measured."""
+
+SIDES = {
+    "rows": Rows("rows"),
+    "in bulk": Queue("in_bulk"),
+    "one by one": Queue("one_by_one", singly=True),
+    "by key": Queue("by_key", ordering="key"),
+}
+
+Seconds = dict[tuple[str, str, int, bool], float]
+"""By side, backlog, messages in a claim, and whether an old snapshot was held."""
+
+
+def claims(bench: Bench) -> None:
+    """Claims of 10,000, 100 and 1; at two backlogs; also with an old snapshot held elsewhere."""
+    backlogs = {"10k": 10_000, "100k" if bench.quick else "1M": 100_000 if bench.quick else 10**6}
+    with bench.connect() as conn:
+        filled = {
+            (name, label): Backlog(conn, side_at(side, label), size)
+            for label, size in backlogs.items()
+            for name, side in SIDES.items()
+        }
+        seconds: Seconds = {}
+        for is_held in (False, True):
+            for each in filled.values():
+                each.vacuum()
+            with held_snapshot(bench, is_held):
+                for size in SIZES:
+                    for key, taken in measure(filled, size, bench.quick).items():
+                        seconds[*key, size, is_held] = low(taken)
+                        bench.report.console.print(
+                            "  ", *key, size, is_held, f"{low(taken) * 1e3:.3f} ms"
+                        )
+        report(bench, seconds, *backlogs)
+        workers(bench, conn, list(backlogs)[1])
+        drop_streams(conn)
+
+
+def side_at(side: Rows | Queue, label: str) -> Side:
+    """The same with tables or a stream of its own for a size of backlog."""
+    if isinstance(side, Rows):
+        return replace(side, table=f"{side.table}_{label}")
+    return replace(side, stream=f"{side.stream}_{label}")
+
+
+def measure(filled: dict, size: int, quick: bool) -> dict[tuple[str, str], list[float]]:
+    """Seconds for a claim of `size` on each side, by name and backlog."""
+    count, blocks = SIZES[size]
+    sides = {key: partial(each.block, size, count) for key, each in filled.items()}
+    return alternate(sides, blocks // 2 if quick else blocks)
+
+
+@contextmanager
+def held_snapshot(bench: Bench, is_held: bool) -> Iterator[None]:
+    """With a REPEATABLE READ transaction open in another session, whose snapshot is from before."""
+    if not is_held:
+        yield
+        return
+    with bench.connect() as other:
+        run(other, "begin isolation level repeatable read")
+        run(other, "select count(*) from pgqueue.streams")
+        yield
+        run(other, "rollback")
+
+
+def report(bench: Bench, seconds: Seconds, small: str, large: str) -> None:
+    """Add the lines: against a row per message, then against itself under easier conditions."""
+    targets = {("in bulk", 10_000): 100, ("one by one", 10_000): 10}
+    targets |= {("in bulk", 100): 5, ("one by one", 100): 5}
+    cases = [(backlog, is_held) for is_held in (False, True) for backlog in (small, large)]
+    for name in list(SIDES)[1:]:
+        what = "ordering=key" if name == "by key" else f"published {name}"
+        for size in SIZES:
+            for backlog, is_held in cases:
+                least = targets.get((name, size))
+                bench.report.ratio(
+                    f"claim and acknowledge, {what}, against a row per message and consumer",
+                    f"claims of {size:,}, backlog {backlog}"
+                    + (", an old snapshot held" if is_held else ""),
+                    [seconds[name, backlog, size, is_held]],
+                    [seconds["rows", backlog, size, is_held]],
+                    "ms",
+                    target=Target(least=least) if least else None,
+                )
+    for name in list(SIDES):
+        for size in SIZES:
+            target = Target(least=0.83) if name in ("in bulk", "one by one") else None
+            group = f"speed of claims that stays, {name}"
+            for to, backlog, is_held in (
+                (f"a backlog of {large} against {small}", large, False),
+                ("an old snapshot held, against none", large, True),
+            ):
+                base = seconds[name, large if is_held else small, size, False]
+                bench.report.ratio(
+                    group,
+                    f"claims of {size:,}, {to}",
+                    [seconds[name, backlog, size, is_held]],
+                    [base],
+                    "ms",
+                    target=target,
+                )
+
+
+def workers(bench: Bench, conn: psycopg.Connection, label: str) -> None:
+    """Four processes that claim one message at a time."""
+    period = 1.0 if bench.quick else 3.0
+    sides = {name: side_at(side, label) for name, side in SIDES.items()}
+    for side in sides.values():
+        side.fill(conn, 100_000)
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+
+        def speed(side: Side) -> float:
+            """Seconds per message, of all workers together."""
+            jobs = [pool.submit(work, bench.url, side, period) for _ in range(WORKERS)]
+            return 1 / sum(job.result() for job in jobs)
+
+        taken = alternate({name: partial(speed, side) for name, side in sides.items()}, 3)
+    for name in list(SIDES)[1:]:
+        bench.report.ratio(
+            f"{WORKERS} workers, claims of 1, against a row per message and consumer",
+            "ordering=key" if name == "by key" else f"published {name}",
+            taken[name],
+            taken["rows"],
+            "1/s",
+        )
+
+
+def work(url: str, side: Side, period: float) -> float:
+    """Claim and acknowledge single messages for so many seconds; how many per second."""
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.prepare_threshold = 0
+        side.cycle(conn, 1)
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() < began + period:
+            count += side.cycle(conn, 1)
+        return count / (time.perf_counter() - began)

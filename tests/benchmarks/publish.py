@@ -1,0 +1,145 @@
+"""Publishing, against inserting the same rows into a plain table."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+import psycopg
+
+from tests.benchmarks.harness import Bench, Target, alternate, run, timed
+
+BATCH = 10_000
+CONSUMERS = (1, 3, 10, 100)
+
+PLAIN = """
+drop table if exists plain;
+create table plain (
+    seq         bigint      generated always as identity primary key,
+    inserted_at timestamptz not null default statement_timestamp(),
+    key         text,
+    data        text        not null,
+    headers     jsonb
+)"""
+
+PLAIN_IN_BULK = """
+insert into plain (key, data, headers)
+select k, d, null from batch cross join lateral unnest(keys, data) x (k, d)
+"""
+
+SEND_IN_BULK = """
+select count(*)
+from pgqueue.send_batch('{stream}', (select data from batch), (select keys from batch))
+"""
+
+INSERT = b"insert into plain (key, data, headers) values (%s, %s, null)"
+SEND = b"select pgqueue.send(%s, %s, %s)"
+
+
+def publish(bench: Bench) -> None:
+    """Publish to 1, 3, 10 and 100 consumers, in bulk and one by one."""
+    with bench.connect() as conn:
+        run(conn, PLAIN)
+        for consumers in CONSUMERS:
+            create_stream(conn, f"publish_{consumers}", consumers)
+        create_stream(conn, "publish_quietly", 3, notify=False)
+        in_bulk(bench, conn)
+        one_by_one(bench, conn)
+        drop_streams(conn)
+
+
+def in_bulk(bench: Bench, conn: psycopg.Connection) -> None:
+    """Batches of 10,000, from arrays in the database: clients send theirs equally slowly.
+
+    The seqs are counted and not shipped to the client, as an insert ships none.
+    """
+    load_batch(conn)
+    sides = {"plain": PLAIN_IN_BULK}
+    for consumers in CONSUMERS:
+        sides[f"{consumers}"] = SEND_IN_BULK.format(stream=f"publish_{consumers}")
+    taken = alternate(
+        {name: lambda sql=sql: timed(lambda: run(conn, sql)) for name, sql in sides.items()},
+        rounds=10 if bench.quick else 30,
+        warm_up=2,
+    )
+    group = "publish in batches of 10,000, against a plain insert"
+    for consumers in CONSUMERS:
+        bench.report.ratio(
+            group,
+            f"to {consumers} consumers",
+            taken[f"{consumers}"],
+            taken["plain"],
+            f"{BATCH}/s",
+            target=Target(least=0.9) if consumers == 3 else None,
+        )
+    bench.report.ratio(
+        group,
+        "to 100 consumers, against to 1",
+        taken["100"],
+        taken["1"],
+        f"{BATCH}/s",
+        target=Target(least=round(1 / 1.1, 2)),
+    )
+
+
+def one_by_one(bench: Bench, conn: psycopg.Connection) -> None:
+    """Single messages: a transaction each, and many in one transaction."""
+    count = 300 if bench.quick else 500
+    data, key = "x" * 200, "some key"
+
+    def repeat(sql: bytes, parameters: tuple, in_one: bool) -> float:
+        def work() -> None:
+            for _ in range(count):
+                conn.execute(sql, parameters)
+
+        with conn.transaction() if in_one else nullcontext():
+            return timed(work)
+
+    streams = {f"to {n} consumers": f"publish_{n}" for n in CONSUMERS}
+    streams["to 3 consumers, without notify"] = "publish_quietly"
+    for in_one, way in ((False, "a transaction each"), (True, "in one transaction")):
+        sides = {"plain": partial(repeat, INSERT, (key, data), in_one)}
+        for name, stream in streams.items():
+            sides[name] = partial(repeat, SEND, (stream, data, key), in_one)
+        taken = alternate(sides, 5 if bench.quick else 10)
+        for name in streams:
+            bench.report.ratio(
+                f"publish single messages, {way}, against a plain insert",
+                name,
+                taken[name],
+                taken["plain"],
+                f"{count}/s",
+            )
+
+
+def load_batch(conn: psycopg.Connection) -> None:
+    """The table batch: one row, with the keys and the data (200 characters) of a batch."""
+    run(
+        conn,
+        f"""
+        drop table if exists batch;
+        create table batch (keys text[], data text[]);
+        alter table batch alter keys set storage external, alter data set storage external;
+        insert into batch
+        select array_agg('key ' || g % 5000), array_agg(lpad(g::text, 200, '0'))
+        from generate_series(1, {BATCH}) g""",
+    )
+
+
+def create_stream(
+    conn: psycopg.Connection,
+    name: str,
+    consumers: int,
+    *,
+    ordering: str = "none",
+    notify: bool = True,
+) -> None:
+    run(conn, "select pgqueue.create_stream(%s, p_notify => %s)", (name, notify))
+    for number in range(consumers):
+        sql = "select pgqueue.create_consumer(%s, %s, p_start => 'earliest', p_ordering => %s)"
+        run(conn, sql, (name, f"c{number}", ordering))
+
+
+def drop_streams(conn: psycopg.Connection) -> None:
+    for (name,) in run(conn, "select name from pgqueue.streams"):
+        run(conn, "select pgqueue.drop_stream(%s)", (name,))

@@ -1,0 +1,160 @@
+"""What a running query costs beside its rows: time per micro-batch, idle work, latency, memory."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+import psutil
+import psycopg
+
+from tests.benchmarks.harness import Bench, Line, Target, run
+from tests.benchmarks.publish import (
+    BATCH,
+    SEND_IN_BULK,
+    create_stream,
+    drop_streams,
+    load_batch,
+)
+from tests.benchmarks.spark import batch_seconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+GROUP = "a running query"
+
+
+def queries(bench: Bench) -> None:
+    """The time of a micro-batch, idle transactions, latency, and the memory of the workers."""
+    with bench.connect() as conn:
+        micro_batches(bench, conn)
+        idle(bench, conn)
+        latency(bench, conn)
+        memory(bench, conn)
+        drop_streams(conn)
+
+
+def read(bench: Bench, conn: psycopg.Connection, stream: str, **options: object) -> DataFrame:
+    """A query over a stream, by a new consumer that starts at its first message."""
+    consumer = f"{time.time()}"
+    run(conn, "select pgqueue.create_consumer(%s, %s, 'earliest')", (stream, consumer))
+    reader = bench.spark.readStream.format("pgqueue")
+    reader = reader.options(url=bench.url, stream=stream, consumer=consumer)
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def micro_batches(bench: Bench, conn: psycopg.Connection) -> None:
+    """Micro-batches of one message, against those of a Python source that has no rows."""
+    batches = 15 if bench.quick else 30
+    create_stream(conn, "tiny", 0)
+    run(conn, f"select pgqueue.send('tiny', 'x') from generate_series(1, {batches})")
+    ours, theirs = [], []
+    for _ in range(1 if bench.quick else 2):
+        frame = bench.spark.readStream.format("nothing").option("batches", batches)
+        theirs += batch_seconds(frame.load(), 0)
+        ours += batch_seconds(read(bench, conn, "tiny", maxMessagesPerTrigger=1), 1)
+    bench.report.ratio(
+        GROUP,
+        "a micro-batch of one message, against one of an empty Python source",
+        ours,
+        theirs,
+        "ms",
+    )
+
+
+def idle(bench: Bench, conn: psycopg.Connection) -> None:
+    """Transactions of a query that finds nothing, by the database's own count."""
+    seconds = 5 if bench.quick else 10
+    create_stream(conn, "idle", 0)
+    query = read(bench, conn, "idle").writeStream.format("noop").start()
+
+    # From another database, so that what this one does is not counted. Sessions report what they
+    # did about once a second.
+    with psycopg.connect(bench.url, dbname="template1", autocommit=True) as other:
+        sql = "select xact_commit + xact_rollback from pg_stat_database where datname = %s"
+        time.sleep(4)
+        before, began = run(other, sql, (conn.info.dbname,))[0][0], time.perf_counter()
+        time.sleep(seconds)
+        after, ended = run(other, sql, (conn.info.dbname,))[0][0], time.perf_counter()
+    query.stop()
+    per_second = (after - before) / (ended - began)
+    bench.report.add(Line(GROUP, "transactions while idle", per_second, "/s", Target(most=2)))
+
+
+def latency(bench: Bench, conn: psycopg.Connection) -> None:
+    """From the publisher's commit to the call of foreachBatch."""
+    create_stream(conn, "latency", 0)
+    called = threading.Event()
+    times: list[float] = []
+
+    def each_batch(frame: DataFrame, batch_id: int) -> None:
+        times.append(time.perf_counter())
+        called.set()
+        frame.collect()
+
+    query = read(bench, conn, "latency").writeStream.foreachBatch(each_batch).start()
+    random, waited = Random(1), []
+    for _ in range(12 if bench.quick else 32):
+        called.clear()
+        run(conn, "select pgqueue.send('latency', 'x')")
+        sent = time.perf_counter()
+        if not called.wait(60):
+            raise RuntimeError(f"no batch within a minute: {query.exception()}")
+        waited.append(times[-1] - sent)
+        time.sleep(random.uniform(0.3, 0.8))
+    query.stop()
+    bench.report.add(
+        Line(GROUP, "commit to foreachBatch, median", statistics.median(waited[2:]) * 1e3, "ms")
+    )
+
+
+def memory(bench: Bench, conn: psycopg.Connection) -> None:
+    """Peak memory of Python processes when one task reads, or writes, ten times as much."""
+    small, large = 100_000, 400_000 if bench.quick else 1_000_000
+    create_stream(conn, "memory", 0)
+    create_stream(conn, "copy", 0)
+    load_batch(conn)
+    for _ in range(large // BATCH):
+        run(conn, SEND_IN_BULK.format(stream="memory"))
+    for way, sink in (("reads", "noop"), ("reads and writes", "pgqueue")):
+        peaks = []
+        for rows in (small, large):
+            with peak_memory() as peak:
+                frame = read(
+                    bench, conn, "memory", maxMessagesPerTrigger=rows, minPartitions=1
+                ).select("key", "data")
+                options = {"url": bench.url, "stream": "copy"} if sink == "pgqueue" else {}
+                query = frame.writeStream.format(sink).options(**options).start()
+                while not query.lastProgress or query.lastProgress.numInputRows == 0:
+                    time.sleep(0.1)
+                query.stop()
+            peaks.append(peak[0] / 1e6)
+        name = f"memory of the worker that {way} {large:,} messages of 200 bytes, above {small:,}"
+        grown = peaks[1] - peaks[0]
+        bench.report.add(
+            Line(GROUP, name, grown, "MB", Target(most=64), peaks[1], peaks[0], measure="MB")
+        )
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """The most resident bytes that any Python process of Spark had, in the yielded list."""
+    peak, over = [0], threading.Event()
+    (jvm,) = [p for p in psutil.Process().children() if "java" in p.name()]
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            for process in jvm.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    peak[0] = max(peak[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield peak
+    over.set()
+    watcher.join()

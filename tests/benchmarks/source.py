@@ -1,0 +1,82 @@
+"""Spark's source, against the same rows of a plain table read with little else."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import psycopg
+
+from tests.benchmarks.harness import Bench, Target, run
+from tests.benchmarks.publish import (
+    BATCH,
+    PLAIN,
+    PLAIN_IN_BULK,
+    SEND_IN_BULK,
+    create_stream,
+    drop_streams,
+    load_batch,
+)
+from tests.benchmarks.spark import batch_seconds
+
+
+def source(bench: Bench) -> None:
+    """Micro-batches of 250,000 and of 10,000 messages; also with ordering=key."""
+    compare(bench, 250_000, 6 if bench.quick else 8, Target(least=0.85))
+    compare(bench, 10_000, 12 if bench.quick else 22, None)
+
+
+def compare(bench: Bench, rows: int, batches: int, target: Target | None) -> None:
+    """Both sides in turn; each query is new, as is its consumer."""
+    rounds = 1 if bench.quick else 2
+    partitions = -(-rows // 125_000)
+    number = itertools.count()
+
+    def plain() -> list[float]:
+        options = {"url": bench.url, "rows": rows * batches, "batch": rows}
+        frame = bench.spark.readStream.format("plain").options(**options)
+        return batch_seconds(frame.option("partitions", partitions).load(), rows)
+
+    def queue(ordering: str) -> list[float]:
+        consumer = f"reader {next(number)}"
+        with bench.connect() as conn:
+            sql = "select pgqueue.create_consumer('source', %s, 'earliest', %s)"
+            run(conn, sql, (consumer, ordering))
+        frame = bench.spark.readStream.format("pgqueue").options(
+            url=bench.url,
+            stream="source",
+            consumer=consumer,
+            maxMessagesPerTrigger=rows,
+            minPartitions=partitions,
+        )
+        return batch_seconds(frame.load(), rows)
+
+    sides = {"plain": plain, "none": partial(queue, "none"), "key": partial(queue, "key")}
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    with bench.connect() as conn:
+        fill(conn, rows * batches)
+        for _ in range(rounds):
+            for name, side in sides.items():
+                taken[name] += side()
+        drop_streams(conn)
+    for ordering in ("none", "key"):
+        bench.report.ratio(
+            f"source, micro-batches of {rows:,}, partitions: {partitions}, against a plain table",
+            f"ordering={ordering}",
+            taken[ordering],
+            taken["plain"],
+            f"{rows}/s",
+            target=target if ordering == "none" else None,
+        )
+
+
+def fill(conn: psycopg.Connection, rows: int) -> None:
+    """The table plain and the stream source, with the same rows."""
+    run(conn, PLAIN)
+    create_stream(conn, "source", 0)
+    load_batch(conn)
+    for _ in range(rows // BATCH):
+        run(conn, PLAIN_IN_BULK)
+        run(conn, SEND_IN_BULK.format(stream="source"))
+    run(conn, "vacuum analyze plain")
+    run(conn, "vacuum analyze pgqueue.messages")
