@@ -136,7 +136,7 @@ begin
         from new
         group by 1, 2, 3
     ), id as materialized (
-        select sum(in_gaps) as in_gaps, sum(beyond) as beyond, sum(ids) as n, min(id_lo) as lo, max(id_hi) as hi from grouped
+        select coalesce(sum(in_gaps), 0) as in_gaps, coalesce(sum(beyond), 0) as beyond, sum(ids) as n, min(id_lo) as lo, max(id_hi) as hi from grouped
     ), merged as (
         select priority, due, int8multirange(int8range(lo, hi)) as seqs
         from grouped
