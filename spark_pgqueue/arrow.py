@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.connection import connect_adbc, is_passing, raise_clear
+from spark_pgqueue.connection import PATIENCE, connect_adbc, is_passing, raise_clear
 from spark_pgqueue.errors import PgQueueError
 
 if TYPE_CHECKING:
@@ -68,13 +68,17 @@ class Piece(InputPartition):
 
 
 @contextlib.contextmanager
-def connection(url: str | None) -> Iterator[dbapi.Connection]:
+def connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Connection]:
     """An ADBC connection with a transaction, rolled back at the end unless it was committed.
+
+    Args:
+        url: the database.
+        patience: seconds for which connecting is tried again; see `connection.connect`.
 
     Raises:
         PgQueueError: it cannot be made.
     """
-    conn = _idle.pop(url, None) or connect_adbc(url, autocommit=False)
+    conn = _idle.pop(url, None) or connect_adbc(url, patience=patience, autocommit=False)
     try:
         yield conn
         conn.rollback()
@@ -124,7 +128,8 @@ def read_piece(
             failures += 1
             # What breaks in the middle of a COPY is an OSError without a code.
             passing = isinstance(error, OSError) or is_passing(error)
-            if not passing or failures > FAILURES_IN_A_ROW:
+            final = isinstance(error, PgQueueError)  # also a connection that took too long
+            if final or not passing or failures > FAILURES_IN_A_ROW:
                 raise_clear(error, url)
             log.warning("reading stream %s broke off and goes on: %s", piece.stream, error)
         if last is not None:

@@ -176,7 +176,7 @@ class Target:
 
     def _is_published(self, sink: str, batch: int) -> bool:
         def ask() -> bool:
-            with connection(self._options.url) as conn, conn.cursor() as cursor:
+            with connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
                 sql = "select pgqueue.is_published($1, $2::int4, $3)"
                 return call(cursor, sql, (sink, self._stream_id, batch))[0][0]
 
@@ -186,7 +186,7 @@ class Target:
         """Copy one chunk in one transaction; returns the ids under which its groups are staged."""
         rows, groups = sort_into_groups(rows)
         try:
-            with connection(self._options.url) as conn, conn.cursor() as cursor:
+            with connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
                 seqs = reserve(cursor, self._stream_id, rows.num_rows)
                 cursor.adbc_ingest(
                     f"messages_{self._stream_id}",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.connection import connect
 
@@ -22,11 +22,16 @@ class Queue:
         seen: the rows of every batch that `collect` saw, by batch id; of a repeated one the last.
     """
 
-    def __init__(self, url: str, spark: SparkSession, folder: Path):
+    def __init__(self, url: str, folder: Path, spark: SparkSession | None = None):
         self.url = url
-        self.spark = spark
+        self._spark = spark
         self.folder = folder
         self.seen: dict[int, list[Row]] = {}
+
+    @property
+    def spark(self) -> SparkSession:
+        assert self._spark is not None
+        return self._spark
 
     def sql(self, statement: str, *parameters) -> list[tuple]:
         """The rows of a statement, on a connection of its own."""
@@ -146,7 +151,7 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: fl
 @pytest.fixture
 def queue(url: str, spark: SparkSession, tmp_path: Path) -> Iterator[Queue]:
     """A fresh database with the schema; the queries of a test end with it."""
-    yield Queue(url, spark, tmp_path)
+    yield Queue(url, tmp_path, spark)
     for query in spark.streams.active:
         query.stop()
 

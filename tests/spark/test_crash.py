@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,8 +34,8 @@ APPLICATION = """
     )
     spark_pgqueue.register(spark)
     source = spark.readStream.format("pgqueue").options(
-        url=url, stream="in", consumer="c", maxMessagesPerTrigger=500, minPartitions=2,
-        visibilityTimeout="5s",
+        url=url, stream="in", consumer="c", minPartitions=2, visibilityTimeout="5s",
+        maxMessagesPerTrigger=100_000 if trigger == "now" else 200,
     )
     sink = source.load().select("key", "data").writeStream.format("pgqueue").options(
         url=url, stream="out", checkpointLocation=checkpoint
@@ -56,7 +57,7 @@ class Traffic:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._done.wait(0.05):
+        while not self._done.wait(0.2):
             self.queue.send("in", self.sent + 1, self.sent + 100)
             self.sent += 100
 
@@ -75,10 +76,10 @@ def application(queue: Queue, trigger: str) -> Child:
 
 def wait_for_more(queue: Queue, child: Child) -> None:
     """Wait until the application has published something that was not there before."""
-    child.wait_for("started")
+    child.wait_for("started", 180)
     count = "select count(*) from pgqueue.sink_batches"
     before = queue.sql(count)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while queue.sql(count) == before:
         assert child.process.poll() is None, child.output[-5000:]
         assert time.monotonic() < end, child.output[-5000:]
@@ -88,7 +89,7 @@ def wait_for_more(queue: Queue, child: Child) -> None:
 def drain(queue: Queue) -> None:
     """Run the application until nothing is left, also of claims whose lease has to end first."""
     with application(queue, "now") as child:
-        assert child.wait() == 0, child.output[-5000:]
+        assert child.wait(240) == 0, child.output[-5000:]
     assert queue.backlog("in", "c") == 0
 
 
@@ -98,7 +99,8 @@ def check(queue: Queue, traffic: Traffic) -> None:
 
 
 @pytest.fixture
-def copying(queue: Queue) -> Queue:
+def copying(url: str, tmp_path: Path) -> Queue:
+    queue = Queue(url, tmp_path)  # the applications have sessions of their own
     queue.create("in", "c")
     queue.create("out")
     return queue
