@@ -140,6 +140,11 @@ create or replace function pgqueue.create_consumer(
     p_if_not_exists boolean default false) returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
     v_stream   pgqueue.streams := pgqueue._stream(p_stream);
