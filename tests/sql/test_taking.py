@@ -1,0 +1,467 @@
+"""Taking what is new: late commits, rollbacks, holes, limits, and where a consumer starts."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+
+from spark_pgqueue import connection
+from tests.sql import checker
+from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
+
+ORDERINGS = ["none", "key", "stream"]
+Session = Callable[[], psycopg.Connection]
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[Session]:
+    """Another session, closed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(connection.connect(url))
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection) -> int:
+    return value(conn, "create_stream", "s")
+
+
+def consumer(conn: psycopg.Connection, ordering: str = "none", start: str = "earliest",
+             name: str = "c") -> int:  # fmt: skip
+    return value(conn, "create_consumer", "s", name, start, ordering)
+
+
+def send(conn: psycopg.Connection, key: str = "k") -> int:
+    return value(conn, "send", "s", "x", p_key=key)
+
+
+def dead_publication(conn: psycopg.Connection) -> None:
+    """What a publisher that was rolled back leaves: an id that nobody will use."""
+    conn.execute("begin")
+    send(conn)
+    conn.execute("rollback")
+
+
+def cursor(conn: psycopg.Connection, column: str, name: str = "c") -> str:
+    query = (
+        f"select {column}::text from pgqueue.consumer_cursors"
+        " join pgqueue.consumers using (consumer_id) where name = %s"
+    )
+    return one(conn, query, name)
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_a_late_commit_is_delivered(
+    conn: psycopg.Connection, session: Session, stream: int, ordering: str, isolation: str
+) -> None:
+    consumer(conn, ordering)
+    late = session()
+    late.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
+    first = send(late)
+    second = send(conn)
+    assert acked(conn, "s", "c") == [second]
+    assert acked(conn, "s", "c") == []
+    late.execute("commit")
+    assert acked(conn, "s", "c") == [first]
+    assert acked(conn, "s", "c") == []
+    assert cursor(conn, "seen") == "{[1,3)}"
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_publication_that_was_rolled_back_is_closed(
+    conn: psycopg.Connection, stream: int, ordering: str
+) -> None:
+    consumer(conn, ordering)
+    got = []
+    for _ in range(3):
+        dead_publication(conn)
+        send(conn)
+        got += acked(conn, "s", "c")
+    assert got == [2, 4, 6]
+    assert acked(conn, "s", "c") == []
+    assert cursor(conn, "seen") == "{[1,7)}"
+    assert cursor(conn, "watched") == "{}"
+
+
+def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    other = session()
+    other.execute("begin")
+    first = send(other)
+    other.execute("savepoint one")
+    send(other)
+    other.execute("rollback to one")
+    third = send(other)
+    last = send(conn)
+    assert acked(conn, "s", "c") == [last]
+    other.execute("commit")
+    assert acked(conn, "s", "c") == [first, third]
+    acked(conn, "s", "c")
+    assert cursor(conn, "seen") == "{[1,5)}"
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_taker_that_has_an_id_already_does_not_close_younger_holes(
+    conn: psycopg.Connection, session: Session, stream: int, ordering: str, twice: bool
+) -> None:
+    """The bound of a hole is an id that was assigned after the look."""
+    consumer(conn, ordering)
+    taker, late = session(), session()
+    taker.execute("begin")
+    taker.execute("select pg_current_xact_id()")
+    late.execute("begin")
+    first = send(late)
+    second = send(conn)
+    rows = call(taker, "receive", "s", "c", 10)
+    assert seqs_of(rows) == [second]
+    if twice:
+        assert call(taker, "receive", "s", "c", 10) == []
+    value(taker, "ack", claim_of(rows))
+    taker.execute("commit")
+    for _ in range(3):
+        assert acked(conn, "s", "c") == []
+    late.execute("commit")
+    assert acked(conn, "s", "c") == [first]
+
+
+def test_a_taker_that_rolls_back_to_a_savepoint_has_taken_nothing(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    late = session()
+    late.execute("begin")
+    first = send(late)
+    second = send(conn)
+    with connection.connect(conn.info.dsn) as taker:
+        taker.execute("begin")
+        taker.execute("savepoint one")
+        assert seqs_of(call(taker, "receive", "s", "c", 10)) == [second]
+        taker.execute("rollback to one")
+        late.execute("commit")
+        rows = call(taker, "receive", "s", "c", 10)
+        assert seqs_of(rows) == [first, second]
+        value(taker, "ack", claim_of(rows))
+        taker.execute("commit")
+    assert acked(conn, "s", "c") == []
+    checker.check(conn, {1: {first, second}})
+
+
+def test_holes_of_another_cluster_are_dead(conn: psycopg.Connection, stream: int) -> None:
+    """After a restore, the ids of transactions mean nothing."""
+    consumer(conn)
+    dead_publication(conn)
+    send(conn)
+    acked(conn, "s", "c")
+    conn.execute(
+        "update pgqueue.consumer_cursors set seen = '{[2,3)}', watched = '{[1,2)}',"
+        " watched_below = '4611686018427387904'"
+    )
+    assert acked(conn, "s", "c") == []
+    send(conn)
+    assert acked(conn, "s", "c") == [3]
+    assert cursor(conn, "seen") == "{[1,4)}"
+
+
+def test_parked_holes_of_another_cluster_are_dead(conn: psycopg.Connection, stream: int) -> None:
+    consumer(conn)
+    dead_publication(conn)
+    send(conn)
+    acked(conn, "s", "c")
+    conn.execute(
+        "update pgqueue.consumer_cursors set seen = '{[2,3)}', watched = '{}', parked = '{[1,2)}',"
+        " parked_below = '4611686018427387904', parked_probe = 'infinity'"
+    )
+    send(conn)
+    assert acked(conn, "s", "c") == [3]
+    assert cursor(conn, "seen") == "{[1,4)}"
+
+
+def test_a_taker_that_has_written_trusts_no_id_beyond_its_snapshot(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    """It may be its own: taken twice in one transaction, the hole of a running publisher stays."""
+    consumer(conn)
+    taker, late = session(), session()
+    late.execute("begin")
+    first = send(late)
+    taker.execute("begin")
+    for _ in range(3):
+        seq = send(conn)
+        rows = call(taker, "receive", "s", "c", 10)
+        assert seqs_of(rows) == [seq]
+        value(taker, "ack", claim_of(rows))
+    taker.execute("commit")
+    late.execute("commit")
+    assert acked(conn, "s", "c") == [first]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_old_transactions_park_holes_and_lose_none(
+    conn: psycopg.Connection, session: Session, stream: int, ordering: str
+) -> None:
+    """An idle transaction keeps every rollback open: they are put aside, and it is in no way lost."""
+    consumer(conn, ordering)
+    idle = session()
+    idle.execute("begin")
+    first = send(idle, "old")
+    got, sent = [], []
+    for _ in range(150):
+        dead_publication(conn)
+        sent.append(send(conn))
+        got += acked(conn, "s", "c")
+    assert got == sent
+    assert cursor(conn, "parked") != "{}"
+    watched = int(cursor(conn, "(select count(*) from unnest(watched))"))
+    assert watched <= 65, f"{watched} holes are looked into at every claim"
+    idle.execute("commit")
+    conn.execute("update pgqueue.consumer_cursors set parked_probe = '-infinity'")
+    got = acked(conn, "s", "c")
+    assert got == [first]
+    sent = send(conn)
+    assert acked(conn, "s", "c") == [sent]
+    acked(conn, "s", "c")
+    assert cursor(conn, "seen") == "{[1,303)}"
+    assert cursor(conn, "parked") == "{}"
+
+
+def test_a_parked_hole_is_found_within_about_a_second(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    """A publisher that commits while another old transaction goes on."""
+    consumer(conn)
+    idle, late = session(), session()
+    idle.execute("begin")
+    idle.execute("select pg_current_xact_id()")
+    late.execute("begin")
+    first = send(late)
+    for _ in range(80):
+        dead_publication(conn)
+        send(conn)
+        acked(conn, "s", "c")
+    assert cursor(conn, "(parked @> 1::bigint)") == "true"
+    late.execute("commit")
+    end = time.monotonic() + 3
+    while not (got := acked(conn, "s", "c")) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert got == [first]
+
+
+# One take of at most %s publications, as a claim does it but smaller.
+TAKE = """
+do $$
+declare
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+begin
+    select * into v_consumer from pgqueue.consumers where name = 'c';
+    perform pgqueue._lock_consumer(v_consumer.consumer_id);
+    v_stored := pgqueue._cursor(v_consumer.consumer_id);
+    perform pgqueue._save_cursor(v_stored, pgqueue._take(v_consumer, v_stored, null, {}), true);
+end $$
+"""
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_take_cut_by_its_limit_closes_nothing_that_it_did_not_see(
+    conn: psycopg.Connection, session: Session, stream: int, ordering: str, limit: int
+) -> None:
+    rng = random.Random(limit)
+    consumer(conn, ordering)
+    running: list[tuple[psycopg.Connection, list[int]]] = []
+    sent: set[int] = set()
+    for _ in range(60):
+        what = rng.random()
+        if what < 0.3:
+            dead_publication(conn)
+        elif what < 0.5 and len(running) < 4:
+            other = session()
+            other.execute("begin")
+            running.append((other, [send(other) for _ in range(rng.randrange(1, 6))]))
+        elif what < 0.65 and running:
+            other, seqs = running.pop(rng.randrange(len(running)))
+            other.execute(rng.choice(["commit", "commit", "rollback"]))
+            if other.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+                done = one(conn, "select count(*) from pgqueue.messages where seq = %s", seqs[0])
+                sent |= set(seqs) if done else set()
+        else:
+            sent.add(send(conn))
+        for _ in range(rng.choice([0, 1, 3])):
+            conn.execute(TAKE.format(limit))  # type: ignore[arg-type]
+    for other, seqs in running:
+        other.execute("commit")
+        sent |= set(seqs)
+    for _ in range(100):
+        conn.execute(TAKE.format(limit))  # type: ignore[arg-type]
+    (c,) = checker.read(conn)
+    assert c.of("ready") == sent
+    checker.check(conn, {c.consumer_id: set()}, [c])
+
+
+def test_a_rewind_larger_than_the_limit_is_taken_again_whole(
+    conn: psycopg.Connection, stream: int
+) -> None:
+    """Holes that are visible are new, however few of them one take may take."""
+    consumer(conn)
+    for _ in range(12):
+        send(conn)
+    assert len(acked(conn, "s", "c")) == 12
+    conn.execute("update pgqueue.consumer_cursors set seen = seen - '{[2,11)}'::int8multirange")
+    for _ in range(6):
+        conn.execute(TAKE.format(3))  # type: ignore[arg-type]
+    (c,) = checker.read(conn)
+    assert c.of("ready") == set(range(2, 11))
+
+
+def test_more_publications_than_one_take_takes(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    late = session()
+    late.execute("begin")
+    sent = {send(late)}
+    for _ in range(3):
+        conn.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 4000)")
+        dead_publication(conn)
+        sent.add(send(late))
+    got = acked(conn, "s", "c", 500)
+    late.execute("commit")
+    got += acked(conn, "s", "c", 500)
+    assert len(got) == len(set(got)) == 12004
+    assert sent <= set(got)
+    acked(conn, "s", "c")
+    assert cursor(conn, "seen") == "{[1,12008)}"
+
+
+def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stream: int) -> None:
+    consumer(conn, name="c")
+    consumer(conn, name="d")
+    value(conn, "send", "s", "x", p_consumers=["d"])
+    second = value(conn, "send", "s", "x", p_consumers=["c", "d", "c"])
+    third = send(conn)
+    value(conn, "send", "s", "x", p_consumers=["d"])
+    assert acked(conn, "s", "c") == [second, third]
+    assert acked(conn, "s", "d") == [1, 2, 3, 4]
+    assert cursor(conn, "seen") == "{[1,5)}"
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest", "timestamp"])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_new_consumer_starts_exactly(
+    conn: psycopg.Connection, session: Session, stream: int, start: str, others: bool
+) -> None:
+    """What runs while it is made counts as later, what was committed as before."""
+    before = [send(conn), send(conn)]
+    early, late = session(), session()
+    early.execute("begin")
+    running = [send(early)]
+    dead_publication(conn)
+    before.append(send(conn))
+    if others:
+        consumer(conn, name="other")
+        acked(conn, "s", "other")
+        before.append(send(conn))
+    if start == "timestamp":
+        start = str(one(conn, "select clock_timestamp()"))
+    consumer(conn, start=start)
+    late.execute("begin")
+    running.append(send(late))
+    after = [send(conn)]
+    early.execute("commit")
+    late.execute("commit")
+    after.append(send(conn))
+    expected = {*after, *running, *(before if start == "earliest" else [])}
+    got = acked(conn, "s", "c")
+    assert sorted(got) == sorted(expected)
+    assert acked(conn, "s", "c") == []
+
+
+def test_a_consumer_can_start_at_a_time(conn: psycopg.Connection, stream: int) -> None:
+    first = send(conn)
+    time.sleep(0.01)
+    since = one(conn, "select clock_timestamp()")
+    second = send(conn)
+    consumer(conn, start=str(since), name="c")
+    consumer(conn, start="-infinity", name="all")
+    consumer(conn, start="infinity", name="latest")
+    assert acked(conn, "s", "c") == [second]
+    assert acked(conn, "s", "all") == [first, second]
+    assert acked(conn, "s", "latest") == []
+
+
+def test_consumers_made_while_producers_run_get_each_message_once(
+    conn: psycopg.Connection, url: str, stream: int
+) -> None:
+    """Each published message was visible when the consumer was made, or is delivered once."""
+    stop = threading.Event()
+
+    def produce(seed: int) -> None:
+        rng = random.Random(seed)
+        with connection.connect(url) as other:
+            while not stop.is_set():
+                other.execute("begin")
+                send(other)
+                time.sleep(rng.choice([0, 0, 0.002]))
+                send(other)
+                other.execute(rng.choice(["commit", "commit", "rollback"]))
+
+    threads = [threading.Thread(target=produce, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    skipped: dict[str, set[int]] = {}
+    delivered: dict[str, list[int]] = {}
+    visible = "select seq from pgqueue.messages"
+    try:
+        with connection.connect(url) as maker:
+            maker.autocommit = False
+            maker.isolation_level = IsolationLevel.REPEATABLE_READ
+            for i in range(20):
+                seen = {row[0] for row in maker.execute(visible).fetchall()}
+                consumer(maker, ["none", "key"][i % 2], "latest", f"c{i}")
+                maker.commit()
+                skipped[f"c{i}"], delivered[f"c{i}"] = seen, []
+                for name, got in delivered.items():
+                    if rows := call(conn, "receive", "s", name, 7):
+                        value(conn, "ack", claim_of(rows))
+                        got += seqs_of(rows)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    published = {row[0] for row in conn.execute(visible).fetchall()}
+    for name, got in delivered.items():
+        got += acked(conn, "s", name)
+        assert len(got) == len(set(got)), f"{name}: delivered twice"
+        assert set(got) == published - skipped[name], name
+
+
+def test_messages_of_a_statement_are_taken_together(conn: psycopg.Connection, stream: int) -> None:
+    """A publication is seen whole or not at all, whatever its groups of priority and time."""
+    consumer(conn)
+    staged = []
+    for priority in (0, 3, 5):
+        with conn.transaction():
+            row = conn.execute(
+                "insert into pgqueue.messages (seq, stream_id, data) select nextval('pgqueue.seq_1'),"
+                " 1, 'x' from generate_series(1, 10) returning seq"
+            ).fetchall()
+            seqs = f"{{[{row[0][0]},{row[-1][0] + 1})}}"
+            staged.append(value(conn, "stage", "sink", 0, stream, seqs, priority))
+    assert value(conn, "publish_staged", "sink", 0, stream, staged, 30)
+    send(conn)
+    conn.execute(TAKE.format(1))  # type: ignore[arg-type]
+    (c,) = checker.read(conn)
+    assert c.of("ready") == set(range(1, 31))
+    rows = call(conn, "receive", "s", "c", 100)
+    assert seqs_of(rows) == [*range(21, 31), *range(11, 21), *range(1, 11), 31]
