@@ -6,6 +6,7 @@ A connection is kept for the next task of the same Python worker, because making
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -92,6 +93,12 @@ def connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Co
 
 # A Python worker runs one task at a time, so there is one idle connection to a database at most.
 _idle: dict[str | None, dbapi.Connection] = {}
+
+
+@atexit.register
+def _close_idle() -> None:
+    while _idle:
+        _idle.popitem()[1].close()
 
 
 def read_piece(

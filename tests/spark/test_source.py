@@ -361,10 +361,12 @@ def test_a_running_query_survives_terminated_backends(queue: Queue):
     queue.create("s", "c")
     query = queue.collect(queue.load("s", "c"), available_now=False)
     wait_until(lambda: bool(queue.seen), query)
+    terminated = 0
     for first in range(1, 101, 20):
         queue.send("s", first, first + 19)
         time.sleep(0.3)
-        assert queue.terminate_backends() > 0
+        terminated += queue.terminate_backends()
+    assert terminated > 1
     wait_until(lambda: len(queue.data()) >= 100, query)
     assert sorted(queue.data()) == numbers(1, 100)
 
