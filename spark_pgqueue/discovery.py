@@ -3,6 +3,8 @@
 Spark imports every module of such a name, and one that fails disables all: keep it tiny.
 """
 
-from spark_pgqueue.datasource import PgQueueDataSource as DefaultSource
+import contextlib
 
-__all__ = ["DefaultSource"]
+# Where a dependency is missing or too old, only this format is not found.
+with contextlib.suppress(ImportError):
+    from spark_pgqueue.datasource import PgQueueDataSource as DefaultSource  # noqa: F401

@@ -110,7 +110,7 @@ def _discovery(has_spark: bool) -> Check:
     if not has_spark:
         return Check("ok", name, f"module {module}, not tried without PySpark")
     try:
-        import_module(module)
+        import_module(module).DefaultSource  # noqa: B018 - not there when a dependency is missing
     except Exception as error:  # whatever it is: it disables every Python data source in Spark
         advice = "pip install --force-reinstall spark-pgqueue"
         return Check("fail", name, f"module {module} cannot be imported: {error}", advice)

@@ -300,7 +300,15 @@ def open_consumer(database: Database, options: SourceOptions) -> Consumer:
     Raises:
         PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
     """
-    if options.create_consumer:
+    find = (
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout "
+        "from pgqueue.open_consumer(%s, %s)"
+    )
+    try:
+        row = database.row(find, [options.stream, options.consumer])
+    except PgQueueError as error:
+        if not options.create_consumer or error.sqlstate != "PQ002":
+            raise
         database.row(
             "select pgqueue.create_consumer(%s, %s, p_start => %s, p_ordering => %s, "
             "p_visibility_timeout => coalesce(%s, interval '30 s'), p_if_not_exists => true)",
@@ -312,13 +320,8 @@ def open_consumer(database: Database, options: SourceOptions) -> Consumer:
                 options.visibility_timeout,
             ],
         )
-    consumer = Consumer(
-        *database.row(
-            "select stream_id, kind, consumer_id, ordering, visibility_timeout "
-            "from pgqueue.open_consumer(%s, %s)",
-            [options.stream, options.consumer],
-        )
-    )
+        row = database.row(find, [options.stream, options.consumer])
+    consumer = Consumer(*row)
     if options.ordering not in (None, consumer.ordering):
         raise PgQueueError(
             f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
