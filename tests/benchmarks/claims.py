@@ -216,9 +216,6 @@ def claims(bench: Bench) -> None:
                 for size in SIZES:
                     for key, taken in measure(filled, size, bench.quick).items():
                         seconds[*key, size, is_held] = low(taken)
-                        bench.report.console.print(
-                            "  ", *key, size, is_held, f"{low(taken) * 1e3:.3f} ms"
-                        )
         report(bench, seconds, *backlogs)
         workers(bench, conn, list(backlogs)[1])
         drop_streams(conn)
@@ -270,22 +267,21 @@ def report(bench: Bench, seconds: Seconds, small: str, large: str) -> None:
                     "ms",
                     target=Target(least=least) if least else None,
                 )
-    for name in list(SIDES):
+    for name in SIDES:
         for size in SIZES:
-            target = Target(least=0.83) if name in ("in bulk", "one by one") else None
-            group = f"speed of claims that stays, {name}"
-            for to, backlog, is_held in (
-                (f"a backlog of {large} against {small}", large, False),
-                ("an old snapshot held, against none", large, True),
+            # Within 20%, for claims of 10,000.
+            is_promised = size == 10_000 and name in ("in bulk", "one by one")
+            for how, hard, easy in (
+                (f"backlog {large}, against {small}", (large, size, False), (small, size, False)),
+                ("an old snapshot held, against none", (large, size, True), (large, size, False)),
             ):
-                base = seconds[name, large if is_held else small, size, False]
                 bench.report.ratio(
-                    group,
-                    f"claims of {size:,}, {to}",
-                    [seconds[name, backlog, size, is_held]],
-                    [base],
+                    f"claims under strain, {name}",
+                    f"claims of {size:,}, {how}",
+                    [seconds[name, *hard]],
+                    [seconds[name, *easy]],
                     "ms",
-                    target=target,
+                    target=Target(least=0.83) if is_promised else None,
                 )
 
 

@@ -151,7 +151,9 @@ def peak_memory() -> Iterator[list[int]]:
         while not over.wait(0.02):
             for process in jvm.children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
-                    peak[0] = max(peak[0], process.memory_info().rss)
+                    # A child that the JVM has just forked still is a JVM.
+                    if process.name().startswith("python"):
+                        peak[0] = max(peak[0], process.memory_info().rss)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
