@@ -1,0 +1,106 @@
+"""The demo: a small version of it succeeds, and a wrong figure makes it fail."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from rich.console import Console
+
+from spark_pgqueue import demo, embedded
+from spark_pgqueue.errors import PgQueueError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def flights():
+    return demo.read_file(2000)
+
+
+def run_demo(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`pgqueue demo` in a process of its own, with temporary files under tmp_path."""
+    return subprocess.run(
+        [sys.executable, "-m", "spark_pgqueue.cli", "demo", "--rows", "3000", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_twice_in_one_directory(tmp_path):
+    directory = tmp_path / "kept"
+    for _ in range(2):
+        done = run_demo(tmp_path, "--directory", str(directory))
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+        assert len(rows) == 12, done.stdout
+        assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
+        assert "WARN" not in done.stderr.replace("WARNING: Using incubator modules", "")
+    assert list(tmp_path.glob("pgqueue-demo-*")) == []
+
+    with embedded.start(directory) as server, psycopg.connect(server.url_of("pgqueue_demo")) as db:
+        left = db.execute("select sum(backlog + claimed) from pgqueue.consumer_stats").fetchone()
+        assert left == (0,)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_given_database_is_left_as_it_was(tmp_path, url, conn):
+    conn.execute("select pgqueue.create_stream('mine')")
+    done = run_demo(tmp_path, "--url", url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
+
+
+def test_a_stream_of_the_user_is_not_touched(url, conn):
+    conn.execute("select pgqueue.create_stream('delayed')")
+    with pytest.raises(PgQueueError, match=r"delayed.*exists"):
+        demo.run(url=url, rows=10)
+    assert conn.execute("select name from pgqueue.streams").fetchall() == [("delayed",)]
+
+
+def test_arguments(tmp_path):
+    with pytest.raises(PgQueueError, match="exclude each other"):
+        demo.run(directory=tmp_path, url="postgresql:///x")
+    with pytest.raises(PgQueueError, match="rows is 0"):
+        demo.run(rows=0)
+
+
+def test_the_file(flights):
+    whole = demo.read_file()
+    assert whole.num_rows == 336_776
+    assert flights.equals(whole[:2000])
+    assert {day for day, _ in demo.days_of(flights)} == {
+        "2013-01-01",
+        "2013-01-02",
+        "2013-01-03",
+    }
+
+
+def test_a_wrong_figure_is_found(flights):
+    told = demo.told_by(flights)
+    assert demo.compare(told, told, Console(file=io.StringIO()))
+
+    days = demo.days_of(flights)
+    one = ("2013-01-02", "UA")
+    days[one] = (days[one][0], days[one][1], (days[one][2] or 0) + 1)
+    seen = {**told, **demo.daily_figures(days)}
+    output = io.StringIO()
+    assert not demo.compare(seen, told, Console(file=output, width=120))
+    differing = [
+        line.split("│")[1].strip() for line in output.getvalue().splitlines() if "differs" in line
+    ]
+    assert "daily: minutes late" in differing
+    assert "daily: days, airlines" in differing
