@@ -1,8 +1,9 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
 #   make demo    the main job on real input        make test   all tests
 #   make bench   the benchmark                     make lint   ruff and pyright
+#   make soak    longer races
 .DELETE_ON_ERROR:
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench soak lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -18,6 +19,9 @@ test: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+soak: .venv/dev
+	$(BIN)/python -m pytest -m soak $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
