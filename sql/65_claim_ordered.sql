@@ -11,6 +11,9 @@
 --
 -- Runs are set aside as waiting, and only _promote makes one delayed or ready.
 --
+-- Whether a key is busy is asked with a "limit 1" in place of "exists", which Postgres would now and then answer by reading
+-- and hashing all claimed runs.
+--
 -- So the messages of a key are, in order: claimed, then aside, then in the line. All transitions hold the consumer's lock.
 -- With ordering=stream all messages have one key, ''.
 
@@ -66,8 +69,8 @@ begin
             where m.consumer_id = p_cursor.consumer_id and m.key = k.key and m.state <> 'claimed'
             order by m.position, m.first_seq limit 1) h
         where h.state = 'waiting'
-          and not exists (select from pgqueue.consumer_messages b
-                          where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed')
+          and (select true from pgqueue.consumer_messages b
+               where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed' limit 1) is null
     ), promoted as (
         update pgqueue.consumer_messages m
         set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, turn = p_cursor.turn + head.i,
@@ -309,10 +312,10 @@ begin
             where r.consumer_id = $1 and r.state = 'ready' and r.rank = 0 and r.turn = $2 and r.first_seq < $3
         ), busy as materialized (
             select k.key from (select distinct key from element where key is not null) k
-            where exists (select from pgqueue.consumer_messages c
-                          where c.consumer_id = $1 and c.key = k.key and c.state = 'claimed' and c.claim_id <> $4)
-               or exists (select from pgqueue.consumer_messages c
-                          where c.consumer_id = $1 and c.key = k.key and c.state <> 'claimed')
+            where (select true from pgqueue.consumer_messages c
+                   where c.consumer_id = $1 and c.key = k.key and c.state = 'claimed' and c.claim_id <> $4 limit 1)
+               or (select true from pgqueue.consumer_messages c
+                   where c.consumer_id = $1 and c.key = k.key and c.state <> 'claimed' limit 1)
         ), judged as (
             select e.*,
                    case when e.key is null then e.later

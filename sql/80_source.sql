@@ -258,8 +258,8 @@ begin
         where m.consumer_id = p_consumer.consumer_id and m.state <> 'claimed' and m.seqs && p_claim.seqs
           and case when not p_claim.ordered then true
                    when m.key is null then p_cursor.open_claims = 0
-                   else not exists (select from pgqueue.consumer_messages b
-                                    where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed')
+                   else (select true from pgqueue.consumer_messages b
+                         where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed' limit 1) is null
                         and (select b.seqs && p_claim.seqs from pgqueue.consumer_messages b
                              where b.consumer_id = m.consumer_id and b.key = m.key and b.state <> 'claimed'
                              order by b.position, b.first_seq limit 1) end
