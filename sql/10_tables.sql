@@ -74,6 +74,7 @@ create table if not exists pgqueue.consumer_cursors (
     lease_probe    timestamptz     not null default '-infinity',-- look for expired leases again from then on
     -- ordered consumers only:
     open_claims    int             not null default 0,          -- claims with messages
+    first_claim    bigint          not null default 0,          -- no older claim is open: a floor, as those above
     aside          bigint          not null default 0,          -- runs set aside for a key of their own
     mixed_claim    bigint,                                      -- the one open claim whose runs are not yet split by key
     heads_first    boolean         not null default true,       -- who is served first by the next claim, see _serve_ordered
@@ -105,7 +106,7 @@ create index if not exists consumer_messages_due on pgqueue.consumer_messages (c
     where state = 'delayed';
 create index if not exists consumer_messages_claim on pgqueue.consumer_messages (claim_id)
     where state = 'claimed';
-create index if not exists consumer_messages_busy on pgqueue.consumer_messages (consumer_id, key)
+create index if not exists consumer_messages_busy on pgqueue.consumer_messages (consumer_id, key, claim_id)
     where state = 'claimed' and key is not null;
 create index if not exists consumer_messages_aside on pgqueue.consumer_messages (consumer_id, key, position, first_seq)
     where state <> 'claimed' and key is not null;
@@ -127,6 +128,7 @@ create table if not exists pgqueue.claims (
     seqs               int8multirange                       -- readers: the original set
 );
 create index if not exists claims_lease on pgqueue.claims (consumer_id, lease_until) where live;
+create index if not exists claims_ordered on pgqueue.claims (consumer_id, claim_id) where live and ordered;
 create index if not exists claims_reader on pgqueue.claims (reader, claim_id) where reader is not null;
 
 create table if not exists pgqueue.dead_messages (

@@ -110,7 +110,8 @@ begin
     ), ended as (
         update pgqueue.consumer_messages m
         set state = case when (select true from pgqueue.consumer_messages b
-                               where b.consumer_id = p_consumer.consumer_id and b.key = due.key and b.state = 'claimed' limit 1)
+                               where b.consumer_id = p_consumer.consumer_id and b.key = due.key and b.state = 'claimed'
+                                 and b.claim_id >= v_cursor.first_claim limit 1)
                          then 'waiting' else 'ready' end,
             turn = case when due.key is null then m.position else v_cursor.turn + 1 end,
             not_visible_until = null

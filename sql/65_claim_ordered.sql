@@ -70,7 +70,8 @@ begin
             order by m.position, m.first_seq limit 1) h
         where h.state = 'waiting'
           and (select true from pgqueue.consumer_messages b
-               where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed' limit 1) is null
+               where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed'
+                 and b.claim_id >= p_cursor.first_claim limit 1) is null
     ), promoted as (
         update pgqueue.consumer_messages m
         set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, turn = p_cursor.turn + head.i,
@@ -123,6 +124,7 @@ begin
 
     if v_got > 0 then
         if v_had = 0 then
+            v_cursor.first_claim := case when v_others then least(v_cursor.first_claim, p_claim_id) else p_claim_id end;
             v_cursor.open_claims := v_cursor.open_claims + 1;
         end if;
         if not v_others then
@@ -223,7 +225,7 @@ begin
             v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_turn, v_below, p_claim_id);
         else
             v_below := pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_n, v_left + v_slack);
-            select * into v_walk from pgqueue._walk(p_consumer, v_turn, v_below, p_claim_id, v_left, p_others, v_now);
+            select * into v_walk from pgqueue._walk(p_consumer, p_cursor, v_turn, v_below, p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             p_cursor.aside := p_cursor.aside + v_walk.o_aside;
             if v_walk.o_keys <> '{}' then
@@ -292,71 +294,80 @@ end $$;
 -- Walks the messages of a turn in the line below a bound, by seq: claims those whose key is free and sets the others
 -- aside, until p_want are claimed.
 -- Returns how many were claimed, how many runs were set aside, and for which keys.
-create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_turn bigint, p_below bigint, p_claim_id bigint,
-                                         p_want bigint, p_split boolean, p_now timestamptz,
+create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_turn bigint, p_below bigint,
+                                         p_claim_id bigint, p_want bigint, p_split boolean, p_now timestamptz,
                                          out o_claimed bigint, out o_aside bigint, out o_keys text[])
 language plpgsql
 set enable_hashjoin = on
+set enable_nestloop = off
 as $$
 declare
-    v_stop bigint;
-    v_run  pgqueue.consumer_messages;
+    v_element record;
+    v_stop    bigint;
+    v_run     pgqueue.consumer_messages;
 begin
+    -- only this much is planned again by each call
     execute format($q$
-        with element as materialized (
-            select r.priority, r.deliver_count, r.position, r.not_visible_until, r.last_error, m.seq, %2$s as key,
-                   coalesce(r.not_visible_until > $7, false) as later
-            from pgqueue.consumer_messages r
-            cross join lateral unnest(r.seqs) g
-            cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < least(upper(g), $3)) m
-            where r.consumer_id = $1 and r.state = 'ready' and r.rank = 0 and r.turn = $2 and r.first_seq < $3
-        ), busy as materialized (
-            select k.key from (select distinct key from element where key is not null) k
-            where (select true from pgqueue.consumer_messages c
-                   where c.consumer_id = $1 and c.key = k.key and c.state = 'claimed' and c.claim_id <> $4 limit 1)
-               or (select true from pgqueue.consumer_messages c
-                   where c.consumer_id = $1 and c.key = k.key and c.state <> 'claimed' limit 1)
-        ), judged as (
-            select e.*,
-                   case when e.key is null then e.later
-                        else bool_or(b.key is not null or e.later) over (partition by e.key order by e.seq) end as blocked
-            from element e left join busy b on b.key = e.key
-        ), counted as (
-            select *, count(*) filter (where not blocked) over (order by seq) as free from judged
-        ), walked as materialized (
-            select * from counted where free < $5 or (free = $5 and not blocked)
-        ), claimed as (
-            insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
-                                                   seqs, key, claim_id, last_delivered_at, last_error)
-            select $1, 'claimed', 0, r.priority, r.deliver_count + 1, r.position, r.position, c.first_seq, c.n, c.seqs,
-                   r.own_key, $4, $7, r.last_error
-            from (select priority, deliver_count, position, last_error, case when $6 then key end as own_key,
-                         range_agg(int8range(seq, seq, '[]')) as seqs
-                  from walked where not blocked group by 1, 2, 3, 4, 5) r
-            cross join lateral pgqueue._chunks(r.seqs) c
-            returning n
-        ), aside as (
-            insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
-                                                   seqs, key, not_visible_until, last_error)
-            select $1, case when r.key is null then 'delayed' else 'waiting' end,
-                   case when r.key is null then 0 else -1 end,
-                   r.priority, r.deliver_count, r.position, r.position, c.first_seq, c.n, c.seqs, r.key, r.not_visible_until, r.last_error
-            from (select priority, deliver_count, position, last_error, key, not_visible_until, island,
-                         range_agg(int8range(seq, seq, '[]')) as seqs
-                  from (select *, row_number() over (partition by key order by seq)
-                               - row_number() over (partition by key, priority, deliver_count, not_visible_until, last_error order by seq) as island
-                        from walked where blocked) i
-                  group by priority, deliver_count, position, last_error, key, not_visible_until, island) r
-            cross join lateral pgqueue._chunks(r.seqs) c
-            returning key
-        )
-        select case when (select count(*) from walked where not blocked) < $5 then $3 - 1 else (select max(seq) from walked) end,
-               (select coalesce(sum(n), 0) from claimed),
-               (select count(*) from aside where key is not null),
-               array(select distinct key from aside where key is not null)
-        $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
-    into v_stop, o_claimed, o_aside, o_keys
-    using p_consumer.consumer_id, p_turn, p_below, p_claim_id, p_want, p_split, p_now;
+        select array_agg(m.seq) as seq, array_agg(%2$s) as key, array_agg(r.priority) as priority,
+               array_agg(r.deliver_count) as deliver_count, array_agg(r.position) as position,
+               array_agg(r.not_visible_until) as not_visible_until, array_agg(r.last_error) as last_error
+        from pgqueue.consumer_messages r
+        cross join lateral unnest(r.seqs) g
+        cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < least(upper(g), $3)) m
+        where r.consumer_id = $1 and r.state = 'ready' and r.rank = 0 and r.turn = $2 and r.first_seq < $3 $q$,
+        p_consumer.stream_id, pgqueue._key_of(p_consumer))
+    into v_element using p_consumer.consumer_id, p_turn, p_below;
+
+    with element as materialized (
+        select *, coalesce(not_visible_until > p_now, false) as later
+        from unnest(v_element.seq, v_element.key, v_element.priority, v_element.deliver_count, v_element.position,
+                    v_element.not_visible_until, v_element.last_error)
+             e (seq, key, priority, deliver_count, position, not_visible_until, last_error)
+    ), busy as materialized (
+        select k.key from (select distinct key from element where key is not null) k
+        where (select true from pgqueue.consumer_messages c
+               where c.consumer_id = p_consumer.consumer_id and c.key = k.key and c.state = 'claimed'
+                 and c.claim_id >= p_cursor.first_claim and c.claim_id <> p_claim_id limit 1)
+           or (select true from pgqueue.consumer_messages c
+               where c.consumer_id = p_consumer.consumer_id and c.key = k.key and c.state <> 'claimed' limit 1)
+    ), judged as (
+        select e.*,
+               case when e.key is null then e.later
+                    else bool_or(b.key is not null or e.later) over (partition by e.key order by e.seq) end as blocked
+        from element e left join busy b on b.key = e.key
+    ), counted as (
+        select *, count(*) filter (where not blocked) over (order by seq) as free from judged
+    ), walked as materialized (
+        select * from counted where free < p_want or (free = p_want and not blocked)
+    ), claimed as (
+        insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
+                                               seqs, key, claim_id, last_delivered_at, last_error)
+        select p_consumer.consumer_id, 'claimed', 0, r.priority, r.deliver_count + 1, r.position, r.position, c.first_seq, c.n, c.seqs,
+               r.own_key, p_claim_id, p_now, r.last_error
+        from (select priority, deliver_count, position, last_error, case when p_split then key end as own_key,
+                     range_agg(int8range(seq, seq, '[]')) as seqs
+              from walked where not blocked group by 1, 2, 3, 4, 5) r
+        cross join lateral pgqueue._chunks(r.seqs) c
+        returning n
+    ), aside as (
+        insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n,
+                                               seqs, key, not_visible_until, last_error)
+        select p_consumer.consumer_id, case when r.key is null then 'delayed' else 'waiting' end, case when r.key is null then 0 else -1 end,
+               r.priority, r.deliver_count, r.position, r.position, c.first_seq, c.n, c.seqs, r.key, r.not_visible_until, r.last_error
+        from (select priority, deliver_count, position, last_error, key, not_visible_until, island,
+                     range_agg(int8range(seq, seq, '[]')) as seqs
+              from (select *, row_number() over (partition by key order by seq)
+                           - row_number() over (partition by key, priority, deliver_count, not_visible_until, last_error order by seq) as island
+                    from walked where blocked) i
+              group by priority, deliver_count, position, last_error, key, not_visible_until, island) r
+        cross join lateral pgqueue._chunks(r.seqs) c
+        returning key
+    )
+    select case when (select count(*) from walked where not blocked) < p_want then p_below - 1 else (select max(seq) from walked) end,
+           (select coalesce(sum(n), 0) from claimed),
+           (select count(*) from aside where key is not null),
+           array(select distinct key from aside where key is not null)
+    into v_stop, o_claimed, o_aside, o_keys;
 
     for v_run in
         delete from pgqueue.consumer_messages

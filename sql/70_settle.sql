@@ -42,6 +42,12 @@ begin
         if p_left = 0 and p_claim.remaining > 0 then
             p_cursor.open_claims := p_cursor.open_claims - 1;
             p_cursor.mixed_claim := nullif(p_cursor.mixed_claim, p_claim.claim_id);
+            if p_cursor.first_claim = p_claim.claim_id then
+                p_cursor.first_claim := coalesce(
+                    (select claim_id from pgqueue.claims
+                     where consumer_id = p_claim.consumer_id and live and ordered and claim_id > p_claim.claim_id
+                     order by claim_id limit 1), p_claim.claim_id);
+            end if;
         end if;
         p_cursor := pgqueue._promote(p_cursor, p_keys);
     end if;

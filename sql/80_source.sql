@@ -259,7 +259,8 @@ begin
           and case when not p_claim.ordered then true
                    when m.key is null then p_cursor.open_claims = 0
                    else (select true from pgqueue.consumer_messages b
-                         where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed' limit 1) is null
+                         where b.consumer_id = m.consumer_id and b.key = m.key and b.state = 'claimed'
+                           and b.claim_id >= p_cursor.first_claim limit 1) is null
                         and (select b.seqs && p_claim.seqs from pgqueue.consumer_messages b
                              where b.consumer_id = m.consumer_id and b.key = m.key and b.state <> 'claimed'
                              order by b.position, b.first_seq limit 1) end
@@ -284,6 +285,7 @@ begin
     set live = true, remaining = v_n, settled = least(settled, n - v_n), lease_until = clock_timestamp() + visibility_timeout
     where claim_id = p_claim.claim_id;
     if p_claim.ordered then
+        p_cursor.first_claim := case when p_cursor.open_claims = 0 then p_claim.claim_id else least(p_cursor.first_claim, p_claim.claim_id) end;
         p_cursor.open_claims := p_cursor.open_claims + 1;
         p_cursor.aside := (select count(*) from pgqueue.consumer_messages
                            where consumer_id = p_consumer.consumer_id and key is not null and state <> 'claimed');
