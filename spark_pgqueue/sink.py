@@ -190,7 +190,7 @@ class Target:
                 seqs = reserve(cursor, self._stream_id, rows.num_rows)
                 cursor.adbc_ingest(
                     f"messages_{self._stream_id}",
-                    rows.append_column("seq", pa.array(seqs, pa.int64())),
+                    rows.append_column("seq", seqs),
                     mode="append",
                     db_schema_name="pgqueue",
                 )
@@ -201,7 +201,7 @@ class Target:
                         "$5::int4, $6)",
                         (
                             *(sink, batch, self._stream_id),
-                            multirange(seqs[each.first : each.first + each.rows]),
+                            multirange(seqs.slice(each.first, each.rows)),
                             *(each.priority, each.deliver_at),
                         ),
                     )[0][0]
@@ -354,20 +354,21 @@ def sort_into_groups(rows: pa.Table) -> tuple[pa.Table, list[Group]]:
     return rows.drop_columns(given).take(pa.array(order, pa.int64())), groups
 
 
-def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> list[int]:
+def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> pa.Int64Array:
     """So many new sequence numbers of a stream, ascending, without a lock."""
     cursor.execute(
         f"select nextval('pgqueue.seq_{stream_id}') as seq from generate_series(1, {count})"
     )
-    return cursor.fetch_arrow_table()["seq"].to_pylist()
+    return pa.concat_arrays(cursor.fetch_arrow_table()["seq"].chunks)
 
 
-def multirange(seqs: list[int]) -> str:
+def multirange(seqs: pa.Int64Array) -> str:
     """Ascending numbers as the text of an int8multirange: '{[1,4),[6,7)}'."""
-    if seqs[-1] - seqs[0] == len(seqs) - 1:  # as nearly always
-        return f"{{[{seqs[0]},{seqs[-1] + 1})}}"
+    first, last = seqs[0].as_py(), seqs[-1].as_py()
+    if last - first == len(seqs) - 1:  # as nearly always
+        return f"{{[{first},{last + 1})}}"
     ranges: list[list[int]] = []
-    for seq in seqs:
+    for seq in seqs.to_pylist():
         if ranges and ranges[-1][1] == seq:
             ranges[-1][1] += 1
         else:
