@@ -264,4 +264,4 @@ def test_a_hot_key_costs_the_others_nothing(conn: psycopg.Connection, stream: in
     costs = [cost(conn, "select * from pgqueue.claim('s', 'c', 1)") for _ in range(30)]
     assert statistics.median(costs[10:]) < 1000, costs
     assert one(conn, "select count(*) from pgqueue.claims") == 31
-    assert cost(conn, "select pgqueue.ack(%s)", hot) < 100
+    assert cost(conn, "select pgqueue.ack(%s)", hot) < 300
