@@ -11,12 +11,14 @@ begin
     return (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r);
 end $$;
 
--- The set of the given numbers. Null for null. Errors: PQ003 when one of them is null.
+-- The set of the given numbers. Null for null. Errors: PQ003 when one of them is null, or they have dimensions.
 create or replace function pgqueue._set_of(p_seqs bigint[]) returns int8multirange
 language plpgsql immutable strict parallel safe
 as $$
 begin
-    if array_position(p_seqs, null) is not null then
+    if array_ndims(p_seqs) > 1 then
+        raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs) using errcode = 'PQ003';
+    elsif array_position(p_seqs, null) is not null then
         raise exception 'p_seqs holds a null' using errcode = 'PQ003', hint = 'Give the numbers of messages, or no array for the whole claim.';
     end if;
     return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s);

@@ -31,15 +31,19 @@ begin
     end if;
 end $$;
 
--- Raises PQ004 unless the payload is one for the stream's kind, and PQ003 unless headers are an object. The partition checks it too, for whoever writes there
+-- Raises PQ004 unless the payload is one for the stream's kind, and PQ003 for other headers than an object and for a key
+-- that is too long. The partition checks it too, for whoever writes there
 -- directly; this one names the stream. (No exception block around the insert: a subtransaction with an id for every
 -- message would slow down every snapshot of the server.)
-create or replace function pgqueue._check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_headers jsonb) returns void
+create or replace function pgqueue._check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_key text, p_headers jsonb)
+returns void
 language plpgsql immutable
 as $$
 begin
     if jsonb_typeof(p_headers) <> 'object' then
         raise exception 'p_headers is a JSON object or null, not %', left(p_headers::text, 100) using errcode = 'PQ003';
+    elsif octet_length(p_key) > 1024 then  -- it is indexed
+        raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key), quote_literal(left(p_key, 50)) using errcode = 'PQ003';
     end if;
     if p_stream.kind = 'binary' then
         if p_data_bytes is null or p_data is not null then
@@ -62,7 +66,7 @@ end $$;
 
 -- Publishes a message, in the caller's transaction.
 --   p_data        the payload of a text or json stream; p_data_bytes that of a binary one
---   p_key         what ordering=key goes by; null: in no order with others
+--   p_key         what ordering=key goes by, up to 1,024 bytes; null: in no order with others
 --   p_headers     a JSON object, or null
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
@@ -86,8 +90,9 @@ begin
     if p_priority is distinct from 0 or p_deliver_at is not null then
         perform pgqueue._check_publication(p_priority, p_deliver_at);
     end if;
-    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or jsonb_typeof(p_headers) <> 'object' then
-        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_headers);
+    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > 1024
+       or jsonb_typeof(p_headers) <> 'object' then
+        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass), v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers)
@@ -121,6 +126,9 @@ begin
     if v_n is null then
         raise exception 'p_data is null' using errcode = 'PQ003', hint = 'Give an array of payloads.';
     end if;
+    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes)) > 1 then
+        raise exception 'p_data, p_keys, p_headers and p_data_bytes have one dimension' using errcode = 'PQ003';
+    end if;
     if cardinality(p_keys) <> v_n or cardinality(p_headers) <> v_n or cardinality(p_data_bytes) <> v_n then
         raise exception 'p_keys, p_headers and p_data_bytes have one element per message or are null: % messages, % keys, % headers, % bytes',
                         v_n, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes) using errcode = 'PQ003';
@@ -128,9 +136,10 @@ begin
     if v_n = 0 then
         return;
     end if;
-    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null then
-        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.headers)
-        from unnest(p_data, p_data_bytes, p_headers) m (data, data_bytes, headers);
+    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null
+       or (select max(octet_length(k)) > 1024 from unnest(p_keys) k) then
+        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
+        from unnest(p_data, p_data_bytes, p_keys, p_headers) m (data, data_bytes, key, headers);
     end if;
     v_seqs := array(select nextval(v_names) from generate_series(1, v_n));
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)

@@ -62,6 +62,18 @@ as $$
                     'a dropped consumer')
 $$;
 
+-- Raises PQ003 for an offset that cannot be.
+create or replace function pgqueue._check_offset(p_reader uuid, p_claim bigint, p_messages bigint) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_reader is null or (p_claim >= 0 and p_messages >= 0) is not true then
+        raise exception 'p_reader is not null, and p_start_claim, p_end_claim and p_start_messages are at least 0; not %, %, %',
+                        coalesce(p_reader::text, 'null'), coalesce(p_claim::text, 'null'), coalesce(p_messages::text, 'null')
+            using errcode = 'PQ003';
+    end if;
+end $$;
+
 -- The end offset of a reader's next micro-batch. Acknowledges its claims up to the start offset; what it claimed beyond
 -- (a crash came between the claim and the offset log) is the batch; otherwise claims what is there.
 --   p_start_claim, p_start_messages  the start offset; 0, 0 for a new query
@@ -98,9 +110,8 @@ begin
     perform pgqueue._check_isolation();
     if p_max < 1 then
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003';
-    elsif p_reader is null or p_start_claim is null or p_start_messages is null then
-        raise exception 'p_reader, p_start_claim and p_start_messages are not null' using errcode = 'PQ003';
     end if;
+    perform pgqueue._check_offset(p_reader, p_start_claim, p_start_messages);
     if p_visibility_timeout is not null then
         perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
@@ -191,10 +202,10 @@ as $$
     select count(*) from extended
 $$;
 
--- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and of those
--- that others took over claims back what is free.
+-- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and claims
+-- back what is free of those that it lost.
 -- Returns how many messages the batch has now; how many of it other claimers have or had; and how many are gone.
--- Errors: PQ002, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, the consumer's lock, its claims.
+-- Errors: PQ002, PQ003, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, the consumer's lock, its claims.
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint)
 returns table (planned bigint, taken_over bigint, gone bigint)
 language plpgsql
@@ -210,6 +221,8 @@ declare
     v_there    bigint;
 begin
     perform pgqueue._check_isolation();
+    perform pgqueue._check_offset(p_reader, p_start_claim, 0);
+    perform pgqueue._check_offset(p_reader, p_end_claim, 0);
     perform pgqueue._lock_reader(p_reader);
     perform pgqueue._lock_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;

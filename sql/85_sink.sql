@@ -32,6 +32,17 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select exists (select from pgqueue.sink_batches where sink = p_sink and stream_id = p_stream_id and batch >= p_batch) $$;
 
+-- Raises PQ003 for a batch that cannot be.
+create or replace function pgqueue._check_batch(p_sink text, p_batch bigint) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_sink is null or (p_batch >= 0) is not true then
+        raise exception 'p_sink is not null and p_batch at least 0, not % and %',
+                        coalesce(quote_literal(p_sink), 'null'), coalesce(p_batch::text, 'null') using errcode = 'PQ003';
+    end if;
+end $$;
+
 -- Records messages that a task has written, in the transaction that wrote them. Nobody sees them yet.
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
 -- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.
@@ -44,7 +55,11 @@ declare
     v_id bigint;
 begin
     perform pgqueue._stream_of(p_stream_id);
+    perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
+    if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
+        raise exception 'p_seqs is a set of some numbers, not %', coalesce(p_seqs::text, 'null') using errcode = 'PQ003';
+    end if;
     insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, n)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
     returning staged_id into v_id;
@@ -69,6 +84,11 @@ declare
     v_blocks    bigint;
     v_rows      bigint;
 begin
+    perform pgqueue._check_batch(p_sink, p_batch);
+    if p_staged is null or (p_rows >= 0) is not true then
+        raise exception 'p_staged is a list of blocks and p_rows their number of messages, not % and %',
+                        coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null') using errcode = 'PQ003';
+    end if;
     if pgqueue.is_published(p_sink, p_stream_id, p_batch) then
         return false;
     end if;

@@ -234,31 +234,6 @@ READ_COMMITTED_ONLY = [
 ]
 
 
-# These are accepted, or refused with an error that names no argument. Strict: the one that mends a
-# case takes it out of here.
-NOT_YET = [
-    f"send('t', 'x', {LONG_KEY})",
-    "send_batch('t', '{{a, b}, {c, d}}')",
-    f"send_batch('t', '{{x}}', array[{LONG_KEY}])",
-    "ack({claim}, array[[1], [2]])",
-    "reader_claim({new}, {consumer}, -1, 0)",
-    "reader_claim({new}, {consumer}, 0, -5)",
-    "reader_resume(null, {consumer}, 0, 0)",
-    "reader_resume({reader}, {consumer}, null, 0)",
-    "reader_resume({reader}, {consumer}, 0, null)",
-    "stage(null, 1, {t}, '{[1,3)}')",
-    "stage('s', null, {t}, '{[1,3)}')",
-    "stage('s', 1, {t}, null)",
-    "stage('s', 1, {t}, '{}')",
-    "stage('s', 1, {t}, '{[1,)}')",
-    "stage('s', 1, {t}, '{(,3)}')",
-    "publish_staged(null, 0, {t}, array[{staged}], 1)",
-    "publish_staged('s', null, {t}, array[{staged}], 1)",
-    "publish_staged('s', 0, {t}, null, 0)",
-    "publish_staged('s', 0, {t}, array[{staged}], null)",
-]
-
-
 @pytest.fixture(scope="module")
 def conn(server: Any, template: str) -> Iterator[Conn]:
     """One database for all cases: none of them changes it."""
@@ -330,7 +305,6 @@ def refused(
         pytest.param(
             *case,
             id=case[0].replace(LONG_KEY, "<long key>"),
-            marks=[pytest.mark.xfail(strict=True)] if case[0] in NOT_YET else [],
         )
         for case in CASES
     ],
