@@ -58,7 +58,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     consumers = {}
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
-            "select seen, watched, parked, turn, open_claims, aside, mixed_claim, version,"
+            "select seen, watched, parked, turn, open_claims, aside, mixed_claim, first_claim,"
             " greatest(due_floor, '2000-01-01') as due_floor, clock_timestamp() as now"
             " from pgqueue.consumer_cursors where consumer_id = %s",
             [row.consumer_id],
@@ -200,6 +200,7 @@ def check_order(c: Consumer) -> None:
     assert cursor.aside == len(aside_runs), f"aside is {cursor.aside}, not {len(aside_runs)}"
     if cursor.mixed_claim is not None:
         assert [cursor.mixed_claim] == [claim.claim_id for claim in claims_open], "mixed_claim"
+    assert all(claim.claim_id >= cursor.first_claim for claim in claims_open), "first_claim"
     if c.ordering == "stream":
         assert len(claims_open) <= 1, f"{len(claims_open)} claims of a stream are open"
 

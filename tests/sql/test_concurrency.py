@@ -224,7 +224,7 @@ def race(url: str, seconds: float, consumers: dict[str, str], seed: int) -> None
             with suppress(psycopg.OperationalError):  # killed as well
                 checker.check(conn)
             if conn.closed:
-                conn = connection.connect(url)  # noqa: PLW2901
+                conn = connection.connect(url)
     logs = [queue.get(timeout=60) for _ in (*producers, *claimers)]
     for process in (*producers, *claimers, *others):
         process.join(30)

@@ -18,7 +18,7 @@ from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 
 ORDERINGS = ["none", "key", "stream"]
 Session = Callable[[], psycopg.Connection]
-pytestmark = pytest.mark.all_versions
+all_versions = pytest.mark.all_versions
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def expire(conn: psycopg.Connection, claim_id: int) -> None:
     )
 
 
+@all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_no_loss(
     conn: psycopg.Connection, url: str, session: Session, stream: int, ordering: str
@@ -87,6 +88,7 @@ def test_no_loss(
     checker.check(conn, {consumer_id: set(sent)})
 
 
+@all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_exclusive(conn: psycopg.Connection, url: str, stream: int, ordering: str) -> None:
     """No message is in two claims, however many claim at once."""
@@ -214,6 +216,7 @@ def test_order_none(conn: psycopg.Connection, stream: int) -> None:
     assert acked(conn, "s", "c", 1) == [high[1], normal[1], *low]
 
 
+@all_versions
 def test_order_key(conn: psycopg.Connection, session: Session, stream: int) -> None:
     """A message is not delivered while an earlier one of its key is unsettled elsewhere."""
     consumer(conn, "key")
@@ -301,6 +304,7 @@ def test_atomic_publication(conn: psycopg.Connection, session: Session, stream: 
         assert [row[0] for row in conn.execute("select n from mine").fetchall()] == expected
 
 
+@all_versions
 def test_atomic_publication_of_a_batch(
     conn: psycopg.Connection, session: Session, url: str, stream: int
 ) -> None:
@@ -339,6 +343,7 @@ def test_atomic_publication_of_a_batch(
     assert acked(conn, "s", "c") == []
 
 
+@all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ordering: str) -> None:
     """The same offsets give the same messages, in any session, after any crash."""

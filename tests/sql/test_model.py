@@ -457,7 +457,8 @@ class QueueMachine(RuleBasedStateMachine):
             seqs = [row[0] for row in self.conn.execute(
                 "select s from pgqueue.consumer_messages m, unnest(m.seqs) g,"
                 " generate_series(lower(g), upper(g) - 1) s"
-                " where claim_id = %s order by rank, position, s", [got.claim_id]).fetchall()]  # fmt: skip
+                " where claim_id = %s order by rank, position, s",
+                [got.claim_id]).fetchall()]  # fmt: skip
         seqs = self.hand_out(c, seqs, size or 10**9)
         assert got.claimed == len(seqs)
         assert got.messages == r.messages + len(seqs)

@@ -210,7 +210,7 @@ def test_a_taker_that_has_written_trusts_no_id_beyond_its_snapshot(
 def test_old_transactions_park_holes_and_lose_none(
     conn: psycopg.Connection, session: Session, stream: int, ordering: str
 ) -> None:
-    """An idle transaction keeps every rollback open: they are put aside, and it is in no way lost."""
+    """An idle transaction keeps every rollback open: they are parked, and nothing is lost."""
     consumer(conn, ordering)
     idle = session()
     idle.execute("begin")
@@ -453,8 +453,8 @@ def test_messages_of_a_statement_are_taken_together(conn: psycopg.Connection, st
     for priority in (0, 3, 5):
         with conn.transaction():
             row = conn.execute(
-                "insert into pgqueue.messages (seq, stream_id, data) select nextval('pgqueue.seq_1'),"
-                " 1, 'x' from generate_series(1, 10) returning seq"
+                "insert into pgqueue.messages (seq, stream_id, data)"
+                " select nextval('pgqueue.seq_1'), 1, 'x' from generate_series(1, 10) returning seq"
             ).fetchall()
             seqs = f"{{[{row[0][0]},{row[-1][0] + 1})}}"
             staged.append(value(conn, "stage", "sink", 0, stream, seqs, priority))
