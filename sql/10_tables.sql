@@ -99,13 +99,14 @@ create table if not exists pgqueue.consumer_messages (
     last_delivered_at timestamptz,
     last_error        text
 );
--- one index per question asked
+-- One index per question asked. No predicate follows from the conditions of another question: Postgres may take any partial
+-- index whose predicate a query implies, and then reads all of it.
 create index if not exists consumer_messages_ready on pgqueue.consumer_messages (consumer_id, rank, turn, first_seq)
     where state = 'ready';
 create index if not exists consumer_messages_due on pgqueue.consumer_messages (consumer_id, not_visible_until)
     where state = 'delayed';
 create index if not exists consumer_messages_claim on pgqueue.consumer_messages (claim_id)
-    where state = 'claimed';
+    where claim_id is not null;
 create index if not exists consumer_messages_busy on pgqueue.consumer_messages (consumer_id, key, claim_id)
     where state = 'claimed' and key is not null;
 create index if not exists consumer_messages_aside on pgqueue.consumer_messages (consumer_id, key, position, first_seq)

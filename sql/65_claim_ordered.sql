@@ -197,35 +197,35 @@ declare
     v_now   timestamptz := clock_timestamp();
     v_turn  bigint;
     v_n     bigint;
-    v_first bigint;
+    v_first bigint;  -- where what is left of the turn begins: dead rows lie before it
     v_later bigint;  -- the first message of the turn that may be delayed
     v_below bigint;
     v_walk  record;
 begin
     while v_left > 0 loop
-        select m.turn into v_turn
+        select m.turn, m.first_seq into v_turn, v_first
         from unnest(p_cursor.floors) f
-        cross join lateral (select turn from pgqueue.consumer_messages
+        cross join lateral (select turn, first_seq from pgqueue.consumer_messages
                             where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = 0
                               and (turn, first_seq) >= (f.turn, f.first_seq)
                             order by turn, first_seq limit 1) m
         where f.rank = 0;
         exit when not found;
         -- the runs of one turn interleave: they go by seq
-        select sum(n), min(first_seq), min(first_seq) filter (where not_visible_until > v_now) into v_n, v_first, v_later
+        select sum(n), min(first_seq) filter (where not_visible_until > v_now) into v_n, v_later
         from pgqueue.consumer_messages
-        where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = 0 and turn = v_turn;
+        where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = 0 and turn = v_turn and first_seq >= v_first;
 
         if p_consumer.ordering = 'stream' then
             exit when p_cursor.aside > 0 or v_first = v_later;
-            v_below := least(pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_n, v_left), v_later);
-            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_turn, v_below, p_claim_id);
+            v_below := least(pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_first, v_n, v_left), v_later);
+            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_turn, v_first, v_below, p_claim_id);
         elsif p_cursor.aside = 0 and not p_others and v_later is null then
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_n, v_left);
-            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_turn, v_below, p_claim_id);
+            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_first, v_n, v_left);
+            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_turn, v_first, v_below, p_claim_id);
         else
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_n, v_left + v_slack);
-            select * into v_walk from pgqueue._walk(p_consumer, p_cursor, v_turn, v_below, p_claim_id, v_left, p_others, v_now);
+            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_turn, v_first, v_n, v_left + v_slack);
+            select * into v_walk from pgqueue._walk(p_consumer, p_cursor, v_turn, v_first, v_below, p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             p_cursor.aside := p_cursor.aside + v_walk.o_aside;
             if v_walk.o_keys <> '{}' then
@@ -241,8 +241,8 @@ begin
     return p_cursor;
 end $$;
 
--- The bound below which the runs of a turn in the line have p_room messages; beyond all if they have no more.
-create or replace function pgqueue._line_bound(p_consumer_id int, p_turn bigint, p_n bigint, p_room bigint) returns bigint
+-- The bound below which the runs of a turn in the line, from p_first, have p_room messages; beyond all if they have no more.
+create or replace function pgqueue._line_bound(p_consumer_id int, p_turn bigint, p_first bigint, p_n bigint, p_room bigint) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -255,16 +255,16 @@ begin
     select pgqueue._bound_of(range_agg(seqs), p_room) into v_below
     from (select seqs, sum(n) over (order by first_seq) - n as before
           from pgqueue.consumer_messages
-          where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn) r
+          where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq >= p_first) r
     where before < p_room;
     select pgqueue._bound_of(range_agg(seqs), p_room) into v_below
     from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq < v_below;
+    where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq >= p_first and first_seq < v_below;
     return v_below;
 end $$;
 
--- Claims the messages of a turn in the line below a bound, keys mixed. Returns how many.
-create or replace function pgqueue._claim_below(p_consumer_id int, p_turn bigint, p_below bigint, p_claim_id bigint) returns bigint
+-- Claims the messages of a turn in the line, from p_first, below a bound, keys mixed. Returns how many.
+create or replace function pgqueue._claim_below(p_consumer_id int, p_turn bigint, p_first bigint, p_below bigint, p_claim_id bigint) returns bigint
 language plpgsql
 as $$
 declare
@@ -274,7 +274,7 @@ declare
 begin
     for v_run in
         delete from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq < p_below
+        where consumer_id = p_consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq >= p_first and first_seq < p_below
         returning *
     loop
         v_part := pgqueue._below(v_run.seqs, p_below);
@@ -291,10 +291,10 @@ begin
     return v_n;
 end $$;
 
--- Walks the messages of a turn in the line below a bound, by seq: claims those whose key is free and sets the others
+-- Walks the messages of a turn in the line, from p_first, below a bound, by seq: claims those whose key is free and sets the others
 -- aside, until p_want are claimed.
 -- Returns how many were claimed, how many runs were set aside, and for which keys.
-create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_turn bigint, p_below bigint,
+create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_turn bigint, p_first bigint, p_below bigint,
                                          p_claim_id bigint, p_want bigint, p_split boolean, p_now timestamptz,
                                          out o_claimed bigint, out o_aside bigint, out o_keys text[])
 language plpgsql
@@ -314,9 +314,9 @@ begin
         from pgqueue.consumer_messages r
         cross join lateral unnest(r.seqs) g
         cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < least(upper(g), $3)) m
-        where r.consumer_id = $1 and r.state = 'ready' and r.rank = 0 and r.turn = $2 and r.first_seq < $3 $q$,
+        where r.consumer_id = $1 and r.state = 'ready' and r.rank = 0 and r.turn = $2 and r.first_seq >= $4 and r.first_seq < $3 $q$,
         p_consumer.stream_id, pgqueue._key_of(p_consumer))
-    into v_element using p_consumer.consumer_id, p_turn, p_below;
+    into v_element using p_consumer.consumer_id, p_turn, p_below, p_first;
 
     with element as materialized (
         select *, coalesce(not_visible_until > p_now, false) as later
@@ -371,7 +371,7 @@ begin
 
     for v_run in
         delete from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq <= v_stop
+        where consumer_id = p_consumer.consumer_id and state = 'ready' and rank = 0 and turn = p_turn and first_seq >= p_first and first_seq <= v_stop
         returning *
     loop
         perform pgqueue._insert_run(v_run, v_run.seqs - int8multirange(int8range(null, v_stop, '[]')));

@@ -15,8 +15,8 @@ begin
     if found and (p_line or v_claim.ordered) then
         perform pgqueue._lock_consumer(v_claim.consumer_id);
     end if;
-    select * into v_claim from pgqueue.claims where claim_id = p_claim_id and live for update;
-    if not found then
+    select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update;
+    if not found or not v_claim.live then
         raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took over; nothing was changed',
                       coalesce(p_claim_id::text, 'null');
         return null;
@@ -128,7 +128,9 @@ declare
 begin
     if p_seqs is null and current_setting('transaction_isolation') = 'read committed' then
         -- the common case, in two statements
-        delete from pgqueue.claims where claim_id = p_claim_id and live and not ordered and reader is null;
+        delete from pgqueue.claims
+        where claim_id = p_claim_id
+          and case when live and not ordered then reader is null end;  -- opaque: or else a partial index is read for it
         if found then
             with gone as (delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' returning n)
             select coalesce(sum(n), 0) into v_n from gone;
