@@ -1,5 +1,6 @@
 -- Which version this is, and who may use it: nobody, until the owner grants it.
 
+-- The version of this schema. Locks nothing.
 create or replace function pgqueue.schema_version() returns int language sql stable
     set search_path = pg_catalog, pg_temp
 as $$ select max(version) from pgqueue.installed $$;

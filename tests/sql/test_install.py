@@ -116,21 +116,7 @@ def test_an_installation_that_fails_leaves_nothing(empty_url: str) -> None:
         assert one(conn, "select mine from pgqueue.stream_stats") == 1
 
 
-# Strict: the one that writes its header takes it out of here.
-NO_HEADER_YET = ["99_version.sql"]
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        pytest.param(
-            file,
-            id=file.name,
-            marks=[pytest.mark.xfail(strict=True)] if file.name in NO_HEADER_YET else [],
-        )
-        for file in schema.sql_files()
-    ],
-)
+@pytest.mark.parametrize("file", schema.sql_files(), ids=lambda file: file.name)
 def test_every_function_and_view_says_what_it_does_directly_above(file: Path) -> None:
     lines = file.read_text().splitlines()
     assert lines[0].startswith("-- "), "and so does the file"
