@@ -278,7 +278,8 @@ def run(directory: Path | None = None, url: str | None = None, rows: int | None 
             rate = table.num_rows / seconds
             console.print(f"{what} in {seconds:.1f} s: {rate:,.0f} flights/s")
         if directory is not None:
-            console.print(f"To look at it: pgqueue stats --url '{url}'", soft_wrap=True)
+            again = f'embedded.start("{directory}").url_of("pgqueue_demo")'
+            console.print(f"to look at it: {again}", style="dim", soft_wrap=True)
         return same
 
 
@@ -325,6 +326,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         spark_pgqueue.register(spark)
         yield spark
     finally:
+        spark.sparkContext.setLogLevel("OFF")  # that a query was broken off is no news
         for query in spark.streams.active:
             query.stop()
         spark.stop()
@@ -353,7 +355,9 @@ def watch(
         while True:
             for name, query in queries.items():
                 if error := query.exception():
-                    raise PgQueueError(f"the query {name} failed: {error}")
+                    # Ours, if it is one, without the traceback before it and the plan behind it.
+                    why = str(error).split("PgQueueError: ")[-1].split("SQLSTATE: ")[0]
+                    raise PgQueueError(f"the query {name} failed: {why}")
             if ended is None and not queries["publisher"].isActive:
                 ended = time.monotonic()
             desk.work(queue)
