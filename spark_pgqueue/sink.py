@@ -225,8 +225,8 @@ class Target:
             raise PgQueueError(
                 f"a row does not fit stream {self._options.stream} of kind {self._kind}: {said}"
                 + (f" ({where[-1][:200]})" if where else ""),
-                hint="text and json hold no NUL character, json must be valid, headers are an object "
-                "and a key has at most 1024 bytes; write what may be anything to a binary stream",
+                hint="text and json hold no NUL character, json must be valid, headers are an "
+                "object and a key has at most 1024 bytes; a binary stream takes any bytes",
                 sqlstate="PQ004",
             ) from None
         raise error
