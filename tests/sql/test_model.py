@@ -29,7 +29,7 @@ from spark_pgqueue import connection
 from tests.sql import checker
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
-EXAMPLES = int(os.environ.get("PGQUEUE_MODEL_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("PGQUEUE_MODEL_EXAMPLES", "15"))
 LONG = "10 days"
 KEYS = st.sampled_from(["a", "b", "c", None])
 HOURS = st.sampled_from([None, None, None, None, -1, 1, 2])

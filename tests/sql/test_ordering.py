@@ -55,15 +55,20 @@ def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str)
         assert acked(conn, "s", "c", 1) == [first, second]
 
 
+@pytest.mark.parametrize("claims_before", [0, 1])
 def test_a_failed_message_takes_back_what_came_from_the_line(
-    conn: psycopg.Connection, consumer: int
+    conn: psycopg.Connection, consumer: int, claims_before: int
 ) -> None:
     """Of a key that stood aside, a claim has that run and, from the line, later messages."""
+    # Claims serve the keys aside first and the line first in turn.
+    for _ in range(claims_before):
+        send(conn, "before")
+        value(conn, "ack", claim_of(call(conn, "receive", "s", "c", 1)))
     (first,) = send(conn, "k")
     claim = claim_of(call(conn, "receive", "s", "c", 1))
     value(conn, "nack", claim, [first])
     later = send(conn, "k", "other", "k")
-    for _ in range(2):  # keys aside first, and the line first
+    for _ in range(2):
         rows = call(conn, "receive", "s", "c", 10)
         assert sorted(seqs_of(rows)) == sorted([first, *later])
         assert value(conn, "nack", claim_of(rows), [first]) == 3
