@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -23,12 +26,20 @@ def flights():
     return demo.read_file(2000)
 
 
-def run_demo(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`pgqueue demo` in a process of its own, with temporary files under tmp_path."""
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for servers: another pytest of root shuts tmp_path to the server's user."""
+    made = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`pgqueue demo` in a process of its own, with temporary files in the folder."""
     return subprocess.run(
         [sys.executable, "-m", "spark_pgqueue.cli", "demo", "--rows", "3000", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "80"},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -38,16 +49,16 @@ def run_demo(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_twice_in_one_directory(tmp_path):
-    directory = tmp_path / "kept"
+def test_twice_in_one_directory(folder):
+    directory = folder / "kept"
     for _ in range(2):
-        done = run_demo(tmp_path, "--directory", str(directory))
+        done = run_demo(folder, "--directory", str(directory))
         assert done.returncode == 0, done.stdout + done.stderr
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
         assert len(rows) == 12, done.stdout
         assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
         assert "WARN" not in done.stderr.replace("WARNING: Using incubator modules", "")
-    assert list(tmp_path.glob("pgqueue-demo-*")) == []
+    assert list(folder.glob("pgqueue-demo-*")) == []
 
     with embedded.start(directory) as server, psycopg.connect(server.url_of("pgqueue_demo")) as db:
         left = db.execute("select sum(backlog + claimed) from pgqueue.consumer_stats").fetchone()
@@ -57,9 +68,9 @@ def test_twice_in_one_directory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_given_database_is_left_as_it_was(tmp_path, url, conn):
+def test_a_given_database_is_left_as_it_was(folder, url, conn):
     conn.execute("select pgqueue.create_stream('mine')")
-    done = run_demo(tmp_path, "--url", url)
+    done = run_demo(folder, "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
 

@@ -20,12 +20,14 @@ def outputs_of(notebook):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_it_runs(monkeypatch):
     notebook = nbformat.read(QUICKSTART, as_version=4)
-    execute(notebook, tmp_path)
+    # Not tmp_path: another pytest of root shuts that to the user of the embedded server.
+    with tempfile.TemporaryDirectory(prefix="pgqueue-test-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        execute(notebook, Path(folder))
+        assert list(Path(folder).glob("pgqueue-quickstart-*")) == []
     assert any("image/png" in each.get("data", {}) for each in outputs_of(notebook))
-    assert list(tmp_path.glob("pgqueue-quickstart-*")) == []
 
 
 def test_it_is_stored_with_its_outputs():

@@ -54,7 +54,7 @@ def read(conn: psycopg.Connection) -> list[Consumer]:
 
 def read_here(conn: psycopg.Connection) -> list[Consumer]:
     """Read all consumers of a database, in the connection's transaction."""
-    cur = conn.cursor(row_factory=namedtuple_row)
+    cur: Any = conn.cursor(row_factory=namedtuple_row)
     consumers = {}
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(

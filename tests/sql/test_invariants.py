@@ -297,7 +297,7 @@ def test_atomic_publication(conn: psycopg.Connection, session: Session, stream: 
         value(other, "send", "s", "x")
         assert call(conn, "receive", "s", "c", 10) == []
         assert one(conn, "select count(*) from pgqueue.message_states where state = 'new'") == 0
-        other.execute(end)
+        other.execute(end.encode())
         got = acked(conn, "s", "c")
         assert len(got) == (3 if expected else 0)
         assert got[:2] == (sent if expected else [])
@@ -314,9 +314,11 @@ def test_atomic_publication_of_a_batch(
     for _ in range(3):
         with conn.transaction():
             rows = conn.execute(
-                f"insert into pgqueue.messages_{stream} (seq, stream_id, data)"
-                f" select nextval('pgqueue.seq_{stream}'), {stream}, 'x'"
-                " from generate_series(1, 5) returning seq"
+                (
+                    f"insert into pgqueue.messages_{stream} (seq, stream_id, data)"
+                    f" select nextval('pgqueue.seq_{stream}'), {stream}, 'x'"
+                    " from generate_series(1, 5) returning seq"
+                ).encode()
             ).fetchall()
             block = [row[0] for row in rows]
             seqs += block

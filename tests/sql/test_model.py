@@ -11,7 +11,7 @@ import os
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -577,7 +577,7 @@ def test_any_history_follows_the_model(url: str, ordering: str) -> None:
 
     Machine.url, Machine.ordering = url, ordering
     with connection.connect(url) as conn:  # a history that fails leaves its stream behind
-        reset = "select pgqueue.drop_stream(name) from pgqueue.streams"
+        reset: LiteralString = "select pgqueue.drop_stream(name) from pgqueue.streams"
 
         class Clean(Machine):
             def __init__(self) -> None:
@@ -593,6 +593,6 @@ def test_any_history_follows_the_model(url: str, ordering: str) -> None:
                 derandomize="PGQUEUE_MODEL_EXAMPLES" not in os.environ,
                 database=None,
                 phases=[Phase.generate, Phase.shrink],
-                suppress_health_check=list(HealthCheck),
+                suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]
             ),
         )

@@ -48,11 +48,13 @@ def claim_cost(conn: psycopg.Connection, consumer: str, size: int = 1, n: int = 
 def bulk(conn: psycopg.Connection, n: int, keys: str = "null") -> None:
     """Publish n messages with one row of publications, without their way through Python."""
     conn.execute(
-        "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
-        f" select nextval('pgqueue.seq_1'), 1, {keys}, 'x' from generate_series(1, {n}) i"
-        " returning seq)"
-        " select pgqueue.stage('bulk', nextval('pgqueue.claims_claim_id_seq'), 1,"
-        " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
+        (
+            "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
+            f" select nextval('pgqueue.seq_1'), 1, {keys}, 'x' from generate_series(1, {n}) i"
+            " returning seq)"
+            " select pgqueue.stage('bulk', nextval('pgqueue.claims_claim_id_seq'), 1,"
+            " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
+        ).encode()
     )
     conn.execute(
         "select pgqueue.publish_staged('bulk', batch, 1, array[staged_id], n)"
@@ -63,10 +65,12 @@ def bulk(conn: psycopg.Connection, n: int, keys: str = "null") -> None:
 def singles(conn: psycopg.Connection, n: int, start: str = "null") -> None:
     """Publish n messages with a row of publications each. (Nobody reads their payloads.)"""
     conn.execute(
-        "insert into pgqueue.publications (publication_id, n, published_at, deliver_at, stream_id,"
-        " priority, seqs) select nextval('pgqueue.publication_1'), 1, now(),"
-        f" {start}, 1, 0, int8multirange(int8range(s, s, '[]'))"
-        f" from (select nextval('pgqueue.seq_1') as s from generate_series(1, {n}) i) x"
+        (
+            "insert into pgqueue.publications (publication_id, n, published_at, deliver_at,"
+            " stream_id, priority, seqs) select nextval('pgqueue.publication_1'), 1, now(),"
+            f" {start}, 1, 0, int8multirange(int8range(s, s, '[]'))"
+            f" from (select nextval('pgqueue.seq_1') as s from generate_series(1, {n}) i) x"
+        ).encode()
     )
 
 
@@ -122,13 +126,17 @@ def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
     state = "state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key"
     in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
     conn.execute(
-        f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id, not_visible_until)"
-        f" select 1, {in_flight}, case when m.state = 'claimed' then i + 1000000 end,"
-        " case when m.state = 'delayed' then now() + interval '1 day' end"
-        " from generate_series(1, 100000) i cross join lateral"
-        " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end state,"
-        f"  case when {ordering == 'key'} then 'other' || i / 3 end as key) m"
-        f" where {ordering == 'key'} or i % 3 < 2"
+        (
+            f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
+            " not_visible_until)"
+            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 1000000 end,"
+            " case when m.state = 'delayed' then now() + interval '1 day' end"
+            " from generate_series(1, 100000) i cross join lateral"
+            " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
+            "  as state,"
+            f"  case when {ordering == 'key'} then 'other' || i / 3 end as key) m"
+            f" where {ordering == 'key'} or i % 3 < 2"
+        ).encode()
     )
     conn.execute(
         "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
