@@ -91,13 +91,15 @@ create or replace view pgqueue.consumer_stats as
         select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry
         from pgqueue.claims where consumer_id = c.consumer_id and live) l;
 
--- One row per stream. messages is the planner's estimate of what is stored.
+-- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, an exact
+-- bound of what was ever sent.
 create or replace view pgqueue.stream_stats as
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
            greatest(t.reltuples, 0)::bigint as messages,
            pg_total_relation_size(t.oid) as bytes,
-           (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks
+           (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
+           coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', s.stream_id)::regclass), 0) as last_seq
     from pgqueue.streams s
     join pg_catalog.pg_class t on t.oid = to_regclass(format('pgqueue.messages_%s', s.stream_id));
