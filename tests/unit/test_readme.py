@@ -28,7 +28,7 @@ def test_every_option_is_in_the_table(section, options):
 
 def test_the_commands_are_in_the_makefile():
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    for target in set(re.findall(r"`?make ([a-z]+)`?", README)):
+    for target in set(re.findall(r"(?:`|^)make ([a-z]+)", README, re.MULTILINE)):
         assert f"\n{target}:" in makefile, target
 
 
