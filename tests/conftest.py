@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import connection, embedded, schema
+from spark_pgqueue import connection, embedded, java, schema
 from spark_pgqueue.errors import PgQueueError
 
 if TYPE_CHECKING:
@@ -146,14 +146,20 @@ def _database(server: Server, template: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local Spark session of two cores, with the data source registered."""
-    import spark_pgqueue
-    from spark_pgqueue import java
-
+def spark_environment() -> None:
+    """What Spark needs to start, also in a child process: a Java, and this very Python."""
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+@pytest.fixture(scope="session")
+def spark(
+    spark_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """A local Spark session of two cores, with the data source registered."""
     from pyspark.sql import SparkSession
+
+    import spark_pgqueue
 
     session = (
         SparkSession.builder.master("local[2]")

@@ -77,6 +77,7 @@ def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: 
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark_environment")
 @pytest.mark.timeout(600)
 def test_spark_finds_the_format_by_itself(python: Path, url: str, conn, tmp_path):
     conn.execute("select pgqueue.create_stream('s'), pgqueue.create_stream('copy')")

@@ -17,7 +17,10 @@ import pytest
 from tests.processes import Child
 from tests.spark.conftest import Queue
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    *(pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)),
+    pytest.mark.usefixtures("spark_environment"),
+]
 
 APPLICATION = """
     import sys
@@ -108,7 +111,7 @@ def copying(url: str, tmp_path: Path) -> Queue:
 
 def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
     with Traffic(copying) as traffic:
-        for _ in range(3):
+        for _ in range(2):
             with application(copying, "always") as child:
                 wait_for_more(copying, child)
                 time.sleep(random.uniform(0, 1))

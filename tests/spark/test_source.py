@@ -449,7 +449,7 @@ class TestBadInput:
     def test_a_consumer_with_another_ordering(self, queue: Queue, fails):
         queue.create("s", "c")
         frame = queue.load("s", "c", createConsumer="true", ordering="key")
-        assert "'c' of stream 's' exists already, with ordering none" in fails(queue.collect(frame))
+        assert "ordering none, but option ordering is key" in fails(queue.collect(frame))
 
     def test_a_checkpoint_of_another_consumer(self, queue: Queue, fails):
         queue.create("s", "c", "d")
