@@ -115,7 +115,7 @@ begin
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
     execute format(
         'create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq), check (%2$s), '
-        'check (jsonb_typeof(headers) = ''object''), check (octet_length(key) <= 1024))',
+        'check (octet_length(key) <= 1024 and (headers is null or jsonb_typeof(headers) = ''object'')))',
         v_stream.stream_id,
         case p_kind
             when 'text' then 'data is not null and data_bytes is null'
