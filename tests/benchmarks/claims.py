@@ -226,6 +226,8 @@ def claims(bench: Bench) -> None:
                     )
                     seconds |= {(*key, size, is_held): low(each) for key, each in taken.items()}
         report(bench, seconds, *backlogs)
+        for each in filled.values():
+            each.vacuum()
         workers(bench, conn, list(backlogs)[1])
         drop_streams(conn)
 

@@ -55,6 +55,7 @@ def compare(bench: Bench, rows: int, batches: int, target: Target | None) -> Non
     taken: dict[str, list[float]] = {name: [] for name in sides}
     with bench.connect() as conn:
         fill(conn, rows * batches)
+        plain()  # warms the JVM up
         for _ in range(rounds):
             for name, side in sides.items():
                 taken[name] += side()
