@@ -46,7 +46,9 @@ def sink(bench: Bench) -> None:
                 url=bench.url, stream="sink"
             ).save()
 
-        copies, streamed, written = [], [], []
+        copies: list[list[float]] = []
+        streamed: list[float] = []
+        written: list[float] = []
         for _ in range(rounds):
             copies.append(copy_all())
             streamed += stream()
