@@ -11,7 +11,7 @@ import typer
 
 from spark_pgqueue import connection, embedded, schema
 from tests.benchmarks.claims import claims
-from tests.benchmarks.harness import SETTINGS, Bench, Report
+from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
 from tests.benchmarks.publish import publish
 from tests.benchmarks.queries import queries
 from tests.benchmarks.sink import sink
@@ -40,7 +40,8 @@ def main(
                 (version,) = conn.execute("show server_version").fetchone() or ("",)
             bench = Bench(home, server.url, report)
             for name in only or BENCHMARKS:
-                BENCHMARKS[name](bench)
+                took = timed(lambda name=name: BENCHMARKS[name](bench))
+                report.console.print(f"[dim]{name}: {took:.0f} s[/]")
     finally:
         shutil.rmtree(home, ignore_errors=True)
     report.console.print(report.table())

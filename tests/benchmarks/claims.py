@@ -168,7 +168,7 @@ class Backlog:
     def block(self, size: int, count: int, is_held: bool) -> float:
         """Seconds for one claim of `size` messages and its acknowledgement, of `count` in a row.
 
-        Of fewer, if these take longer than two seconds. What they claim is published before, which
+        Of fewer, if these take longer than a second. What they claim is published before, which
         is not timed. (After a pause, the first claim takes a millisecond longer on either side.)
         """
         while self.above < size * count:
@@ -177,7 +177,7 @@ class Backlog:
         if isinstance(self.side, Rows) and not is_held:
             self.vacuum()  # else its claims would walk over dead entries of the index
         began, done = time.perf_counter(), 0
-        while done < count and time.perf_counter() < began + 2:
+        while done < count and time.perf_counter() < began + 1:
             claimed = self.side.cycle(self.conn, size)
             if claimed != size:
                 raise RuntimeError(f"{self.side}: claimed {claimed} of {size} messages")
