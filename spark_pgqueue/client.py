@@ -446,6 +446,7 @@ class Client:
         max_messages: int = 1,
         *,
         visibility_timeout: timedelta | None = None,
+        ack: Claim | int | None = None,
     ) -> Claim | None:
         """Claim messages for a consumer, and read them. Does not wait for any.
 
@@ -455,6 +456,8 @@ class Client:
             max_messages: claim at most so many.
             visibility_timeout: after how long other workers may take them over, unless `extend` is
                 called; None for the consumer's.
+            ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
+                round trip; None for none. A warning is logged for one that is not live.
 
         Returns:
             the claim, or None when there is nothing to deliver now.
@@ -465,11 +468,13 @@ class Client:
         """
         rows = self._rows(
             "select claim_id, seq, key, data, data_bytes, headers, priority, deliver_count,"
-            " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval)",
+            " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
+            " %s::bigint)",
             _text("stream", stream),
             _text("consumer", consumer),
             _number("max_messages", max_messages, 1, 2**31 - 1),
             _maybe(_duration, "visibility_timeout", visibility_timeout),
+            _maybe(_claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack),
         )
         if not rows:
             return None
@@ -811,9 +816,13 @@ def _headers(name: str, value: Mapping[str, Any] | None) -> str | None:
     return _json(name, dict(value))
 
 
+def _claim_id(name: str, claim_id: int) -> int:
+    return _number(name, claim_id, 1, 2**63 - 1)
+
+
 def _target(claim_id: int, seqs: Iterable[int] | None) -> tuple[int, list[int] | None]:
     """The claim's number and the numbers of messages, as the functions that settle take them."""
-    _number("claim_id", claim_id, 1, 2**63 - 1)
+    _claim_id("claim_id", claim_id)
     if seqs is None:
         return claim_id, None
     return claim_id, [_number(name, seq, 1, 2**63 - 1) for name, seq in _items("seqs", seqs)]

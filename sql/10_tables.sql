@@ -84,7 +84,7 @@ create table if not exists pgqueue.consumer_cursors (
 -- The runs: what a consumer has taken and not finished. All messages of a run are in the same state.
 create table if not exists pgqueue.consumer_messages (
     consumer_id       int            not null,
-    state             text           not null check (state in ('ready', 'delayed', 'waiting', 'claimed')),
+    state             text           not null,  -- ready, delayed, waiting or claimed; a check would be parsed again by each statement
     rank              int            not null,  -- the line it stands in: -priority; ordered: 0, a key's own head -1
     priority          int            not null,
     deliver_count     int            not null,

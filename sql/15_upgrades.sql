@@ -7,4 +7,11 @@
 --         end if;
 --     end $$;
 --
--- Functions and views need no steps: they are replaced by every installation.
+-- Functions and views need no steps: they are replaced by every installation, except those whose arguments change.
+
+drop function if exists pgqueue.claim(text, text, int, interval), pgqueue.receive(text, text, int, interval);
+do $$ begin
+    if exists (select from pg_constraint where conrelid = 'pgqueue.consumer_messages'::regclass and contype = 'c') then
+        alter table pgqueue.consumer_messages drop constraint consumer_messages_state_check;
+    end if;
+end $$;

@@ -218,19 +218,27 @@ declare
     v_run   pgqueue.consumer_messages;
     v_rest  int8multirange;
     v_parts int8multirange[];
+    v_count int;
 begin
     delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
-    v_rest := v_run.seqs;
-    for i in 1..least((v_run.n - 1) / p_n, case when p_n <= 256 then 16 else 1 end) loop
-        v_parts[i] := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, p_n));
-        v_rest := v_rest - v_parts[i];
-    end loop;
+    v_count := least((v_run.n - 1) / p_n, case when p_n <= 256 then 32 else 1 end);
+    if upper(v_run.seqs) - v_run.first_seq = v_run.n then
+        v_parts := array(select int8multirange(int8range(v_run.first_seq + i * p_n, v_run.first_seq + (i + 1) * p_n))
+                         from generate_series(0, v_count - 1) i);
+        v_rest := int8multirange(int8range(v_run.first_seq + v_count * p_n, upper(v_run.seqs)));
+    else
+        v_rest := v_run.seqs;
+        for i in 1..v_count loop
+            v_parts[i] := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, p_n));
+            v_rest := v_rest - v_parts[i];
+        end loop;
+    end if;
     insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count, position, turn, first_seq, n, seqs,
                                            last_delivered_at, last_error)
     select v_run.consumer_id, v_run.state, v_run.rank, v_run.priority, v_run.deliver_count, v_run.position, v_run.turn,
-           lower(p.seqs), case when p.seqs = v_rest then v_run.n - p_n * cardinality(v_parts) else p_n end, p.seqs,
+           lower(p.seqs), case when i <= v_count then p_n else v_run.n - v_count * p_n end, p.seqs,
            v_run.last_delivered_at, v_run.last_error
-    from unnest(v_parts || v_rest) p (seqs);
+    from unnest(v_parts || v_rest) with ordinality p (seqs, i);
 end $$;
 
 -- The floors raised to the first ready runs that are there. Exact, because runs become ready only under the
@@ -301,65 +309,124 @@ begin
                 (select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed') end);
 end $$;
 
+-- The common claim of a consumer with ordering=none, in one statement, all or nothing: no lease has to be looked for, nothing is due
+-- or new, and the next run has just this size. It needs no lock of the consumer, since it changes nothing of the cursor.
+-- Returns the claim; null when it takes more than that (or the consumer does not exist). Locks the run.
+create or replace function pgqueue._claim_next_run(p_stream text, p_consumer text, p_n int, p_visibility_timeout interval) returns bigint
+language plpgsql
+as $$
+declare
+    v_claim_id bigint;
+begin
+    with next as materialized (
+        select run.ctid, nextval('pgqueue.claims_claim_id_seq') as claim_id, c.consumer_id,
+               coalesce(p_visibility_timeout, c.visibility_timeout) as visibility_timeout
+        from pgqueue.streams s
+        join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = p_consumer
+        cross join lateral (select seen, more, floors[1] as line, due_floor, lease_probe from pgqueue.consumer_cursors
+                            where consumer_id = c.consumer_id order by version desc limit 1) cursor
+        cross join lateral (select ctid from pgqueue.consumer_messages
+                            where consumer_id = c.consumer_id and state = 'ready' and rank = (line).rank
+                              and (turn, first_seq) >= ((line).turn, (line).first_seq)
+                            order by turn, first_seq limit 1
+                            for update skip locked) run
+        where s.name = p_stream and c.ordering = 'none' and lease_probe > clock_timestamp()
+          and case when more then true
+                   else seen = int8multirange(int8range(1, upper(seen)))
+                        and not exists (select from pgqueue.publications where stream_id = c.stream_id and publication_id >= upper(seen)) end
+          and ((select not_visible_until from pgqueue.consumer_messages
+                where consumer_id = c.consumer_id and state = 'delayed' and not_visible_until >= due_floor
+                order by not_visible_until limit 1) <= clock_timestamp()) is not true
+    ), claimed as (
+        update pgqueue.consumer_messages m
+        set state = 'claimed', claim_id = next.claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
+            last_delivered_at = clock_timestamp()
+        from next where m.ctid = next.ctid and m.n = p_n
+        returning next.*
+    )
+    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, n, remaining)
+    overriding system value
+    select claim_id, consumer_id, false, clock_timestamp(), clock_timestamp() + visibility_timeout, visibility_timeout, p_n, p_n
+    from claimed
+    returning claim_id into v_claim_id;
+    return v_claim_id;
+end $$;
+
 -- Claims at most p_max messages for a consumer; the payloads are not read. Bounded: a claim takes some 10,000 new
 -- publications at most.
 --   p_visibility_timeout  null: the consumer's
+--   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing.
--- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: the runs it takes; the consumer's lock unless
--- another claimer has it (ordering=none then makes do with what is ready).
-create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null)
+-- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; mostly the consumer's
+-- lock, unless another claimer has it (ordering=none then makes do with what is ready).
+create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
+                                         p_ack bigint default null)
 returns table (claim_id bigint, n bigint)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
 as $$
-declare
-    v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
-    v_fill     record;
 begin
-    perform pgqueue._check_isolation();
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform pgqueue._check_isolation();
+    end if;
     if p_max is null or p_max < 1 then
         raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null') using errcode = 'PQ003';
     end if;
     if p_visibility_timeout is not null then
         perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
-    select c.* into v_consumer
-    from pgqueue.streams s join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = p_consumer
-    where s.name = p_stream;
-    if not found then
-        v_consumer := pgqueue._consumer(p_stream, p_consumer);
+    if p_ack is not null then
+        perform pgqueue._ack(p_ack);
     end if;
-
-    claim_id := nextval('pgqueue.claims_claim_id_seq');
-    n := 0;
-    if v_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, v_consumer.consumer_id) then
-        -- another claimer is at it: what is ready will do
-        select s.o_n into n from pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max, false) s;
-    end if;
-    if n = 0 then
-        perform pgqueue._lock_consumer(v_consumer.consumer_id);
-        v_stored := pgqueue._cursor(v_consumer.consumer_id);
-        v_fill := pgqueue._fill(v_consumer, v_stored, claim_id, p_max, null);
-        n := v_fill.o_n;
-        perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, n > 0);
+    claim_id := pgqueue._claim_next_run(p_stream, p_consumer, p_max, p_visibility_timeout);
+    n := p_max;
+    if claim_id is null then
+        claim_id := nextval('pgqueue.claims_claim_id_seq');
+        n := pgqueue._claim(pgqueue._consumer(p_stream, p_consumer), claim_id, p_max, p_visibility_timeout);
     end if;
     if n > 0 then
-        perform pgqueue._open_claim(v_consumer, claim_id, n, p_visibility_timeout, null);
         return next;
     end if;
 end $$;
 
+-- Claims whatever way it takes; see claim. Returns the number of messages.
+create or replace function pgqueue._claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_visibility_timeout interval)
+returns bigint
+language plpgsql
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_fill   record;
+    v_n      bigint := 0;
+begin
+    if p_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, p_consumer.consumer_id) then
+        -- another claimer is at it: what is ready will do
+        select s.o_n into v_n from pgqueue._serve(pgqueue._cursor(p_consumer.consumer_id), p_claim_id, p_max, false) s;
+    end if;
+    if v_n = 0 then
+        perform pgqueue._lock_consumer(p_consumer.consumer_id);
+        v_stored := pgqueue._cursor(p_consumer.consumer_id);
+        v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null);
+        v_n := v_fill.o_n;
+        perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_n > 0);
+    end if;
+    if v_n > 0 then
+        perform pgqueue._open_claim(p_consumer, p_claim_id, v_n, p_visibility_timeout, null);
+    end if;
+    return v_n;
+end $$;
+
 -- Claims at most p_max messages and reads them, in the order of delivery.
---   p_visibility_timeout  null: the consumer's
+--   p_visibility_timeout, p_ack  as in claim
 -- Returns a row per message; the claim is the same in all of them. Errors and locks: as claim.
-create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null)
+create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
+                                           p_ack bigint default null)
 returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
                inserted_at timestamptz)
 language plpgsql
@@ -375,7 +442,7 @@ declare
     v_claim_id bigint;
     v_stream   int;
 begin
-    select c.claim_id into v_claim_id from pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout) c;
+    select c.claim_id into v_claim_id from pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack) c;
     if not found then
         return;
     end if;

@@ -57,6 +57,9 @@ end $$;
 -- Takes messages out of a live claim for good: the common part of ack and dead_letter.
 create or replace function pgqueue._settle(p_claim_id bigint, p_seqs bigint[], p_dead boolean, p_reason text, p_details jsonb) returns bigint
 language plpgsql
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
     v_claim  pgqueue.claims;
@@ -111,33 +114,39 @@ as $$
     where c.consumer_id = p_run.consumer_id
 $$;
 
+-- Acknowledges a whole claim: what ack and claim have in common. Returns how many messages that were.
+create or replace function pgqueue._ack(p_claim_id bigint) returns bigint
+language plpgsql
+as $$
+declare
+    v_n bigint;
+begin
+    if current_setting('transaction_isolation') = 'read committed' then
+        -- the common case, in two statements: the second one sees what was committed before the first had the lock
+        delete from pgqueue.claims
+        where claim_id = p_claim_id
+          and case when live and not ordered then reader is null end  -- opaque: or else a partial index is read for it
+        returning remaining into v_n;
+        if found then
+            delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+            return v_n;
+        end if;
+    end if;
+    return pgqueue._settle(p_claim_id, null, false, null, null);
+end $$;
+
 -- Acknowledges a claim, or the messages of it that are given. Numbers that it does not hold are passed over.
--- Returns how many messages that were. Errors: PQ007. Locks: the claim; for ordered consumers the consumer's lock.
+-- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim; for ordered consumers the consumer's lock.
 create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
 as $$
-declare
-    v_n bigint;
 begin
-    if p_seqs is null and current_setting('transaction_isolation') = 'read committed' then
-        -- the common case, in two statements
-        delete from pgqueue.claims
-        where claim_id = p_claim_id
-          and case when live and not ordered then reader is null end;  -- opaque: or else a partial index is read for it
-        if found then
-            with gone as (delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' returning n)
-            select coalesce(sum(n), 0) into v_n from gone;
-            return v_n;
-        end if;
-    end if;
-    return pgqueue._settle(p_claim_id, p_seqs, false, null, null);
+    return case when p_seqs is null then pgqueue._ack(p_claim_id)
+                else pgqueue._settle(p_claim_id, p_seqs, false, null, null) end;
 end $$;
 
 -- Dead-letters a claim, or the messages of it that are given.

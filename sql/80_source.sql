@@ -1,6 +1,17 @@
 -- The Spark source's side. A reader is one checkpoint; its claims are a fixed, ordered set, so that the offsets
 -- (reader, claim) say for ever which messages a micro-batch has.
 
+-- Spark's log goes on from what the database said, so the caller's commit is on disk when it returns, also where
+-- synchronous_commit is off. (All that was committed before is on disk then, too.)
+create or replace function pgqueue._commit_durably() returns void
+language plpgsql
+as $$
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'local', true);
+    end if;
+end $$;
+
 -- A stream by name. Errors: PQ001.
 create or replace function pgqueue.open_stream(p_stream text) returns table (stream_id int, kind text)
 language sql stable
@@ -153,6 +164,7 @@ begin
     end if;
 
     if v_settled or claimed > 0 then
+        perform pgqueue._commit_durably();
         insert into pgqueue.readers as r (reader, consumer_id, acked_claim, last_claim, messages, lost)
         values (p_reader, p_consumer_id, p_start_claim, reader_claim.claim_id, reader_claim.messages, reader_claim.lost)
         on conflict (reader) do update

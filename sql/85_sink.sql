@@ -60,6 +60,7 @@ begin
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
         raise exception 'p_seqs is a set of some numbers, not %', coalesce(p_seqs::text, 'null') using errcode = 'PQ003';
     end if;
+    perform pgqueue._commit_durably();
     insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, n)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
     returning staged_id into v_id;
@@ -92,6 +93,7 @@ begin
     if pgqueue.is_published(p_sink, p_stream_id, p_batch) then
         return false;
     end if;
+    perform pgqueue._commit_durably();
     -- first, so that a second commit of the batch waits here; and a transaction id before the publication id, see _publish
     insert into pgqueue.sink_batches (sink, stream_id, batch, n) values (p_sink, p_stream_id, p_batch, p_rows) on conflict do nothing;
     if not found then

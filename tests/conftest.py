@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 VERSIONS = (18, 16, 15)
 ROOT = Path(__file__).parent.parent
 
-# Nothing here outlives the run, so that nothing has to reach the disk.
+# Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
+# a Postgres that is killed forgets the last commits, but never what Spark was told.
 SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",

@@ -27,10 +27,10 @@ K = TypeVar("K")
 SETTINGS: dict[str, str | int] = {
     "autovacuum": "off",
     "checkpoint_timeout": "30min",
+    "fsync": "off",
     "jit": "off",
     "max_wal_size": "8GB",
     "shared_buffers": "1GB",
-    "synchronous_commit": "off",
 }
 
 

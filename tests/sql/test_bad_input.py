@@ -336,6 +336,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "create_stream.p_if_not_exists": "a boolean, null is false",
         "create_stream.p_notify": "a boolean, null is true",
         "create_consumer.p_if_not_exists": "a boolean, null is false",
+        "claim.p_ack": "a claim that is not live is warned of, as ack does",
+        "receive.p_ack": "as claim.p_ack",
         "nack.p_reason": "any text",
         "dead_letter.p_reason": "any text",
         "dead_letter.p_details": "any JSON",

@@ -270,6 +270,33 @@ def test_claim_answers_what_it_took_or_no_row(conn: Conn) -> None:
     assert value(conn, "ack", row.claim_id) == 4
 
 
+@pytest.mark.parametrize("function", ["claim", "receive"])
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_acknowledges_the_one_before_it(conn: Conn, ordering: str, function: str) -> None:
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 5, p_keys=["k"] * 5)
+    claim = claim_of(receive(conn, 2))
+    with conn.transaction(force_rollback=True):
+        assert call(conn, function, "s", "c", 2, p_ack=claim) != []
+    assert list(states(conn).values()).count("claimed") == 2
+    claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
+    assert sorted(states(conn)) == sent[2:], "the first two are done, and so their key is free"
+    assert list(states(conn).values()).count("claimed") == 2
+    claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
+    assert call(conn, function, "s", "c", 2, p_ack=claim) == []
+    assert states(conn) == {}
+
+
+def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 2)
+    warnings: list[str] = []
+    conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    assert len(call(conn, "claim", "s", "c", p_ack=10**15)) == 1
+    (warning,) = warnings
+    assert f"claim {10**15} is not live" in warning
+
+
 # Settling
 
 

@@ -241,6 +241,15 @@ class QueueMachine(RuleBasedStateMachine):
             claim.settled += left
         return left
 
+    @staticmethod
+    def finish(claim: Claim, part: set[int], state: str) -> None:
+        """Messages of a claim are done with."""
+        claim.held -= part
+        claim.settled += len(part)
+        claim.live = bool(claim.held)
+        for s in part:
+            claim.consumer.messages[s].state = state
+
     def expire(self, c: Consumer) -> None:
         """What a claimer in need does first."""
         for claim in [x for x in c.claims.values() if x.expired and x.live]:
@@ -334,12 +343,18 @@ class QueueMachine(RuleBasedStateMachine):
             for p in publications:
                 self.publish(p)
 
-    @rule(data=st.data(), size=SIZES, mode=MODES)
-    def receive(self, data: Any, size: int, mode: str) -> None:
+    @rule(data=st.data(), size=SIZES, mode=MODES, acks=st.booleans())
+    def receive(self, data: Any, size: int, mode: str, acks: bool) -> None:
         c = data.draw(st.sampled_from(self.consumers))
-        rows = self.run(mode, lambda: call(self.conn, "receive", self.stream, c.name, size))
+        done = data.draw(st.sampled_from(self.open_claims() or [None])) if acks else None
+        arguments = {"p_ack": done.claim_id} if done else {}
+        rows = self.run(
+            mode, lambda: call(self.conn, "receive", self.stream, c.name, size, **arguments)
+        )
         if rows is None:
             return
+        if done:
+            self.finish(done, set(done.held), "acked")
         self.expire(c)
         self.take(c)
         seqs = self.hand_out(c, seqs_of(rows), size)
@@ -373,11 +388,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert n == self.put_back(claim, part, hours)
             return
         assert n == len(part)
-        claim.held -= part
-        claim.settled += n
-        claim.live = bool(claim.held)
-        for s in part:
-            claim.consumer.messages[s].state = "acked" if action == "ack" else "dead"
+        self.finish(claim, part, "acked" if action == "ack" else "dead")
 
     @precondition(lambda self: self.open_claims())
     @rule(data=st.data())

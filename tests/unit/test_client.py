@@ -64,6 +64,16 @@ def test_the_loop_of_the_documentation(queue):
     assert done == [str(i) for i in range(250)]
 
 
+def test_a_loop_that_acknowledges_each_claim_as_it_asks_for_the_next(queue):
+    queue.send_batch("s", map(str, range(250)))
+    done, claim = [], None
+    while claim := queue.receive("s", "c", max_messages=100, ack=claim):
+        done += [message.data for message in claim.messages]
+        assert queue.stats()[0].claims == 1
+    assert done == [str(i) for i in range(250)]
+    assert queue.stats()[0].claims == 0
+
+
 def test_bytes_and_json_by_the_kind_of_the_stream(queue):
     queue.create_stream("b", "binary")
     queue.create_consumer("b", "c")
@@ -400,6 +410,8 @@ BAD = [
     (("receive", "s", "c", 2**31), "max_messages must be from 1 to 2147483647"),
     (("receive", "s", "c", ("visibility_timeout", -SECOND)), "longer than 0 and up to 10 years"),
     (("receive", "s", "c", ("visibility_timeout", timedelta.max)), "up to 10 years"),
+    (("receive", "s", "c", ("ack", "one")), "ack must be an int, not str"),
+    (("receive", "s", "c", ("ack", 0)), "ack must be from 1 to 9223372036854775807, not 0"),
     (("ack", "1"), "claim_id must be an int, not str"),
     (("ack", 0), "claim_id must be from 1"),
     (("ack", 1, 7), "seqs must be a list, not int"),
