@@ -36,29 +36,57 @@ as $$
            or (p_first_write and p_below >= pg_snapshot_xmax(p_snapshot))
 $$;
 
--- Takes the one publication that comes next into a run. Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._take_one(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                             p_publication pgqueue.publications) returns pgqueue.consumer_cursors
+-- Takes what comes next into one run, if it is as plain as nearly always: at most p_limit publications without a hole among
+-- their ids, all of the same kind, and their messages one range (or those of a single publication). There is no hole before them.
+-- Returns the cursor; null when it is not so, and nothing was done. Needs the consumer's lock.
+create or replace function pgqueue._take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_next bigint,
+                                               p_upto bigint, p_limit int) returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_run pgqueue.consumer_messages;
+    v_first pgqueue.publications;
+    v_all   record;
+    v_run   pgqueue.consumer_messages;
 begin
-    p_cursor.seen := p_cursor.seen + int8multirange(int8range(p_publication.publication_id, p_publication.publication_id, '[]'));
+    select * into v_first from pgqueue.publications
+    where stream_id = p_consumer.stream_id and publication_id = p_next and part = 0 and p_next <= coalesce(p_upto, p_next);
+    if not found then
+        return null;
+    end if;
+    select count(*) as count, max(publication_id) as last, sum(n)::bigint as n, min(lower(seqs)) as lo, max(upper(seqs)) as hi,
+           bool_and(part = 0 and priority = v_first.priority and deliver_at is not distinct from v_first.deliver_at
+                    and consumers is not distinct from v_first.consumers) as alike
+    into v_all
+    from pgqueue.publications
+    where stream_id = p_consumer.stream_id and publication_id >= p_next and publication_id < p_next + p_limit
+      and publication_id <= coalesce(p_upto, 9223372036854775807);
+    if not v_all.alike or v_all.last - p_next + 1 <> v_all.count or (v_all.hi - v_all.lo <> v_all.n and v_all.count > 1) then
+        return null;
+    end if;
+    -- What is visible beyond has a hole before it, unless the limit cut it off
+    if v_all.count < p_limit and v_all.last < coalesce(p_upto, 9223372036854775807) and exists (
+        select from pgqueue.publications where stream_id = p_consumer.stream_id and publication_id >= p_next + p_limit
+                                           and publication_id <= coalesce(p_upto, 9223372036854775807)) then
+        return null;
+    end if;
+
+    p_cursor.seen := p_cursor.seen + int8multirange(int8range(p_next, v_all.last, '[]'));
     p_cursor.turn := p_cursor.turn + 1;
-    p_cursor.more := false;
-    if not (p_publication.consumers is null or p_consumer.consumer_id = any (p_publication.consumers)) then
+    p_cursor.more := v_all.count = p_limit;
+    p_cursor.watched := '{}';
+    p_cursor.parked := '{}';
+    if not (v_first.consumers is null or p_consumer.consumer_id = any (v_first.consumers)) then
         return p_cursor;
     end if;
-    v_run.not_visible_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
+    v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
     v_run.consumer_id := p_consumer.consumer_id;
     v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
-    v_run.rank := case when p_consumer.ordering = 'none' then -p_publication.priority else 0 end;
-    v_run.priority := p_publication.priority;
+    v_run.rank := case when p_consumer.ordering = 'none' then -v_first.priority else 0 end;
+    v_run.priority := v_first.priority;
     v_run.deliver_count := 0;
     v_run.position := p_cursor.turn;
     v_run.turn := p_cursor.turn;
-    perform pgqueue._insert_run(v_run, p_publication.seqs);
+    perform pgqueue._insert_run(v_run, case when v_all.count = 1 then v_first.seqs else int8multirange(int8range(v_all.lo, v_all.hi)) end);
     if v_run.state = 'ready' then
         p_cursor.floors := pgqueue._lower_floors(p_cursor.floors, array[(v_run.rank, v_run.turn, 0)::pgqueue.floor]);
     end if;
@@ -76,7 +104,6 @@ declare
     v_cursor     pgqueue.consumer_cursors := p_cursor;
     v_next       bigint := coalesce(upper(p_cursor.seen), 1);
     v_gaps       int8multirange := int8multirange(int8range(1, coalesce(upper(p_cursor.seen), 1))) - p_cursor.seen;
-    v_last       pgqueue.publications;
     v_snapshot   pg_snapshot;
     v_close      int8multirange := '{}';
     v_has_id     boolean := pg_current_xact_id_if_assigned() is not null;
@@ -87,12 +114,11 @@ declare
     v_ranks      int[];
 begin
     if v_gaps = '{}' then
-        -- live traffic: one publication is new, and the newest is the one; nothing can be missing before it
-        select * into v_last from pgqueue.publications
-        where stream_id = p_consumer.stream_id order by publication_id desc, part desc limit 1;
-        if v_last.publication_id = v_next and v_last.part = 0 and v_next <= coalesce(p_upto, v_next) then
-            return pgqueue._take_one(p_consumer, v_cursor, v_last);
+        v_cursor := pgqueue._take_plain(p_consumer, p_cursor, v_next, p_upto, p_limit);
+        if v_cursor.consumer_id is not null then
+            return v_cursor;
         end if;
+        v_cursor := p_cursor;
     else
         v_snapshot := pg_current_snapshot();  -- before the look
         if v_cursor.watched <> '{}' and pgqueue._is_over(v_cursor.watched_below, v_snapshot, not v_has_id) then
