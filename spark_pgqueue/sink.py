@@ -218,7 +218,7 @@ class Target:
     def _raise_unfit(self, error: Exception) -> NoReturn:
         """Name stream and kind when Postgres refused a payload; else raise the error as it is."""
         # Not valid JSON, not valid text (a NUL character), or a check of the stream's table.
-        if sqlstate_of(error) in ("22P02", "22021", "22P05", "23514"):
+        if sqlstate_of(error) in ("22P02", "22021", "22P05", "23502", "23514"):
             details = dict(getattr(error, "details", []))
             said = details.get(b"PG_DIAG_MESSAGE_PRIMARY", b"").decode()
             where = details.get(b"PG_DIAG_CONTEXT", b"").decode().splitlines()

@@ -114,14 +114,12 @@ begin
     execute format('create sequence pgqueue.publication_%s cache 1', v_stream.stream_id);
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
     execute format(
-        'create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq), check (%2$s), '
-        'check (octet_length(key) <= 1024 and (headers is null or jsonb_typeof(headers) = ''object'')))',
+        'create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq), '
+        'check (%2$s and (key is null or octet_length(key) <= 1024) and (headers is null or jsonb_typeof(headers) = ''object'')))',
         v_stream.stream_id,
-        case p_kind
-            when 'text' then 'data is not null and data_bytes is null'
-            when 'json' then 'data::json is not null and data_bytes is null'
-            when 'binary' then 'data is null and data_bytes is not null'
-        end);
+        case p_kind when 'text' then 'data_bytes is null' when 'json' then 'data_bytes is null and data::json is not null' else 'data is null' end);
+    execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', v_stream.stream_id,
+                   case p_kind when 'binary' then 'data_bytes' else 'data' end);
     execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', v_stream.stream_id);
     execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)', v_stream.stream_id);
     return v_stream.stream_id;

@@ -31,6 +31,14 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 for a key that is too long: keys are indexed.
+create or replace function pgqueue._refuse_key(p_key text) returns text
+language plpgsql
+as $$
+begin
+    raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key), quote_literal(left(p_key, 50)) using errcode = 'PQ003';
+end $$;
+
 -- Raises PQ004 unless the payload is one for the stream's kind, and PQ003 for other headers than an object and for a key
 -- that is too long. The partition checks it too, for whoever writes there
 -- directly; this one names the stream. (No exception block around the insert: a subtransaction with an id for every
@@ -42,8 +50,8 @@ as $$
 begin
     if jsonb_typeof(p_headers) <> 'object' then
         raise exception 'p_headers is a JSON object or null, not %', left(p_headers::text, 100) using errcode = 'PQ003';
-    elsif octet_length(p_key) > 1024 then  -- it is indexed
-        raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key), quote_literal(left(p_key, 50)) using errcode = 'PQ003';
+    elsif octet_length(p_key) > 1024 then
+        perform pgqueue._refuse_key(p_key);
     end if;
     if p_stream.kind = 'binary' then
         if p_data_bytes is null or p_data is not null then
@@ -117,9 +125,11 @@ as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
     v_n      int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
-    v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);  -- looked up once, not for each message
+    v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
+    v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
+    v_before bigint;  -- the last number given out before
+    v_last   bigint;
     v_seqs   bigint[];
-    v_seq    bigint;
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
 begin
     perform pgqueue._check_publication(p_priority, p_deliver_at);
@@ -136,21 +146,25 @@ begin
     if v_n = 0 then
         return;
     end if;
-    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null
-       or (select max(octet_length(k)) > 1024 from unnest(p_keys) k) then
+    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null then
         perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
         from unnest(p_data, p_data_bytes, p_keys, p_headers) m (data, data_bytes, key, headers);
     end if;
-    v_seqs := array(select nextval(v_names) from generate_series(1, v_n));
+    v_before := coalesce(pg_sequence_last_value(v_names), 0);
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
-    select m.seq, v_stream.stream_id, m.key, m.data, m.data_bytes, m.headers
-    from unnest(v_seqs, p_keys, p_data, p_data_bytes, p_headers) m (seq, key, data, data_bytes, headers);
-    perform pgqueue._publish(
-        v_stream,
-        case when v_seqs[v_n] - v_seqs[1] = v_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[v_n], '[]'))
-             else pgqueue._set_of(v_seqs) end,
-        v_n, p_priority, p_deliver_at, v_ids);
-    foreach v_seq in array v_seqs loop
-        return next v_seq;
-    end loop;
+    select nextval(v_names), v_id, case when octet_length(m.key) > 1024 then pgqueue._refuse_key(m.key) else m.key end,
+           m.data, m.data_bytes, m.headers
+    from unnest(p_keys, p_data, p_data_bytes, p_headers) m (key, data, data_bytes, headers);
+    v_last := currval(v_names);
+    if v_last - v_before = v_n then
+        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_n, p_priority, p_deliver_at, v_ids);
+        return query select generate_series(v_before + 1, v_last);
+        return;
+    end if;
+    -- another producer took numbers in between: this statement's are those whose rows have the same xmin as the last one
+    execute format('select array_agg(seq order by seq) from pgqueue.messages_%1$s where seq > $1 and seq <= $2 '
+                   'and xmin = (select xmin from pgqueue.messages_%1$s where seq = $2)', v_stream.stream_id)
+    into v_seqs using v_before, v_last;
+    perform pgqueue._publish(v_stream, pgqueue._set_of(v_seqs), v_n, p_priority, p_deliver_at, v_ids);
+    return query select unnest(v_seqs);
 end $$;

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
@@ -195,6 +196,33 @@ def test_a_batch_becomes_visible_as_one_publication_in_the_order_given(conn: Con
     assert [r.data for r in receive(conn, 1000)] == [str(i) for i in range(500)]
     assert send_all(conn, []) == []
     assert one(conn, "select count(*) from pgqueue.publications") == 1
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_batch_whose_numbers_others_interrupt_knows_its_own(
+    conn: Conn, url: str, level: str
+) -> None:
+    consumer(conn)
+
+    def produce(name: str) -> dict[int, str]:
+        """What was sent, by the numbers that were returned."""
+        data = [f"{name}{i}" for i in range(3000)]
+        with connection.connect(url) as own:
+            own.execute(f"begin transaction isolation level {level}".encode())
+            own.execute("savepoint s")
+            seqs = send_all(own, data)
+            own.execute("commit")
+        assert seqs == sorted(seqs)
+        return dict(zip(seqs, data, strict=True))
+
+    for _ in range(50):
+        with ThreadPoolExecutor(3) as pool:
+            sent = list(pool.map(produce, "abc"))
+        received = {row.seq: row.data for row in receive(conn, 10_000)}
+        assert received == sent[0] | sent[1] | sent[2]
+        if any(max(each) - min(each) >= 3000 for each in sent):
+            return
+    pytest.fail("the producers never got into each other's way")
 
 
 def test_every_consumer_gets_every_message_unless_it_was_sent_to_others(conn: Conn) -> None:
