@@ -2,6 +2,9 @@
 
 A connection is kept for the next task of the same Python worker, because making one costs ADBC some
 40 ms (it reads the catalogue of types). One that broke meanwhile is replaced.
+
+Arrow is imported where it is used, here and in the sink: Spark starts driver-side processes for
+every micro-batch, which import this package and need no Arrow; it would take 100 ms of each.
 """
 
 from __future__ import annotations
@@ -13,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,6 +24,7 @@ from spark_pgqueue.connection import PATIENCE, connect_adbc, is_passing, raise_c
 from spark_pgqueue.errors import PgQueueError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from adbc_driver_manager import dbapi
 
 log = logging.getLogger("spark_pgqueue")
@@ -273,6 +275,7 @@ def _count(cursor: dbapi.Cursor, piece: Piece) -> int:
 
 def _as_spark(batch: pa.RecordBatch, constant: dict[str, int], target: pa.Schema) -> pa.RecordBatch:
     """The columns that Spark expects, of exactly its types; copies nothing that COPY returned."""
+    import pyarrow as pa
 
     def column(field: pa.Field) -> pa.Array:
         if field.name in constant:
@@ -285,6 +288,9 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, int], target: pa.Schema
 
 
 def _map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if pairs.null_count == len(pairs):
         return pa.nulls(len(pairs), type_)
     names, values = (

@@ -16,8 +16,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -44,6 +42,7 @@ from spark_pgqueue.errors import PgQueueError, sqlstate_of
 from spark_pgqueue.options import SinkOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from adbc_driver_manager import dbapi
 
 CHUNK_ROWS = 50_000
@@ -296,6 +295,8 @@ def check_columns(schema: StructType, stream: str, kind: str) -> list[str]:
 
 def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Join small Arrow batches, up to CHUNK_ROWS or CHUNK_BYTES, whichever is reached first."""
+    import pyarrow as pa
+
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:
@@ -336,6 +337,8 @@ def sort_into_groups(rows: pa.Table) -> tuple[pa.Table, list[Group]]:
 
     Each group becomes a publication of its own, so times are rounded up to full seconds.
     """
+    import pyarrow as pa
+
     given = [name for name in ("priority", "deliver_at") if name in rows.column_names]
     if not given:
         return rows, [Group(0, rows.num_rows)]
@@ -356,10 +359,24 @@ def sort_into_groups(rows: pa.Table) -> tuple[pa.Table, list[Group]]:
 
 def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> pa.Int64Array:
     """So many new sequence numbers of a stream, ascending, without a lock."""
-    cursor.execute(
-        f"select nextval('pgqueue.seq_{stream_id}') as seq from generate_series(1, {count})"
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ranges = call(
+        cursor,
+        "select lower(r), upper(r) from unnest(pgqueue.reserve($1::int4, $2::int4)) r",
+        (stream_id, count),
     )
-    return pa.concat_arrays(cursor.fetch_arrow_table()["seq"].chunks)
+    return pa.concat_arrays(
+        [
+            pc.call_function(
+                "cumulative_sum",
+                [pa.repeat(pa.scalar(1, pa.int64()), hi - lo)],
+                pc.CumulativeOptions(start=lo - 1),
+            )
+            for lo, hi in ranges
+        ]
+    )
 
 
 def multirange(seqs: pa.Int64Array) -> str:
@@ -377,12 +394,16 @@ def multirange(seqs: pa.Int64Array) -> str:
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow.compute as pc
+
     options = pc.RoundTemporalOptions(unit="second")
     return pc.call_function("ceil_temporal", [times], options)
 
 
 def _to_jsonb(headers: pa.ChunkedArray) -> pa.Array:
     """Headers as COPY takes jsonb in binary: a version byte, and the JSON text."""
+    import pyarrow as pa
+
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.binary())
     return pa.array(

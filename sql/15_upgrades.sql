@@ -7,7 +7,8 @@
 --         end if;
 --     end $$;
 --
--- Functions and views need no steps: they are replaced by every installation, except those whose arguments change.
+-- Functions and views need no steps: they are replaced by every installation, except those whose arguments change (what was
+-- granted on them has to be granted again).
 
 drop function if exists pgqueue.claim(text, text, int, interval), pgqueue.receive(text, text, int, interval);
 do $$ begin

@@ -43,6 +43,24 @@ begin
     end if;
 end $$;
 
+-- Takes new sequence numbers of a stream, for messages that the caller writes itself.
+-- Returns p_n of them, nearly always one range. Errors: PQ001, PQ003. Locks: none.
+create or replace function pgqueue.reserve(p_stream_id int, p_n int) returns int8multirange
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_names regclass := format('pgqueue.seq_%s', (pgqueue._stream_of(p_stream_id)).stream_id);
+    v_seqs  bigint[];
+begin
+    if (p_n > 0) is not true then
+        raise exception 'p_n is at least 1, not %', coalesce(p_n::text, 'null') using errcode = 'PQ003';
+    end if;
+    v_seqs := array(select nextval(v_names) from generate_series(1, p_n));
+    return case when v_seqs[p_n] - v_seqs[1] = p_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_n], '[]'))
+                else pgqueue._set_of(v_seqs) end;
+end $$;
+
 -- Records messages that a task has written, in the transaction that wrote them. Nobody sees them yet.
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
 -- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.

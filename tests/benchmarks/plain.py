@@ -1,6 +1,7 @@
-"""What Spark's source is compared with: the least that a Python source can do.
+"""What Spark's source and sink are compared with: the least that a Python source or sink can do.
 
-`plain` reads a table by ranges of its key, as Arrow with ADBC; `nothing` has batches without rows.
+`plain` reads a table by ranges of its key, as Arrow with ADBC, and writes one by COPY, a
+transaction for each task; `nothing` has batches without rows, and forgets what is written to it.
 Executors import this module, so that a connection outlives a task, as the queue's does.
 """
 
@@ -8,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pyarrow as pa
 from adbc_driver_manager import dbapi as adbc
 from adbc_driver_postgresql import dbapi
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -26,6 +33,13 @@ SCHEMA = (
 _connections: dict[str, adbc.Connection] = {}
 
 
+def connection(url: str) -> adbc.Connection:
+    """The connection of this process."""
+    if url not in _connections:
+        _connections[url] = dbapi.connect(url)
+    return _connections[url]
+
+
 @dataclass(frozen=True)
 class Slice(InputPartition):
     """Rows lo <= seq < hi."""
@@ -35,7 +49,7 @@ class Slice(InputPartition):
 
 
 class Plain(DataSource):
-    """Options: url; rows in the table; batch, of how many rows; partitions of it."""
+    """Options: url; to read: rows in the table; batch, of how many rows; partitions of it."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,6 +60,9 @@ class Plain(DataSource):
 
     def streamReader(self, schema: StructType) -> PlainReader:
         return PlainReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:
+        return PlainWriter(self.options["url"])
 
 
 class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -72,10 +89,8 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Slice(lo, hi) for lo, hi in pairwise(bounds)]
 
     def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        if self._url not in _connections:
-            _connections[self._url] = dbapi.connect(self._url)
         target = to_arrow_schema(self._schema, timezone="UTC")
-        with _connections[self._url].cursor() as cursor:
+        with connection(self._url).cursor() as cursor:
             cursor.adbc_statement.set_options(
                 **{"adbc.postgresql.batch_size_hint_bytes": str(8 << 20)}
             )
@@ -100,6 +115,9 @@ class Nothing(DataSource):
     def streamReader(self, schema: StructType) -> NothingReader:
         return NothingReader(int(self.options["batches"]))
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NothingWriter:
+        return NothingWriter()
+
 
 class NothingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets are numbers of batches; each has one partition, without rows."""
@@ -121,3 +139,32 @@ class NothingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         return iter(())
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task wrote."""
+
+    rows: int
+
+
+class NothingWriter(DataSourceStreamArrowWriter):
+    """Counts the rows."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return Written(sum(batch.num_rows for batch in iterator))
+
+
+class PlainWriter(DataSourceStreamArrowWriter):
+    """Copies the rows of a task into the table plain as they come."""
+
+    def __init__(self, url: str):
+        self._url = url
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        first = next(iterator)
+        rows = pa.RecordBatchReader.from_batches(first.schema, chain([first], iterator))
+        with connection(self._url).cursor() as cursor:
+            count = cursor.adbc_ingest("plain", rows, mode="append")
+        connection(self._url).commit()
+        return Written(count)

@@ -1,69 +1,99 @@
-"""Spark's sink, against COPY of the same rows by as many processes into a plain table."""
+"""Spark's sink, against COPY of the same rows into a plain table, by Spark and without it."""
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
-from adbc_driver_manager import dbapi as adbc
-from adbc_driver_postgresql import dbapi
 
-from tests.benchmarks.harness import Bench, Target, run, timed
+from tests.benchmarks.harness import Bench, Target, alternate, run, timed
+from tests.benchmarks.plain import connection
 from tests.benchmarks.publish import PLAIN, create_stream, drop_streams
 from tests.benchmarks.spark import batch_seconds
 
 FILE = 125_000
-"""Rows in a file; a micro-batch is two files, read and written by two processes."""
+"""Rows in a file; a process reads and writes one after the other."""
 
 
 def sink(bench: Bench) -> None:
-    """Micro-batches of 250,000 rows from Parquet files, and all files in one batch write."""
-    files = write_files(bench.home / "files", 12 if bench.quick else 16)
-    rounds = 1 if bench.quick else 2
+    """Micro-batches of 250,000 and of 1,000,000 rows from Parquet files, and a batch write."""
+    files = write_files(bench.home / "files", 24)
     with bench.connect() as conn, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         run(conn, PLAIN)
         create_stream(conn, "sink", 3)
-
-        def copy_all() -> list[float]:
-            """Seconds for two files at a time."""
-            return [
-                timed(lambda two=files[at : at + 2]: list(pool.map(partial(copy, bench.url), two)))
-                for at in range(0, len(files), 2)
-            ]
-
-        def stream() -> list[float]:
-            frame = bench.spark.readStream.schema("key string, data string")
-            frame = frame.option("maxFilesPerTrigger", 2).parquet(str(files[0].parent))
-            return batch_seconds(frame, 2 * FILE, "pgqueue", url=bench.url, stream="sink")
-
-        def write() -> None:
-            frame = bench.spark.read.schema("key string, data string").parquet(str(files[0].parent))
-            frame.write.format("pgqueue").mode("append").options(
-                url=bench.url, stream="sink"
-            ).save()
-
-        copies: list[list[float]] = []
-        streamed: list[float] = []
-        written: list[float] = []
-        for _ in range(rounds):
-            copies.append(copy_all())
-            streamed += stream()
-            written.append(timed(write))
+        micro_batches(bench, conn, pool, files, 2)
+        micro_batches(bench, conn, pool, files, 8)
+        batch_write(bench, conn, pool, files[:16])
         drop_streams(conn)
         run(conn, "drop table plain")
-    group = "sink, against COPY of the same Parquet files into a plain table by two processes"
-    target = Target(least=0.75)
-    pairs = [seconds for each in copies for seconds in each[2:]]
-    name = f"micro-batches of {2 * FILE:,}"
-    bench.report.ratio(group, name, streamed, pairs, f"{2 * FILE}/s", target=target)
+
+
+def micro_batches(
+    bench: Bench, conn: psycopg.Connection, pool: Executor, files: list[Path], size: int
+) -> None:
+    """Micro-batches of `size` files: by us, by Spark with the least that a sink does, and bare."""
+
+    def bare() -> list[float]:
+        groups = [files[at : at + size] for at in range(0, len(files), size)]
+        return [copy_all(bench, pool, group) for group in groups][1:]
+
+    def stream(sink: str, **options: str) -> list[float]:
+        run(conn, "truncate plain")
+        frame = bench.spark.readStream.schema("key string, data string")
+        frame = frame.option("maxFilesPerTrigger", size).parquet(str(files[0].parent))
+        warm_up = 2 if size == 2 else 1
+        return batch_seconds(frame, size * FILE, sink, warm_up, url=bench.url, **options)
+
+    sides: dict[str, Callable[[], list[float]]] = {
+        "bare": bare,
+        "nothing": partial(stream, "nothing"),
+        "plain": partial(stream, "plain"),
+        "pgqueue": partial(stream, "pgqueue", stream="sink"),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(1 if bench.quick else 2):
+        for name, side in sides.items():
+            taken[name] += side()
+    group, unit = f"sink, micro-batches of {size * FILE:,} rows from Parquet", f"{size * FILE}/s"
+    for ours, other, name, target in (
+        ("pgqueue", "plain", "against Spark with a sink that only copies", Target(least=0.75)),
+        ("pgqueue", "bare", "against COPY by two processes without Spark", Target(least=0.75)),
+        ("nothing", "bare", "Spark with a sink that does nothing, against that COPY", None),
+    ):
+        bench.report.ratio(group, name, taken[ours], taken[other], unit, target=target)
+
+
+def batch_write(bench: Bench, conn: psycopg.Connection, pool: Executor, files: list[Path]) -> None:
+    """All files in one DataFrame."""
+    frame = bench.spark.read.schema("key string, data string").parquet(*map(str, files))
+
+    def write() -> float:
+        run(conn, "truncate plain")
+        writer = frame.write.format("pgqueue").mode("append")
+        return timed(writer.options(url=bench.url, stream="sink").save)
+
+    sides = {"bare": partial(copy_all, bench, pool, files), "pgqueue": write}
+    taken = alternate(sides, 1 if bench.quick else 3)
     rows = FILE * len(files)
-    name = f"a batch write of {rows:,}"
-    sums = [sum(each) for each in copies]
-    bench.report.ratio(group, name, written, sums, f"{rows}/s", target=target)
+    bench.report.ratio(
+        f"sink, a batch write of {rows:,} rows from Parquet",
+        "against COPY by two processes without Spark",
+        taken["pgqueue"],
+        taken["bare"],
+        f"{rows}/s",
+        target=Target(least=0.75),
+    )
+
+
+def copy_all(bench: Bench, pool: Executor, files: list[Path]) -> float:
+    """Seconds for files that two processes copy into the table plain."""
+    return timed(lambda: list(pool.map(partial(copy, bench.url), files)))
 
 
 def write_files(folder: Path, count: int) -> list[Path]:
@@ -77,14 +107,9 @@ def write_files(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-_connections: dict[str, adbc.Connection] = {}
-
-
 def copy(url: str, path: Path) -> None:
     """Copy a file into the table plain, in a transaction."""
-    if url not in _connections:
-        _connections[url] = dbapi.connect(url)
-    conn = _connections[url]
+    conn = connection(url)
     with conn.cursor() as cursor:
         cursor.adbc_ingest("plain", pq.read_table(path), mode="append")
     conn.commit()

@@ -45,15 +45,18 @@ def session(home: Path) -> SparkSession:
     return spark
 
 
-def batch_seconds(frame: DataFrame, rows: int, sink: str = "noop", **options: str) -> list[float]:
+def batch_seconds(
+    frame: DataFrame, rows: int, sink: str = "noop", warm_up: int = 2, **options: str
+) -> list[float]:
     """Run a streaming query over what is there, and see how long its micro-batches take.
 
     Args:
         frame: what to run.
-        rows: only batches of so many count, and not the first two: Spark and Python warm up.
+        rows: only batches of so many count.
         sink: the format to write to, with its options.
+        warm_up: so many batches do not count at the start.
     """
     query = frame.writeStream.format(sink).options(**options).trigger(availableNow=True).start()
     query.awaitTermination()
     progress = [each for each in query.recentProgress if each.numInputRows == rows]
-    return [each.durationMs["triggerExecution"] / 1e3 for each in progress[2:]]
+    return [each.durationMs["triggerExecution"] / 1e3 for each in progress[warm_up:]]

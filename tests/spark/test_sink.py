@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -26,6 +28,16 @@ def frame(queue: Queue, first: int, last: int, partitions: int = 2) -> DataFrame
     """The numbers first to last, as data."""
     numbers = queue.spark.range(first, last + 1, numPartitions=partitions)
     return numbers.select(F.col("id").cast("string").alias("data"))
+
+
+def test_what_spark_starts_for_each_micro_batch_imports_no_arrow():
+    """It would take a tenth of a second of each, twice."""
+    check = (
+        "import sys, spark_pgqueue.datasource\n"
+        "sys.exit(str({'adbc_driver_manager', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"
 
 
 def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):

@@ -168,6 +168,11 @@ CASES: list[Case] = [
     ("reader_resume({reader}, {other}, 0, 1)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
     ("reader_resume({reader}, {consumer}, 0, 999)", "PQ005", ["claim 999", "ahead"]),
     # the sink
+    ("reserve(null, 1)", "PQ001", DROPPED),
+    ("reserve(999, 1)", "PQ001", DROPPED),
+    ("reserve({t}, 0)", "PQ003", ["p_n", "at least 1, not 0"]),
+    ("reserve({t}, -1)", "PQ003", ["at least 1, not -1"]),
+    ("reserve({t}, null)", "PQ003", ["at least 1, not null"]),
     ("open_sink('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("open_sink(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
     ("open_sink('t', '{no}')", "PQ002", ["'no'", *RECEIVERS]),

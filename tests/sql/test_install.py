@@ -85,6 +85,27 @@ def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None
 
 
 @pytest.mark.all_versions
+def test_installing_over_an_earlier_state_leaves_one_function_of_each_name(
+    conn: Conn, url: str
+) -> None:
+    """A function whose arguments changed would stay beside the new one, and calls be ambiguous."""
+    conn.execute(
+        "create function pgqueue.claim(text, text, int default 1, interval default null)"
+        " returns bigint language sql as 'select 0::bigint'"
+    )
+    conn.execute(
+        "alter table pgqueue.consumer_messages add constraint consumer_messages_state_check"
+        " check (state <> '')"
+    )
+    assert psql(url).returncode == 0
+    assert conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        " group by proname having count(*) > 1"
+    ).fetchall() == []  # fmt: skip
+    assert one(conn, "select count(*) from pg_constraint where conrelid ="
+                     " 'pgqueue.consumer_messages'::regclass and contype = 'c'") == 0  # fmt: skip
+
+
 def test_an_older_installer_is_refused_and_changes_nothing(conn: Conn, url: str) -> None:
     newer = schema.expected_version() + 1
     conn.execute("insert into pgqueue.installed (version) values (%s)", [newer])
