@@ -262,7 +262,10 @@ def _hint(reason: str) -> str:
 
 
 def _is_database_error(error: BaseException) -> bool:
-    # ADBC's errors by name, so that its driver manager is not loaded for a psycopg error.
-    return isinstance(error, psycopg.Error) or (
-        type(error).__module__.startswith("adbc_driver_manager")
+    # ADBC's errors by name, so that its driver manager is not loaded for a psycopg error. What
+    # comes while its rows are fetched passes through Arrow, which makes it an OSError.
+    return (
+        isinstance(error, psycopg.Error)
+        or type(error).__module__.startswith("adbc_driver_manager")
+        or (isinstance(error, OSError) and str(error).startswith("[libpq]"))
     )

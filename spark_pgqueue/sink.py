@@ -197,11 +197,13 @@ class Target:
                     call(
                         cursor,
                         "select pgqueue.stage($1, $2, $3::int4, $4::text::int8multirange, "
-                        "$5::int4, $6)",
+                        "$5::int4, $6::text::timestamptz)",
                         (
                             *(sink, batch, self._stream_id),
                             multirange(seqs.slice(each.first, each.rows)),
-                            *(each.priority, each.deliver_at),
+                            each.priority,
+                            # As a timestamp, ADBC would set the session's time zone, and back.
+                            each.deliver_at and each.deliver_at.isoformat(),
                         ),
                     )[0][0]
                     for each in groups

@@ -217,6 +217,12 @@ def test_other_errors_do_not_pass_and_come_through(empty_url):
     with pytest.raises(psycopg.errors.DivisionByZero):
         connection.with_backoff(divide, empty_url, 60)
     assert not connection.is_passing(ValueError("connection refused"))
+    assert not connection.is_passing(OSError("connection refused"))
+
+
+def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
+    lost = "[libpq] Failed to execute query 'SET': FATAL:  terminating connection due to"
+    assert connection.is_passing(OSError(f"{lost} administrator command"))
 
 
 @pytest.mark.parametrize(
