@@ -238,6 +238,7 @@ begin
     delete from pgqueue.consumers where consumer_id = v_id;
     delete from pgqueue.claims where consumer_id = v_id;
     delete from pgqueue.consumer_messages where consumer_id = v_id;
+    delete from pgqueue.claims where consumer_id = v_id;  -- of those whose runs were waited for
     delete from pgqueue.consumer_cursors where consumer_id = v_id;
     delete from pgqueue.dead_messages where consumer_id = v_id;
     delete from pgqueue.readers where consumer_id = v_id;

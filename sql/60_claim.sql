@@ -130,10 +130,9 @@ end $$;
 
 -- Serves a claim from the ready runs of a consumer with ordering=none, in the order of the line.
 --   p_want  messages at most
---   p_wait  wait for runs that other claimers hold, rather than pass over them
--- Returns how many messages it got, and whether a run was cut. Locks the runs it takes, one at a time.
-create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_wait boolean,
-                                          out o_n bigint, out o_cut boolean)
+-- Passes over runs that other claimers hold. Returns how many messages it got, and whether the floors are worth raising. Locks the runs it takes, one at a time.
+create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
+                                          out o_n bigint, out o_raise boolean)
 language plpgsql
 as $$
 declare
@@ -141,7 +140,7 @@ declare
     v_run   record;
 begin
     o_n := 0;
-    o_cut := false;
+    o_raise := false;
     foreach v_floor in array p_cursor.floors loop
         while o_n < p_want loop
             update pgqueue.consumer_messages
@@ -161,25 +160,37 @@ begin
                 continue;
             end if;
             -- there is none, or it is too big
-            if p_wait then
-                select ctid, n into v_run from pgqueue.consumer_messages
-                where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
-                  and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
-                order by turn, first_seq limit 1 for update;
-            else
-                select ctid, n into v_run from pgqueue.consumer_messages
-                where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
-                  and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
-                order by turn, first_seq limit 1 for update skip locked;
+            select ctid, n into v_run from pgqueue.consumer_messages
+            where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
+              and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
+            order by turn, first_seq limit 1 for update skip locked;
+            if not found then
+                o_raise := true;  -- nothing is left of this rank
+                exit;
             end if;
-            exit when not found;
             if v_run.n > p_want - o_n then
                 perform pgqueue._cut(v_run.ctid, p_want - o_n);  -- now the same place holds a run that fits
-                o_cut := true;
+                o_raise := true;
             end if;
         end loop;
         exit when o_n >= p_want;
     end loop;
+end $$;
+
+-- Waits for the first ready run of a consumer with ordering=none that another claimer holds, half a second at most: that claimer
+-- may itself wait for the lock that the caller has. Returns whether the wait is over. Locks the run, if it is still ready.
+create or replace function pgqueue._await_run(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+set lock_timeout = '500ms'
+as $$
+begin
+    perform from pgqueue.consumer_messages
+    where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = p_cursor.floors[1].rank
+      and (turn, first_seq) >= (p_cursor.floors[1].turn, p_cursor.floors[1].first_seq)
+    order by turn, first_seq limit 1 for update;
+    return true;
+exception when lock_not_available then
+    return false;
 end $$;
 
 -- Inserts a run like p_run with other messages, in runs of at most 64 ranges; nothing if there are none.
@@ -266,8 +277,8 @@ create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
-    v_n   bigint;
-    v_cut boolean;
+    v_n     bigint;
+    v_raise boolean;
 begin
     o_cursor := p_cursor;
     o_n := 0;
@@ -277,15 +288,15 @@ begin
             o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_n);
             o_n := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed');
         else
-            select s.o_n, s.o_cut into v_n, v_cut from pgqueue._serve(o_cursor, p_claim_id, p_want - o_n, false) s;
+            select s.o_n, s.o_raise into v_n, v_raise from pgqueue._serve(o_cursor, p_claim_id, p_want - o_n) s;
             -- all that is ready is held by other claimers: wait for what they leave
             while v_n = 0 and o_n = 0 and o_cursor.floors <> '{}' loop
                 o_cursor.floors := pgqueue._raise_floors(o_cursor);
-                exit when o_cursor.floors = '{}';
-                select s.o_n, s.o_cut into v_n, v_cut from pgqueue._serve(o_cursor, p_claim_id, p_want, true) s;
+                exit when o_cursor.floors = '{}' or not pgqueue._await_run(o_cursor);
+                select s.o_n, s.o_raise into v_n, v_raise from pgqueue._serve(o_cursor, p_claim_id, p_want) s;
             end loop;
             o_n := o_n + v_n;
-            if v_cut then
+            if v_raise then
                 o_cursor.floors := pgqueue._raise_floors(o_cursor);
             end if;
         end if;
@@ -368,6 +379,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
+declare
+    v_consumer pgqueue.consumers;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform pgqueue._check_isolation();
@@ -381,19 +394,35 @@ begin
     if p_ack is not null then
         perform pgqueue._ack(p_ack);
     end if;
-    claim_id := pgqueue._claim_next_run(p_stream, p_consumer, p_max, p_visibility_timeout);
-    n := p_max;
-    if claim_id is null then
-        claim_id := nextval('pgqueue.claims_claim_id_seq');
-        n := pgqueue._claim(pgqueue._consumer(p_stream, p_consumer), claim_id, p_max, p_visibility_timeout);
+    begin
+        claim_id := pgqueue._claim_next_run(p_stream, p_consumer, p_max, p_visibility_timeout);
+        n := p_max;
+        if claim_id is null then
+            v_consumer := pgqueue._consumer(p_stream, p_consumer);
+            claim_id := nextval('pgqueue.claims_claim_id_seq');
+            n := 0;
+            if v_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, v_consumer.consumer_id) then
+                -- another claimer is at it: what is ready will do
+                select s.o_n into n from pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max) s;
+                if n = 0 then
+                    raise exception using errcode = 'PQ000';
+                end if;
+                perform pgqueue._open_claim(v_consumer, claim_id, n, p_visibility_timeout, null);
+            end if;
+        end if;
+    exception when sqlstate 'PQ000' then
+        null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
+    end;
+    if n = 0 then
+        n := pgqueue._claim_in_turn(v_consumer, claim_id, p_max, p_visibility_timeout);
     end if;
     if n > 0 then
         return next;
     end if;
 end $$;
 
--- Claims whatever way it takes; see claim. Returns the number of messages.
-create or replace function pgqueue._claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_visibility_timeout interval)
+-- Claims with the consumer's lock, whatever is there to be had; see claim. Returns the number of messages.
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_visibility_timeout interval)
 returns bigint
 language plpgsql
 set enable_hashjoin = off
@@ -403,23 +432,15 @@ as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_fill   record;
-    v_n      bigint := 0;
 begin
-    if p_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, p_consumer.consumer_id) then
-        -- another claimer is at it: what is ready will do
-        select s.o_n into v_n from pgqueue._serve(pgqueue._cursor(p_consumer.consumer_id), p_claim_id, p_max, false) s;
+    perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    v_stored := pgqueue._cursor(p_consumer.consumer_id);
+    v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null);
+    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_fill.o_n > 0);
+    if v_fill.o_n > 0 then
+        perform pgqueue._open_claim(p_consumer, p_claim_id, v_fill.o_n, p_visibility_timeout, null);
     end if;
-    if v_n = 0 then
-        perform pgqueue._lock_consumer(p_consumer.consumer_id);
-        v_stored := pgqueue._cursor(p_consumer.consumer_id);
-        v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null);
-        v_n := v_fill.o_n;
-        perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_n > 0);
-    end if;
-    if v_n > 0 then
-        perform pgqueue._open_claim(p_consumer, p_claim_id, v_n, p_visibility_timeout, null);
-    end if;
-    return v_n;
+    return v_fill.o_n;
 end $$;
 
 -- Claims at most p_max messages and reads them, in the order of delivery.

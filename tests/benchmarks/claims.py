@@ -241,6 +241,8 @@ def claims(bench: Bench) -> None:
                     for each in filled.values():
                         each.vacuum()
         report(bench, seconds, *backlogs)
+        for each in filled.values():
+            each.vacuum()  # now that no snapshot is held
         workers(bench, conn, list(backlogs)[1])
         drop_streams(conn)
 

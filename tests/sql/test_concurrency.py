@@ -335,3 +335,44 @@ def test_claimers_of_one_consumer_race(url: str, ordering: str) -> None:
 def test_soak(url: str, ordering: str) -> None:
     seconds = float(os.environ.get("PGQUEUE_SOAK_SECONDS", "300"))
     race(url, seconds / 3, {ordering: ordering}, int(time.time()))
+
+
+def work_singly(url: str, until: float, queue: Any) -> None:
+    """Claim single messages and acknowledge each with the next claim, as fast as it goes."""
+    count, done, failed = 0, None, None
+    with connection.connect(url) as conn:
+        while time.time() < until and failed is None:
+            try:
+                rows = call(conn, "claim", "s", "c", 1, p_ack=done)
+            except psycopg.Error as error:
+                failed = str(error)
+            else:
+                count, done = count + len(rows), rows[0].claim_id if rows else None
+        if done is not None:
+            value(conn, "ack", done)
+    queue.put((count, failed))
+
+
+def test_many_workers_of_single_messages_neither_deadlock_nor_share_one(url: str) -> None:
+    """They look at the same few runs, and lock what was another's a moment ago."""
+    total = 60_000
+    with connection.connect(url) as conn:
+        value(conn, "create_stream", "s")
+        value(conn, "create_consumer", "s", "c", "earliest")
+        for _ in range(total // 10_000):
+            call(conn, "send_batch", "s", ["x"] * 10_000)
+    queue, until = SPAWN.Queue(), time.time() + 10
+    workers = [SPAWN.Process(target=work_singly, args=(url, until, queue)) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    done = [queue.get(timeout=60) for _ in workers]
+    assert [failed for _, failed in done if failed] == []
+    with connection.connect(url) as conn:
+        checker.check(conn)
+        left = one(conn, "select coalesce(sum(n), 0)::int from pgqueue.consumer_messages")
+        waiting = total - one(
+            conn,
+            "select sum(n)::int from pgqueue.publications p join pgqueue.consumer_cursors c"
+            " on c.seen @> p.publication_id",
+        )
+    assert sum(count for count, _ in done) == total - left - waiting

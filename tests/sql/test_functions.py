@@ -66,6 +66,14 @@ def rows(conn: Conn, query: str, *args: Any) -> list[Any]:
     return conn.cursor(row_factory=namedtuple_row).execute(query.encode(), args or None).fetchall()
 
 
+def wait_for_a_lock(conn: Conn) -> None:
+    """Until somebody waits for one."""
+    end = time.monotonic() + 20
+    while not one(conn, "select count(*) from pg_locks where not granted"):
+        assert time.monotonic() < end, "nobody waits"
+        time.sleep(0.01)
+
+
 def states(conn: Conn, name: str = "c") -> dict[int, str]:
     """The states of what a consumer is not done with."""
     found = rows(
@@ -594,6 +602,22 @@ def test_a_dropped_consumer_leaves_nothing_and_the_others_go_on(conn: Conn) -> N
     assert one(conn, "select count(*) from pgqueue.consumers") == 1
     consumer(conn, "a")
     assert acked(conn, "s", "a") == sent, "made again, it begins again"
+
+
+def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
+    conn: Conn, url: str
+) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 50)
+    value(conn, "ack", claim_of(receive(conn, 1)))  # what comes next needs no lock
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            assert len(receive(conn, 1)) == 1
+            dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+            wait_for_a_lock(conn)
+        dropped.result()
+    assert one(conn, "select count(*) from pgqueue.claims") == 0
+    assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
 
 
 def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
