@@ -226,22 +226,47 @@ begin
 end $$;
 
 -- Deletes a consumer with all that it has not finished. Its claims end; their owners are told when they come back.
--- Errors: PQ001, PQ002. Locks: the consumer's.
+-- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of it stays open for 10 s. Locks: the consumer's.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_id int := (pgqueue._consumer(p_stream, p_name)).consumer_id;
+    v_id    int := (pgqueue._consumer(p_stream, p_name)).consumer_id;
+    v_until timestamptz := clock_timestamp() + interval '10 s';
 begin
-    perform pgqueue._lock_consumer(v_id);
-    delete from pgqueue.consumers where consumer_id = v_id;
-    delete from pgqueue.claims where consumer_id = v_id;
-    delete from pgqueue.consumer_messages where consumer_id = v_id;
-    delete from pgqueue.claims where consumer_id = v_id;  -- of those whose runs were waited for
-    delete from pgqueue.consumer_cursors where consumer_id = v_id;
-    delete from pgqueue.dead_messages where consumer_id = v_id;
-    delete from pgqueue.readers where consumer_id = v_id;
+    loop
+        begin
+            perform pgqueue._drop_consumer(v_id);
+            return;
+        exception when lock_not_available or deadlock_detected then
+            -- a claimer may hold what this needs, and need the lock that this had: it is let go here
+            if clock_timestamp() > v_until then
+                raise;
+            end if;
+        end;
+    end loop;
+end $$;
+
+-- One try to delete a consumer; see drop_consumer.
+create or replace function pgqueue._drop_consumer(p_consumer_id int) returns void
+language plpgsql
+set lock_timeout = '300ms'
+as $$
+declare
+    v_n bigint;
+begin
+    perform pgqueue._lock_consumer(p_consumer_id);
+    delete from pgqueue.consumers where consumer_id = p_consumer_id;
+    loop  -- claims without that lock may be under way, and leave claims and pieces of runs
+        delete from pgqueue.consumer_messages where consumer_id = p_consumer_id;
+        get diagnostics v_n = row_count;
+        delete from pgqueue.claims where consumer_id = p_consumer_id;
+        exit when v_n = 0;
+    end loop;
+    delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
+    delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
+    delete from pgqueue.readers where consumer_id = p_consumer_id;
 end $$;
 
 -- Deletes a stream with its consumers and messages. Errors: PQ001.

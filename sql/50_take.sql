@@ -19,8 +19,8 @@ begin
     begin
         insert into pgqueue.consumer_cursors (consumer_id, version, seen) values (0, v_own, '{}')
         returning xmin::text::bigint into v_sub;
-        raise exception using errcode = 'PQ000';
-    exception when sqlstate 'PQ000' then
+        raise exception using errcode = 'PQ099';
+    exception when sqlstate 'PQ099' then
         null;
     end;
     v_sub := (v_own >> 32 << 32) + v_sub;  -- xmin has 32 bits

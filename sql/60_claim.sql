@@ -130,19 +130,17 @@ end $$;
 
 -- Serves a claim from the ready runs of a consumer with ordering=none, in the order of the line.
 --   p_want  messages at most
--- Passes over runs that other claimers hold. Returns how many messages it got, and whether the floors are worth raising. Locks the runs it takes, one at a time.
-create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
-                                          out o_n bigint, out o_raise boolean)
+-- Passes over runs that other claimers hold. Returns how many messages it got. Locks the runs it takes, one at a time.
+create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint) returns bigint
 language plpgsql
 as $$
 declare
     v_floor pgqueue.floor;
     v_run   record;
+    v_n     bigint := 0;
 begin
-    o_n := 0;
-    o_raise := false;
     foreach v_floor in array p_cursor.floors loop
-        while o_n < p_want loop
+        while v_n < p_want loop
             update pgqueue.consumer_messages
             set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
                 last_delivered_at = clock_timestamp()
@@ -151,10 +149,10 @@ begin
                             and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
                           order by turn, first_seq limit 1
                           for update skip locked)
-              and n <= p_want - o_n
+              and n <= p_want - v_n
             returning n, turn, first_seq into v_run;
             if found then
-                o_n := o_n + v_run.n;
+                v_n := v_n + v_run.n;
                 v_floor.turn := v_run.turn;
                 v_floor.first_seq := v_run.first_seq + 1;
                 continue;
@@ -164,32 +162,31 @@ begin
             where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = v_floor.rank
               and (turn, first_seq) >= (v_floor.turn, v_floor.first_seq)
             order by turn, first_seq limit 1 for update skip locked;
-            if not found then
-                o_raise := true;  -- nothing is left of this rank
-                exit;
-            end if;
-            if v_run.n > p_want - o_n then
-                perform pgqueue._cut(v_run.ctid, p_want - o_n);  -- now the same place holds a run that fits
-                o_raise := true;
+            exit when not found;
+            if v_run.n > p_want - v_n then
+                perform pgqueue._cut(v_run.ctid, p_want - v_n);  -- now the same place holds a run that fits
             end if;
         end loop;
-        exit when o_n >= p_want;
+        exit when v_n >= p_want;
     end loop;
+    return v_n;
 end $$;
 
--- Waits for the first ready run of a consumer with ordering=none that another claimer holds, half a second at most: that claimer
--- may itself wait for the lock that the caller has. Returns whether the wait is over. Locks the run, if it is still ready.
+-- Waits a moment for the first ready run of a consumer with ordering=none, which another claimer holds: that claimer may itself wait for
+-- the lock that the caller has. Returns whether the run was let go. Locks it, if it is still ready.
 create or replace function pgqueue._await_run(p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 as $$
 begin
     perform from pgqueue.consumer_messages
-    where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = p_cursor.floors[1].rank
-      and (turn, first_seq) >= (p_cursor.floors[1].turn, p_cursor.floors[1].first_seq)
-    order by turn, first_seq limit 1 for update;
+    where ctid = (select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_cursor.consumer_id and state = 'ready' and rank = p_cursor.floors[1].rank
+                    and (turn, first_seq) >= (p_cursor.floors[1].turn, p_cursor.floors[1].first_seq)
+                  order by turn, first_seq limit 1)
+    for update;
     return true;
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     return false;
 end $$;
 
@@ -277,8 +274,8 @@ create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
-    v_n     bigint;
-    v_raise boolean;
+    v_n    bigint;
+    v_stop timestamptz;  -- no more waiting from then on: well before deadlock_timeout
 begin
     o_cursor := p_cursor;
     o_n := 0;
@@ -287,18 +284,20 @@ begin
         if p_consumer.ordering <> 'none' then
             o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_n);
             o_n := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed');
-        else
-            select s.o_n, s.o_raise into v_n, v_raise from pgqueue._serve(o_cursor, p_claim_id, p_want - o_n) s;
+        elsif o_cursor.floors <> '{}' then
+            v_n := pgqueue._serve(o_cursor, p_claim_id, p_want - o_n);
+            o_cursor.floors := pgqueue._raise_floors(o_cursor);
             -- all that is ready is held by other claimers: wait for what they leave
             while v_n = 0 and o_n = 0 and o_cursor.floors <> '{}' loop
+                v_stop := coalesce(v_stop, clock_timestamp() + interval '300 ms');
+                exit when clock_timestamp() > v_stop;
+                if not pgqueue._await_run(o_cursor) then
+                    v_stop := '-infinity';
+                end if;
+                v_n := pgqueue._serve(o_cursor, p_claim_id, p_want);
                 o_cursor.floors := pgqueue._raise_floors(o_cursor);
-                exit when o_cursor.floors = '{}' or not pgqueue._await_run(o_cursor);
-                select s.o_n, s.o_raise into v_n, v_raise from pgqueue._serve(o_cursor, p_claim_id, p_want) s;
             end loop;
             o_n := o_n + v_n;
-            if v_raise then
-                o_cursor.floors := pgqueue._raise_floors(o_cursor);
-            end if;
         end if;
         exit when o_n >= p_want or (o_n > 0 and not o_cursor.more);
     end loop;
@@ -403,14 +402,14 @@ begin
             n := 0;
             if v_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
-                select s.o_n into n from pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max) s;
+                n := pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max);
                 if n = 0 then
-                    raise exception using errcode = 'PQ000';
+                    raise exception using errcode = 'PQ099';
                 end if;
                 perform pgqueue._open_claim(v_consumer, claim_id, n, p_visibility_timeout, null);
             end if;
         end if;
-    exception when sqlstate 'PQ000' then
+    exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
         null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
     end;
     if n = 0 then
