@@ -69,7 +69,7 @@ def micro_batches(bench: Bench, conn: psycopg.Connection) -> None:
 
 def idle(bench: Bench, conn: psycopg.Connection) -> None:
     """Transactions of a query that finds nothing, by the database's own count."""
-    seconds = 5 if bench.quick else 10
+    seconds = 10 if bench.quick else 40
     create_stream(conn, "idle", 0)
     query = read(bench, conn, "idle").writeStream.format("noop").start()
 
