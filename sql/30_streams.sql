@@ -253,16 +253,13 @@ create or replace function pgqueue._drop_consumer(p_consumer_id int) returns voi
 language plpgsql
 set lock_timeout = '300ms'
 as $$
-declare
-    v_n bigint;
 begin
     perform pgqueue._lock_consumer(p_consumer_id);
     delete from pgqueue.consumers where consumer_id = p_consumer_id;
     loop  -- claims without that lock may be under way, and leave claims and pieces of runs
         delete from pgqueue.consumer_messages where consumer_id = p_consumer_id;
-        get diagnostics v_n = row_count;
         delete from pgqueue.claims where consumer_id = p_consumer_id;
-        exit when v_n = 0;
+        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
     end loop;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;

@@ -367,8 +367,8 @@ end $$;
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing.
--- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; mostly the consumer's
--- lock, unless another claimer has it (ordering=none then makes do with what is ready).
+-- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; unless the next run is
+-- all that it needs the consumer's lock, except that ordering=none makes do with what is ready while another claimer has it.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
                                          p_ack bigint default null)
 returns table (claim_id bigint, n bigint)

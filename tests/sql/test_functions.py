@@ -620,6 +620,40 @@ def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
     assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
 
 
+def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
+    conn: Conn, url: str
+) -> None:
+    consumer_id = consumer(conn)
+    send_all(conn, ["x"] * 1000)
+    value(conn, "ack", claim_of(receive(conn, 300)))
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            other.execute("select pg_advisory_xact_lock(1885826421, %s)", [consumer_id])
+            conn.execute("begin")
+            assert len(receive(conn, 10)) == 10, "without the lock: from what is ready"
+        dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+        wait_for_a_lock(conn)
+        conn.execute("commit")
+        dropped.result()
+    assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
+    assert one(conn, "select count(*) from pgqueue.claims") == 0
+
+
+def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
+    conn: Conn, url: str
+) -> None:
+    consumer(conn)
+    send(conn)
+    value(conn, "nack", claim_of(receive(conn, 1)))  # a run that is ready, and taken before
+    conn.execute("set statement_timeout = '10 s'")
+    with connection.connect(url) as other, other.transaction():
+        other.execute("select from pgqueue.consumer_messages for update")
+        began = time.monotonic()
+        assert receive(conn, 1) == []
+        assert time.monotonic() - began < 0.9, "less than deadlock_timeout"
+    assert len(receive(conn, 1)) == 1
+
+
 def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
     consumer(conn, ordering="key", p_visibility_timeout=seconds(0.05))
     k1, k2, a, b = send_all(conn, ["x"] * 4, p_keys=["k", "k", "l", "m"])

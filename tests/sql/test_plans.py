@@ -156,6 +156,27 @@ def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
     assert_flat("what is in flight", few, many)
 
 
+def test_runs_that_fit_exactly_leave_nothing_to_walk_over_beside_an_old_snapshot(
+    conn: psycopg.Connection, stream: int, url: str
+) -> None:
+    consumer(conn, "c")
+    bulk(conn, 100)
+    call(conn, "claim", "s", "c", 1)
+    few = claim_cost(conn, "c", 1)
+    conn.execute(
+        "insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count,"
+        " position, turn, first_seq, n, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
+        " int8multirange(int8range(i, i, '[]')) from generate_series(1001, 9000) i"
+    )
+    with connection.connect(url) as other, other.transaction():
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select count(*) from pgqueue.consumer_messages")
+        for _ in range(70):
+            (row,) = call(conn, "claim", "s", "c", 100)
+            call(conn, "ack", row.claim_id)
+        assert_flat("what was claimed", few, claim_cost(conn, "c", 1))
+
+
 def test_a_hundred_consumers_cost_nothing(conn: psycopg.Connection, stream: int) -> None:
     consumer(conn, "c")
     bulk(conn, 1000)
