@@ -310,6 +310,10 @@ def receive(
         bool,
         typer.Option("--no-ack", help="Keep the claim, for `pgqueue ack` or `pgqueue nack`."),
     ] = False,
+    wait: Annotated[
+        timedelta | None,
+        typer.Option(parser=_duration, metavar="DURATION", help="Wait so long if there is none."),
+    ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -319,7 +323,9 @@ def receive(
     has everything as it is, binary data in base64.
     """
     with _connect(url) as queue:
-        claim = queue.receive(stream, consumer, max_messages, visibility_timeout=visibility_timeout)
+        claim = queue.receive(
+            stream, consumer, max_messages, visibility_timeout=visibility_timeout, wait=wait
+        )
         if claim is None:
             print("Nothing to receive.", file=sys.stderr)
             return

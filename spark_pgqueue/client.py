@@ -10,9 +10,9 @@
                 bill(message.data)
             claim.ack()
 
-Each call is one statement, and a transaction of its own unless it is made inside of
-`with queue.transaction():`. To send in the same transaction as other work, use the connection that
-does this work: `Client(connection).send(...)`.
+Each call is one statement (one that waits makes several), and a transaction of its own unless it is
+made inside of `with queue.transaction():`. To send in the same transaction as other work, use the
+connection that does this work: `Client(connection).send(...)`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, LiteralString, TypeVar
 from weakref import WeakSet
 
 import psycopg
 from psycopg.rows import RowFactory, class_row, tuple_row
+from psycopg.sql import SQL, Identifier
 
 from spark_pgqueue import connection as _connection
 from spark_pgqueue import schema
@@ -447,8 +450,9 @@ class Client:
         *,
         visibility_timeout: timedelta | None = None,
         ack: Claim | int | None = None,
+        wait: timedelta | None = None,
     ) -> Claim | None:
-        """Claim messages for a consumer, and read them. Does not wait for any.
+        """Claim messages for a consumer, and read them.
 
         Args:
             stream: the stream's name.
@@ -458,14 +462,38 @@ class Client:
                 called; None for the consumer's.
             ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
                 round trip; None for none. A warning is logged for one that is not live.
+            wait: when there is nothing, wait so long for a message; None for not at all. It ends
+                at once with a publication, within a second with a delay or another worker's lease
+                that is over. Other threads that share the client wait too.
 
         Returns:
-            the claim, or None when there is nothing to deliver now.
+            the claim, or None when there is nothing to deliver now, or was nothing in that time.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
-                PQ007 a transaction that is not read committed; an argument of the wrong type.
+                PQ007 a transaction that is not read committed; an argument of the wrong type;
+                `wait` inside a transaction, or on a connection of the caller's.
         """
+        patience = _maybe(_patience, "wait", wait)
+        if patience is not None and (self._reconnect is None or self._transactions):
+            raise PgQueueError(
+                "wait needs a connection of the client's own, outside a transaction",
+                hint="leave wait out, or make the client with spark_pgqueue.connect(url)",
+            )
+        claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
+        claim = claim_now(ack)
+        if claim is None and patience:
+            return self._wait_for(partial(claim_now, None), stream, patience)
+        return claim
+
+    def _claim(
+        self,
+        stream: str,
+        consumer: str,
+        max_messages: int,
+        visibility_timeout: timedelta | None,
+        ack: Claim | int | None,
+    ) -> Claim | None:
         rows = self._rows(
             "select claim_id, seq, key, data, data_bytes, headers, priority, deliver_count,"
             " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
@@ -483,6 +511,25 @@ class Client:
             for _, seq, key, text, binary, headers, *others in rows
         )
         return Claim(rows[0][0], messages, self)
+
+    def _wait_for(
+        self, claim_now: Callable[[], Claim | None], stream: str, seconds: float
+    ) -> Claim | None:
+        """Claim at each publication and each second, until there is something or time is over."""
+        end = time.monotonic() + seconds
+        stream_id = self._value("select stream_id from pgqueue.open_stream(%s::text)", stream)
+        channel = Identifier(f"pgqueue_{stream_id}")
+        conn = self._conn
+        with self._clear_errors():
+            conn.execute(SQL("listen {}").format(channel))
+            try:
+                while (claim := claim_now()) is None and (left := end - time.monotonic()) > 0:
+                    list(conn.notifies(timeout=min(left, 1.0), stop_after=1))
+                return claim
+            finally:
+                if not conn.closed:
+                    # Else they would pile up, in the server too, until the next wait.
+                    conn.execute(SQL("unlisten {}").format(channel))
 
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
         """Acknowledge a claim: its messages are done.
@@ -776,6 +823,13 @@ def _number(name: str, value: int, low: int = 1, high: int = 2**31 - 1) -> int:
 def _duration(name: str, value: timedelta) -> timedelta:
     _check(name, value, timedelta, "a timedelta")
     return value
+
+
+def _patience(name: str, value: timedelta) -> float:
+    seconds = _duration(name, value).total_seconds()
+    if seconds < 0:
+        raise PgQueueError(f"{name} must be at least 0, not {value}")
+    return seconds
 
 
 def _time(name: str, value: datetime) -> datetime:

@@ -106,6 +106,8 @@ def test_send_and_receive(run, queue):
     assert datetime.fromisoformat(one["inserted_at"]).tzinfo
     assert queue.stats()[0].claimed == 0
     assert run("receive", "s", "c") == ""
+    queue.send("s", "later", deliver_at=datetime.now(UTC) + timedelta(seconds=0.5))
+    assert run("receive", "s", "c", "--wait", "20s").endswith("\tlater\n")
 
 
 def test_send_lines(run, queue, monkeypatch):

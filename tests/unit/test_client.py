@@ -74,6 +74,79 @@ def test_a_loop_that_acknowledges_each_claim_as_it_asks_for_the_next(queue):
     assert queue.stats()[0].claims == 0
 
 
+def test_waiting_ends_with_the_publication(queue, url):
+    """The best of three, sent just after a look: the next look is nearly a second away."""
+    latencies = []
+    for data in "abc":
+        sent = []
+
+        def send(data=data, sent=sent):
+            with spark_pgqueue.connect(url) as producer:
+                producer.send("s", data)
+            sent.append(time.monotonic())
+
+        timer = threading.Timer(0.2, send)
+        timer.start()
+        claim = received(queue, wait=20 * SECOND)
+        latencies.append(time.monotonic())
+        timer.join()
+        latencies[-1] -= sent[0]
+        assert [message.data for message in claim.messages] == [data]
+        assert claim.ack() == 1
+    assert min(latencies) < 0.4
+    assert queue._rows("select pg_listening_channels()") == []
+
+
+def test_waiting_finds_a_delay_that_ends_and_a_lease_that_ends(queue):
+    queue.send("s", "late", deliver_at=datetime.now(UTC) + SECOND)
+    assert received(queue, visibility_timeout=SECOND, wait=20 * SECOND).messages[0].data == "late"
+    assert received(queue, wait=20 * SECOND).messages[0].deliver_count == 2
+
+
+def test_waiting_is_over_in_time_and_acknowledges_first(queue):
+    queue.send("s", "one")
+    claim = received(queue)
+    began = time.monotonic()
+    assert queue.receive("s", "c", ack=claim, wait=0.3 * SECOND) is None
+    assert 0.3 <= time.monotonic() - began < 10
+    assert queue.stats()[0].claims == 0
+    assert queue.receive("s", "c", wait=timedelta()) is None
+
+
+def test_waiting_for_a_stream_that_is_dropped_says_so(queue, url):
+    def drop():
+        with spark_pgqueue.connect(url) as other:
+            other.drop_stream("s")
+
+    timer = threading.Timer(0.2, drop)
+    timer.start()
+    with pytest.raises(PgQueueError, match="s") as error:
+        queue.receive("s", "c", wait=20 * SECOND)
+    timer.join()
+    assert error.value.sqlstate == "PQ001"
+
+
+def test_waiting_on_a_lost_connection_says_so_and_the_next_call_connects(queue, url):
+    timer = threading.Timer(0.2, terminate_backend_of, [queue, url])
+    timer.start()
+    with pytest.raises(PgQueueError, match="lost") as error:
+        queue.receive("s", "c", wait=20 * SECOND)
+    timer.join()
+    assert "reconnects" in str(error.value)
+    assert queue.receive("s", "c", wait=0.1 * SECOND) is None
+
+
+def test_waiting_where_nothing_could_be_heard_is_an_error(queue, url):
+    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait needs a connection"):
+        queue.receive("s", "c", wait=SECOND)
+    with connection.connect(url) as conn, pytest.raises(PgQueueError, match=r"^wait needs"):
+        Client(conn).receive("s", "c", wait=SECOND)
+    with pytest.raises(PgQueueError, match=r"^wait must be at least 0"):
+        queue.receive("s", "c", wait=-SECOND)
+    with pytest.raises(PgQueueError, match=r"^wait must be a timedelta, not int"):
+        queue.receive("s", "c", wait=5)
+
+
 def test_bytes_and_json_by_the_kind_of_the_stream(queue):
     queue.create_stream("b", "binary")
     queue.create_consumer("b", "c")
