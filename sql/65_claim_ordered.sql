@@ -193,7 +193,7 @@ language plpgsql
 as $$
 declare
     v_left  bigint := p_want;
-    v_slack bigint := 100;
+    v_slack bigint := least(4 + p_want / 4, 100);  -- as many more, in place of those that are set aside
     v_now   timestamptz := clock_timestamp();
     v_turn  bigint;
     v_n     bigint;
@@ -234,8 +234,8 @@ begin
                 end if;
                 p_cursor := pgqueue._promote(p_cursor, v_walk.o_keys);
             end if;
-            exit when v_slack > 10000 and v_left < p_want;  -- enough for one claim
-            v_slack := v_slack * 2;
+            exit when v_slack >= 10000 and v_left < p_want;  -- enough for one claim
+            v_slack := least(v_slack * 4, 10000);
         end if;
     end loop;
     return p_cursor;
