@@ -70,7 +70,7 @@ create table if not exists pgqueue.consumer_cursors (
     more           boolean         not null default false,      -- the last take was cut by its limit
     turn           bigint          not null default 0,          -- the last place given out in the line
     floors         pgqueue.floor[] not null default '{}',       -- per rank: no ready run stands before this place
-    due_floor      timestamptz     not null default '-infinity',-- no delayed run is due before this
+    due_floor      timestamptz     not null default '-infinity',-- no delayed run is due before this, also if the clock is set back
     lease_probe    timestamptz     not null default '-infinity',-- look for expired leases again from then on
     -- ordered consumers only:
     open_claims    int             not null default 0,          -- claims with messages

@@ -89,6 +89,8 @@ begin
     perform pgqueue._insert_run(v_run, case when v_all.count = 1 then v_first.seqs else int8multirange(int8range(v_all.lo, v_all.hi)) end);
     if v_run.state = 'ready' then
         p_cursor.floors := pgqueue._lower_floors(p_cursor.floors, array[(v_run.rank, v_run.turn, 0)::pgqueue.floor]);
+    else
+        p_cursor.due_floor := least(p_cursor.due_floor, v_run.not_visible_until);
     end if;
     return p_cursor;
 end $$;
@@ -112,6 +114,7 @@ declare
     v_in_gaps    int;
     v_beyond     int;
     v_ranks      int[];
+    v_due        timestamptz;
 begin
     if v_gaps = '{}' then
         v_cursor := pgqueue._take_plain(p_consumer, p_cursor, v_next, p_upto, p_limit);
@@ -127,7 +130,7 @@ begin
         if v_cursor.parked <> '{}' then
             if pgqueue._is_over(v_cursor.parked_below, v_snapshot, not v_has_id) then
                 v_close := v_close + v_cursor.parked;
-            elsif v_now < v_cursor.parked_probe then
+            elsif v_now < v_cursor.parked_probe and p_consumer.ordering = 'none' then  -- for order, holes come first
                 v_gaps := v_gaps - v_cursor.parked;
             else
                 v_cursor.parked_probe := v_now + interval '1 s';
@@ -137,20 +140,23 @@ begin
 
     -- The look, and the runs for what it saw. The transaction gets its id here, after the statement's snapshot. Nearly always
     -- ids and seqs are contiguous; merging them one by one, range_agg, costs more than all the rest and is left out then.
-    with new as materialized (
-        (select true as in_gap, p.publication_id, p.part, p.n, p.seqs, p.priority, p.deliver_at, p.consumers
-         from unnest(v_gaps) g
-         cross join lateral (select * from pgqueue.publications
-                             where stream_id = p_consumer.stream_id
-                               and publication_id >= lower(g) and publication_id < upper(g)
-                             order by publication_id) p
-         order by p.publication_id
-         fetch first p_limit rows with ties)
+    with held as materialized (
+        select true as in_gap, p.publication_id, p.part, p.n, p.seqs, p.priority, p.deliver_at, p.consumers
+        from unnest(v_gaps) g
+        cross join lateral (select * from pgqueue.publications
+                            where stream_id = p_consumer.stream_id
+                              and publication_id >= lower(g) and publication_id < upper(g)
+                            order by publication_id) p
+        order by p.publication_id
+        fetch first p_limit rows with ties
+    ), new as materialized (
+        select * from held
         union all
         (select false, publication_id, part, n, seqs, priority, deliver_at, consumers
          from pgqueue.publications
          where stream_id = p_consumer.stream_id
            and publication_id >= v_next and publication_id <= coalesce(p_upto, 9223372036854775807)
+           and (select count(*) from held) < p_limit  -- or else what is left in the holes comes first
          order by publication_id
          fetch first p_limit rows with ties)
     ), grouped as materialized (
@@ -181,13 +187,13 @@ begin
                case when p_consumer.ordering = 'none' then -m.priority else 0 end,
                m.priority, 0, v_cursor.turn + 1, v_cursor.turn + 1, c.first_seq, c.n, c.seqs, m.due
         from merged m cross join lateral pgqueue._chunks(m.seqs) c
-        returning state, rank
+        returning state, rank, not_visible_until
     )
     select case when id.n = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
                 else (select range_agg(int8range(publication_id, publication_id, '[]')) from new) end,
            id.in_gaps, id.beyond,
-           (select array_agg(distinct rank) from run where state = 'ready')
-    into v_taken, v_in_gaps, v_beyond, v_ranks
+           (select array_agg(distinct rank) from run where state = 'ready'), (select min(not_visible_until) from run where state = 'delayed')
+    into v_taken, v_in_gaps, v_beyond, v_ranks, v_due
     from id;
 
     if v_taken is not null then
@@ -197,7 +203,8 @@ begin
             v_cursor.floors, array(select (r, v_cursor.turn, 0)::pgqueue.floor from unnest(v_ranks) r
                                    where r <> all (array(select rank from unnest(v_cursor.floors)))));
     end if;
-    v_cursor.more := v_beyond >= p_limit;
+    v_cursor.due_floor := least(v_cursor.due_floor, v_due);
+    v_cursor.more := greatest(v_in_gaps, v_beyond) >= p_limit;
 
     if v_in_gaps >= p_limit then
         return v_cursor;  -- not all holes were looked into: none may be closed or watched

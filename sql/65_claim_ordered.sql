@@ -57,6 +57,7 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_n   bigint;
+    v_due timestamptz;
 begin
     if p_cursor.aside = 0 then
         return p_cursor;
@@ -77,10 +78,11 @@ begin
         set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, turn = p_cursor.turn + head.i,
             not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
         from head where m.ctid = head.ctid
-        returning 1
+        returning m.not_visible_until
     )
-    select count(*) into v_n from promoted;
+    select count(*), min(not_visible_until) into v_n, v_due from promoted;
     if v_n > 0 then
+        p_cursor.due_floor := least(p_cursor.due_floor, v_due);
         p_cursor.floors := pgqueue._lower_floors(p_cursor.floors, array[(-1, p_cursor.turn + 1, 0)::pgqueue.floor]);
         p_cursor.turn := p_cursor.turn + v_n;
     end if;
@@ -228,6 +230,7 @@ begin
             select * into v_walk from pgqueue._walk(p_consumer, p_cursor, v_turn, v_first, v_below, p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             p_cursor.aside := p_cursor.aside + v_walk.o_aside;
+            p_cursor.due_floor := least(p_cursor.due_floor, v_now);  -- what it set aside as delayed is due later than now
             if v_walk.o_keys <> '{}' then
                 if not p_others then
                     perform pgqueue._split_by_key(p_consumer, p_claim_id, v_walk.o_keys);

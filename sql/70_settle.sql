@@ -275,6 +275,7 @@ begin
         end loop;
     end if;
     v_cursor.floors := pgqueue._lower_floors(v_cursor.floors, v_places);
+    v_cursor.due_floor := least(v_cursor.due_floor, v_until);
     return pgqueue._shrink_claim(
         v_cursor, p_claim,
         (select coalesce(sum(n), 0)::bigint from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'), v_keys);

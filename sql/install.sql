@@ -2,6 +2,7 @@
 -- One transaction; run it again at any time. The files are in reading order.
 \set ON_ERROR_STOP on
 begin;
+set local client_min_messages = warning;
 \ir 00_schema.sql
 \ir 10_tables.sql
 \ir 15_upgrades.sql

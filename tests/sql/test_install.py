@@ -88,7 +88,10 @@ def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None
 def test_installing_over_an_earlier_state_leaves_one_function_of_each_name(
     conn: Conn, url: str
 ) -> None:
-    """A function whose arguments changed would stay beside the new one, and calls be ambiguous."""
+    """A function whose arguments changed would stay beside the new one, and calls be ambiguous.
+
+    And nothing is said: that something is there already is no news.
+    """
     conn.execute(
         "create function pgqueue.claim(text, text, int default 1, interval default null)"
         " returns bigint language sql as 'select 0::bigint'"
@@ -97,7 +100,8 @@ def test_installing_over_an_earlier_state_leaves_one_function_of_each_name(
         "alter table pgqueue.consumer_messages add constraint consumer_messages_state_check"
         " check (state <> '')"
     )
-    assert psql(url).returncode == 0
+    done = psql(url)
+    assert (done.returncode, done.stderr) == (0, "")
     assert conn.execute(
         "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
         " group by proname having count(*) > 1"

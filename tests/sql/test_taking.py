@@ -465,3 +465,71 @@ def test_messages_of_a_statement_are_taken_together(conn: psycopg.Connection, st
     assert c.of("ready") == set(range(1, 31))
     rows = call(conn, "receive", "s", "c", 100)
     assert seqs_of(rows) == [*range(21, 31), *range(11, 21), *range(1, 11), 31]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("how", ["returned", "one publication", "several"])
+def test_a_delay_ends_also_when_the_clock_was_set_back(
+    conn: psycopg.Connection, stream: int, ordering: str, how: str
+) -> None:
+    """What was looked at until then is later than the time that it is due."""
+    consumer(conn, ordering)
+    conn.execute(
+        "update pgqueue.consumer_cursors set due_floor = clock_timestamp() + interval '1 h'"
+    )
+    query = "select pgqueue.send('s', 'x', %s, p_deliver_at => clock_timestamp() + %s::interval)"
+    if how == "returned":
+        send(conn)
+        rows = call(conn, "receive", "s", "c")
+        value(conn, "nack", claim_of(rows), p_delay="0.3 s")
+    else:
+        for key, delay in [("k", "0.3 s"), (None, "0.4 s")][: 1 if how == "one publication" else 2]:
+            conn.execute(query, [key, delay])
+    assert call(conn, "receive", "s", "c") == []
+    wanted, got, end = (2 if how == "several" else 1), 0, time.monotonic() + 10
+    while got < wanted and time.monotonic() < end:
+        got += len(acked(conn, "s", "c"))
+        time.sleep(0.05)
+    assert got == wanted
+    checker.check(conn)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
+    conn: psycopg.Connection, stream: int, session: Session, ordering: str
+) -> None:
+    """A transaction of more publications than one take takes is overtaken, and goes on."""
+    consumer(conn, ordering)
+    producer = session()
+    producer.execute("begin")
+    producer.execute(
+        "do $$ begin for i in 1..10500 loop perform pgqueue.send('s', 'x', 'k'); end loop; end $$"
+    )
+    other = send(conn, "other")
+    assert acked(conn, "s", "c") == [other]
+    producer.execute("commit")
+    second = send(producer)
+    got = acked(conn, "s", "c", 5000)
+    assert len(got) == 10501
+    assert got[-1] == second
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_for_order_many_old_holes_come_before_what_is_beyond(
+    conn: psycopg.Connection, stream: int, session: Session, ordering: str
+) -> None:
+    """Without order, more than 64 beside an old transaction are looked into once a second."""
+    consumer(conn, ordering)
+    producer, old = session(), session()
+    old.execute("begin")
+    old.execute("select pg_current_xact_id()")
+    producer.execute("begin")
+    for _ in range(70):
+        send(producer)
+        send(conn, "other")
+        acked(conn, "s", "c")
+    assert cursor(conn, "parked") != "{}"
+    producer.execute("commit")
+    second = send(producer)
+    got = acked(conn, "s", "c")
+    assert (len(got), got[-1]) == (71, second)
