@@ -91,7 +91,7 @@ def _duration(text: str) -> timedelta:
         return options.duration(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a duration with a unit, such as 500ms, 30s or '5 minutes'"
+            f"{text!r} is not a duration longer than 0 with a unit: 500ms, 30s or '5 minutes'"
         ) from None
 
 
@@ -103,7 +103,10 @@ def _time(text: str) -> datetime:
 
 
 def _start(text: str) -> datetime | str:
-    return text if text in ("earliest", "latest") else _time(text)
+    try:
+        return text if text in ("earliest", "latest") else _time(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error.message}, and not earliest or latest") from None
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -760,7 +760,7 @@ class Client:
 
 _SQL_ARGUMENT = re.compile(
     r"(?<!')\bp_(kind|start|ordering|max_deliver_count|visibility_timeout|priority|deliver_at"
-    r"|consumers|data|data_bytes|keys|headers|delay|by|staged_age)\b"
+    r"|consumers|data|data_bytes|keys?|headers|delay|by|staged_age)\b"
 )
 
 _HINTS = {

@@ -124,9 +124,10 @@ def describe(url: str | None) -> str:
     """Where `url` leads, for messages: host, port, dbname, user and service, and nothing secret."""
     shown = ("service", "host", "hostaddr", "port", "dbname", "user")
     target = {**_environment(shown), **_parse(url)}
-    return (
-        " ".join(f"{key}={target[key]}" for key in shown if target.get(key)) or "libpq's defaults"
-    )
+    if "user" in target:  # who writes user=me:secret means a password
+        target["user"] = re.sub(":.*", ":***", target["user"], flags=re.DOTALL)
+    given = [f"{key}={redact(target[key])}" for key in shown if target.get(key)]
+    return " ".join(given) or "libpq's defaults"
 
 
 def redact(text: str) -> str:
@@ -245,8 +246,10 @@ def _environment(keys) -> dict[str, str]:
 
 
 def _without_passwords(text: str, url: str | None) -> str:
-    password = _parse(url).get("password")
-    return redact(text.replace(password, "***") if password else text)
+    given = _parse(url)
+    for secret in (given.get("password"), given.get("user", "").partition(":")[2]):
+        text = text.replace(secret, "***") if secret else text
+    return redact(text)
 
 
 def _hint(reason: str) -> str:

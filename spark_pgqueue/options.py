@@ -188,7 +188,7 @@ def _position(text: str) -> str:
 
 
 _NUMBER = "a whole number of at least 1"
-_DURATION = "a duration with a unit, such as '500ms', '30s' or '5 minutes'"
+_DURATION = "a duration longer than 0 with a unit, such as '500ms', '30s' or '5 minutes'"
 _BOOLEAN = "true or false"
 
 _URL = Option(
@@ -295,19 +295,21 @@ SINK_OPTIONS = (
         _name,
         "a name",
         None,
-        "Batch writes only: a write with the same txnAppId and txnVersion is published once.",
+        "Batch writes only: the writes of a txnAppId are published once by their txnVersion. One "
+        "with the last published version or a lower one writes nothing, and logs a warning.",
     ),
     Option("txnVersion", _not_negative, "a whole number of at least 0", None, "See txnAppId."),
 )
 
 # What Spark itself puts among the options of a sink.
-_SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname", "path"}
+_SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
 
 # Names that other connectors have for what is another option, or no option, here.
 _FOREIGN = {
     "dsn": "use url: Spark hides its value in explain() and logs",
     "uri": "use url",
     "dbtable": "use stream",
+    "path": "use stream: load, save and start take no path here",
     "user": "put the user into url, or set PGUSER",
     "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
 }

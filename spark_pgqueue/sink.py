@@ -10,9 +10,10 @@ by `pgqueue.maintain()`.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
 
+log = logging.getLogger("spark_pgqueue")
+
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 16 << 20
 """A task holds one chunk in memory, and copies it again if Postgres goes away meanwhile."""
@@ -58,11 +61,13 @@ class Staged(WriterCommitMessage):
         sink: the sink's identity.
         staged: the ids of its staged chunks.
         rows: how many rows they hold.
+        is_repeated: whether nothing was staged because the batch was published before.
     """
 
     sink: str
     staged: tuple[int, ...]
     rows: int
+    is_repeated: bool = False
 
 
 class PgQueueStreamWriter(DataSourceStreamArrowWriter):
@@ -115,6 +120,11 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""
+        if any(message is not None and message.is_repeated for message in messages):
+            log.warning(
+                "txnVersion %s of %s, or a later one, was published before: nothing was written",
+                *(self._batch, self._sink),
+            )
         self._target.publish(messages, self._batch)
 
     def abort(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
@@ -132,6 +142,14 @@ class Target:
                 "select stream_id, kind from pgqueue.open_sink(%s, %s::text[])",
                 [options.stream, self._consumers()],
             )
+        except PgQueueError as error:
+            if "p_consumers" not in error.message:
+                raise
+            raise PgQueueError(
+                error.message.replace("p_consumers", "option consumers"),
+                hint="name consumers of this stream, or remove the option to publish to all",
+                sqlstate=error.sqlstate,
+            ) from None
         finally:
             database.close()
         self._columns = check_columns(schema, options.stream, self._kind)
@@ -139,7 +157,7 @@ class Target:
     def stage(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Staged:
         """Copy rows into the stream's table, unpublished."""
         if self._is_published(sink, batch):
-            return Staged(sink, (), 0)
+            return Staged(sink, (), 0, is_repeated=True)
         staged, rows = [], 0
         for chunk in chunks(batches):
             messages = to_messages(chunk.rename_columns(self._columns), self._kind)
@@ -193,23 +211,24 @@ class Target:
                     mode="append",
                     db_schema_name="pgqueue",
                 )
-                staged = [
-                    call(
-                        cursor,
-                        "select pgqueue.stage($1, $2, $3::int4, $4::text::int8multirange, "
-                        "$5::int4, $6::text::timestamptz)",
-                        (
-                            *(sink, batch, self._stream_id),
-                            multirange(seqs.slice(each.first, each.rows)),
-                            each.priority,
-                            # As a timestamp, ADBC would set the session's time zone, and back.
-                            each.deliver_at and each.deliver_at.isoformat(),
-                        ),
-                    )[0][0]
+                blocks = [
+                    {
+                        "seqs": multirange(seqs.slice(each.first, each.rows)),
+                        "priority": each.priority,
+                        "deliver_at": each.deliver_at,
+                    }
                     for each in groups
                 ]
+                staged = call(
+                    cursor,
+                    "select pgqueue.stage($1, $2, $3::int4, b.seqs::int8multirange, "
+                    "b.priority::int4, to_timestamp(b.deliver_at)) "
+                    "from json_to_recordset($4::text::json) "
+                    "as b (seqs text, priority int8, deliver_at int8)",
+                    (sink, batch, self._stream_id, json.dumps(blocks)),
+                )
                 conn.commit()
-                return staged
+                return [block for (block,) in staged]
         except Exception as error:
             self._raise_unfit(error)
 
@@ -217,11 +236,17 @@ class Target:
         return None if self._options.consumers is None else list(self._options.consumers)
 
     def _raise_unfit(self, error: Exception) -> NoReturn:
-        """Name stream and kind when Postgres refused a payload; else raise the error as it is."""
+        """Name column or stream when Postgres refused a row; else raise the error as it is."""
+        code, details = sqlstate_of(error), dict(getattr(error, "details", None) or [])
+        said = details.get(b"PG_DIAG_MESSAGE_PRIMARY", b"").decode()
+        if code == "PQ003" and re.match("p_(priority|deliver_at) ", said):
+            raise PgQueueError(f"column {said[2:]}", sqlstate=code) from None
+        if code == "22003":
+            raise PgQueueError(
+                f"column priority holds a number that is no priority: {said}", sqlstate="PQ003"
+            ) from None
         # Not valid JSON, not valid text (a NUL character), or a check of the stream's table.
-        if sqlstate_of(error) in ("22P02", "22021", "22P05", "23502", "23514"):
-            details = dict(getattr(error, "details", []))
-            said = details.get(b"PG_DIAG_MESSAGE_PRIMARY", b"").decode()
+        if code in ("22P02", "22021", "22P05", "23502", "23514"):
             where = details.get(b"PG_DIAG_CONTEXT", b"").decode().splitlines()
             raise PgQueueError(
                 f"a row does not fit stream {self._options.stream} of kind {self._kind}: {said}"
@@ -240,7 +265,8 @@ class Group:
     first: int
     rows: int
     priority: int = 0
-    deliver_at: datetime | None = None
+    deliver_at: int | None = None
+    """Seconds since 1970."""
 
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
@@ -396,10 +422,13 @@ def multirange(seqs: pa.Int64Array) -> str:
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as seconds since 1970."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     options = pc.RoundTemporalOptions(unit="second")
-    return pc.call_function("ceil_temporal", [times], options)
+    full = pc.call_function("ceil_temporal", [times], options)
+    return full.cast(pa.timestamp("s", times.type.tz)).cast(pa.int64())
 
 
 def _to_jsonb(headers: pa.ChunkedArray) -> pa.Array:

@@ -280,11 +280,17 @@ def find_stream(options: SourceOptions) -> Stream:
     """The source's stream; also checks that the consumer exists unless it may be created.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when one does not exist; or Postgres cannot be reached.
+        PgQueueError: PQ001 or PQ002 when one does not exist; PQ003 for a visibilityTimeout out of
+            range; PQ011 for another schema version; or Postgres cannot be reached.
     """
     # No patience: this is load(), and whoever mistyped the host waits for the answer.
     database = Database(options.url, patience=0)
     try:
+        if options.visibility_timeout is not None:
+            database.row(
+                "select pgqueue._check_timeout('option visibilityTimeout', %s)",
+                [options.visibility_timeout],
+            )
         if not options.create_consumer:
             return open_consumer(database, options)
         return Stream(

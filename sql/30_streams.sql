@@ -225,6 +225,14 @@ begin
     perform pg_advisory_xact_lock(1885826421, p_consumer_id);
 end $$;
 
+-- The same if nobody has it. Returns whether the caller has it now.
+create or replace function pgqueue._try_lock_consumer(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(1885826421, p_consumer_id);
+end $$;
+
 -- Deletes a consumer with all that it has not finished. Its claims end; their owners are told when they come back.
 -- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of it stays open for 10 s. Locks: the consumer's.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void

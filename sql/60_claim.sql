@@ -400,7 +400,7 @@ begin
             v_consumer := pgqueue._consumer(p_stream, p_consumer);
             claim_id := nextval('pgqueue.claims_claim_id_seq');
             n := 0;
-            if v_consumer.ordering = 'none' and not pg_try_advisory_xact_lock(1885826421, v_consumer.consumer_id) then
+            if v_consumer.ordering = 'none' and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 n := pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max);
                 if n = 0 then

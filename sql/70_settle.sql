@@ -3,6 +3,15 @@
 --
 -- A claim whose lease is over is live until another claimer released it: the owner that comes back first keeps it.
 
+-- Warns that a claim is not live.
+create or replace function pgqueue._warn_not_live(p_claim_id bigint) returns void
+language plpgsql
+as $$
+begin
+    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took over; nothing was changed',
+                  coalesce(p_claim_id::text, 'null');
+end $$;
+
 -- Locks a live claim, for ordered consumers (and with p_line, for what puts runs back in the line) after the consumer's
 -- lock. Returns the claim; null and a warning when it is not live.
 create or replace function pgqueue._lock_claim(p_claim_id bigint, p_line boolean) returns pgqueue.claims
@@ -17,8 +26,7 @@ begin
     end if;
     select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update;
     if not found or not v_claim.live then
-        raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took over; nothing was changed',
-                      coalesce(p_claim_id::text, 'null');
+        perform pgqueue._warn_not_live(p_claim_id);
         return null;
     end if;
     return v_claim;
@@ -173,18 +181,19 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_claim pgqueue.claims;
+    v_n bigint;
 begin
     perform pgqueue._check_isolation();
     if p_by is not null then
         perform pgqueue._check_timeout('p_by', p_by);
     end if;
-    v_claim := pgqueue._lock_claim(p_claim_id, false);
-    if v_claim.claim_id is null then
-        return 0;
+    update pgqueue.claims set lease_until = clock_timestamp() + coalesce(p_by, visibility_timeout)
+    where claim_id = p_claim_id and live
+    returning remaining into v_n;
+    if not found then
+        perform pgqueue._warn_not_live(p_claim_id);
     end if;
-    update pgqueue.claims set lease_until = clock_timestamp() + coalesce(p_by, visibility_timeout) where claim_id = p_claim_id;
-    return v_claim.remaining;
+    return coalesce(v_n, 0);
 end $$;
 
 -- Returns a claim, or the messages of it that are given, to be delivered again. A message that was delivered

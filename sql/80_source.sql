@@ -153,7 +153,7 @@ begin
         claimed := messages - p_start_messages;
     else
         v_claim.claim_id := nextval('pgqueue.claims_claim_id_seq');
-        v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, coalesce(p_max, 1000000000000), p_upto_publication);
+        v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000), p_upto_publication);
         v_cursor := v_fill.o_cursor;
         if v_fill.o_n > 0 then
             claim_id := v_claim.claim_id;

@@ -1,8 +1,8 @@
 -- Housekeeping. Nothing waits for it: run it now and then, from cron or by hand.
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks older than
--- p_staged_age, with their messages; and all but the last ten batches of each sink. It releases no claim and deletes
--- no published message.
+-- p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes without a
+-- txnAppId, whose names are used once. It releases no claim and deletes no published message.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 -- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks that it deletes.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, n bigint)
@@ -34,7 +34,8 @@ begin
     return query values ('staged blocks', v_blocks), ('unpublished messages', v_messages);
 
     delete from pgqueue.sink_batches b
-    where b.batch < (select max(m.batch) from pgqueue.sink_batches m where m.sink = b.sink and m.stream_id = b.stream_id) - 10;
+    where b.batch < (select max(m.batch) from pgqueue.sink_batches m where m.sink = b.sink and m.stream_id = b.stream_id) - 10
+       or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_staged_age);
     get diagnostics v_n = row_count;
     return query values ('old sink batches', v_n);
 end $$;

@@ -81,8 +81,8 @@ def test_what_is_no_duration(text):
         ("minPartitions", "-1", "a whole number of at least 1"),
         ("maxRecordsPerPartition", "0", "a whole number of at least 1"),
         ("maxRecordsPerPartition", str(2**63), "a whole number of at least 1"),
-        ("visibilityTimeout", "30", "a duration with a unit"),
-        ("waitTime", "soon", "a duration with a unit"),
+        ("visibilityTimeout", "30", "a duration longer than 0 with a unit"),
+        ("waitTime", "soon", "a duration longer than 0 with a unit"),
         ("failOnDataLoss", "yes", "true or false"),
         ("includeHeaders", "1", "true or false"),
         ("createConsumer", "", "true or false"),
@@ -130,6 +130,13 @@ def test_names_of_other_connectors_say_what_to_use(name):
     assert "secret" not in str(error.value)
     assert error.value.hint
     assert "did you mean" not in error.value.hint
+
+
+def test_the_options_of_both_take_no_path():
+    for parse in (parse_source, lambda given: parse_sink(given, streaming=False)):
+        with pytest.raises(PgQueueError, match="no option path") as error:
+            parse(SOURCE | {"path": "/some/where"} if parse is parse_source else {"path": "/x"})
+        assert "use stream" in (error.value.hint or "")
 
 
 def test_a_source_option_is_none_of_the_sink_and_the_other_way_round():

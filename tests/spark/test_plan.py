@@ -92,9 +92,9 @@ def test_rows_are_grouped_by_priority_and_by_time_rounded_up_to_seconds():
     assert rows.column_names == ["data"]
     assert "".join(rows["data"].to_pylist()) == "acfbde"
     assert groups == [
-        Group(0, 3, 1, at),
+        Group(0, 3, 1, int(at.timestamp())),
         Group(3, 2, 0, None),
-        Group(5, 1, 1, at + timedelta(seconds=9)),
+        Group(5, 1, 1, int(at.timestamp()) + 9),
     ]
 
 

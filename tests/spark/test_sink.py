@@ -63,6 +63,34 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
     assert found == [(2, 0, None), (2, 3, datetime(2030, 1, 1, 12, 0, 1, tzinfo=UTC))]
 
 
+def test_times_far_away_and_many_of_them(queue: Queue):
+    """Each full second is a part of the publication; Spark's times reach further than Python's."""
+    queue.create("s")
+    written = queue.spark.range(3000).select(
+        F.col("id").cast("string").alias("data"),
+        F.expr("timestamp'9999-12-31 23:59:59.5' + make_interval(0, 0, 0, 0, 0, 0, id)").alias(
+            "deliver_at"
+        ),
+    )
+    queue.write(written, "s")
+    found = queue.sql(
+        "select count(*), sum(n)::int, min(deliver_at)::text, max(deliver_at)::text from "
+        "(select *, extract(year from deliver_at) from pgqueue.publications) p"
+    )
+    ((parts, messages, first, last),) = found
+    assert (parts, messages) == (3000, 3000)
+    assert first.startswith("10000-01-01 00:00:00")
+    assert last.startswith("10000-01-01 00:49:59")
+
+
+def test_a_lower_version_than_the_published_one_writes_nothing(queue: Queue):
+    """As with Delta's txnVersion; a later one is published."""
+    queue.create("s")
+    for version, first in ((5, 1), (3, 11), (5, 21), (6, 31)):
+        queue.write(frame(queue, first, first + 9), "s", txnAppId="a", txnVersion=str(version))
+    assert queue.sent("s") == sorted([*texts(1, 10), *texts(31, 40)])
+
+
 def test_what_the_sink_writes_the_source_reads(queue: Queue):
     queue.create("s", "c")
     written = queue.spark.range(1000).select(
@@ -228,7 +256,8 @@ class TestBadInput:
         ("select", "options", "expected"),
         [
             ("'x' as data", {"stream": "nope"}, "unknown stream 'nope'"),
-            ("'x' as data", {"consumers": "c,nope"}, "unknown consumer 'nope'"),
+            ("'x' as data", {"consumers": "c,nope"}, "'nope' in option consumers"),
+            ("'x' as data", {"path": "/some/where"}, "sink has no option path"),
             ("'x' as data", {"consumer": "c"}, "sink has no option consumer"),
             ("'x' as data", {"txnAppId": "a"}, "txnAppId and txnVersion must be given together"),
             ("'x' as value", {}, "column data is missing: the DataFrame has value"),
@@ -249,7 +278,8 @@ class TestBadInput:
                 "column deliver_at is date, and must be timestamp",
             ),
             ("cast(null as string) as data", {}, "column data is null in 1 of 1 rows"),
-            ("'x' as data, 40000 as priority", {}, "p_priority is -32768 to 32767, not 40000"),
+            ("'x' as data, 40000 as priority", {}, "column priority is -32768 to 32767, not 40000"),
+            ("'x' as data, 1L << 40 as priority", {}, "column priority holds a number"),
             ("'a' || char(0) as data", {}, "a row does not fit stream s of kind text"),
             ("'x' as data, 'no json' as headers", {}, "a row does not fit stream s"),
         ],
@@ -260,6 +290,15 @@ class TestBadInput:
         with pytest.raises(Exception) as error:
             writer.options(**{"url": queue.url, "stream": "s", **options}).save()
         assert expected in str(error.value)
+        assert queue.sent("s") == []
+
+    def test_another_version_of_the_schema(self, queue: Queue):
+        queue.create("s", "c")
+        queue.sql("insert into pgqueue.installed (version) values (99) returning 1")
+        with pytest.raises(Exception, match="has version 99 of the schema pgqueue"):
+            queue.write(frame(queue, 1, 1), "s")
+        with pytest.raises(Exception, match="has version 99 of the schema pgqueue"):
+            queue.load("s", "c")
         assert queue.sent("s") == []
 
     @pytest.mark.parametrize("data", ["no json", '{"a":', '"\\u0000'])

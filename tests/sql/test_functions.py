@@ -839,6 +839,18 @@ def test_maintain_forgets_all_but_the_last_batches_of_a_sink(conn: Conn, stream:
     assert value(conn, "is_published", "another", stream, 3) is True
 
 
+def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, stream: int) -> None:
+    for sink in ("write:1", "write:2", "txn:a", "5e0e5a3f"):
+        publish(conn, stream, [stage(conn, stream, 1, sink=sink)], 1, sink=sink)
+    conn.execute(
+        "update pgqueue.sink_batches set published_at = published_at - interval '2 days'"
+        " where sink <> 'write:2'"
+    )
+    assert dict(call(conn, "maintain"))["old sink batches"] == 1
+    left = conn.execute("select sink from pgqueue.sink_batches order by 1").fetchall()
+    assert left == [("5e0e5a3f",), ("txn:a",), ("write:2",)]
+
+
 def test_maintain_releases_no_claim(conn: Conn) -> None:
     consumer(conn, p_visibility_timeout=seconds(0.01))
     send(conn)

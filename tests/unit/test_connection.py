@@ -253,3 +253,17 @@ def test_describe_shows_the_place_and_no_password(monkeypatch):
     monkeypatch.setenv("PGPORT", "7777")
     shown = connection.describe(f"postgresql://u:{SECRET}@h/d?sslpassword={SECRET}")
     assert shown == "host=h port=7777 dbname=d user=u"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"host=/nowhere dbname=postgresql://u:{SECRET}@h/d",
+        f"host=/nowhere user=u:{SECRET}",
+        f"host=/nowhere user=u password={SECRET}",
+    ],
+)
+def test_a_password_in_the_wrong_place_is_not_shown_either(url):
+    with pytest.raises(PgQueueError, match="no connection") as error:
+        connection.connect(url, patience=0)
+    assert SECRET not in str(error.value)
