@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +30,13 @@ from typer.core import TyperGroup
 
 from spark_pgqueue import __version__, client, options
 from spark_pgqueue.connection import redact
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.errors import PgQueueError, how_to_install
+
+# Hints of the database in this program's words.
+_AS_COMMANDS = {
+    r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
+    r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
+}
 
 _BATCH = 10_000  # lines that `send --lines` holds at once
 
@@ -426,7 +433,7 @@ def demo(
         from spark_pgqueue.demo import run
     except ModuleNotFoundError as error:
         raise PgQueueError(
-            f"the demo needs the module {error.name}", hint='pip install "spark-pgqueue[demo]"'
+            f"the demo needs the module {error.name}", hint=how_to_install("demo")
         ) from None
     if not run(directory, url, rows):
         _fail("what came out is not what went in")
@@ -458,6 +465,8 @@ def _connect(url: str | None) -> client.Client:
 def _fail(message: str, hint: str | None = None) -> NoReturn:
     print("pgqueue:", redact(" ".join(message.split())), file=sys.stderr)
     if hint:
+        for sql, command in _AS_COMMANDS.items():
+            hint = re.sub(sql, command, hint)
         print("hint:", redact(" ".join(hint.split())), file=sys.stderr)
     raise typer.Exit(1)
 

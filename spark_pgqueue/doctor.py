@@ -15,7 +15,7 @@ from typing import Literal
 import psycopg
 
 from spark_pgqueue import __version__, connection, embedded, java, schema
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.errors import PgQueueError, how_to_install
 
 PYSPARK = (4, 2)
 """The lowest PySpark whose Python data sources have what the source needs."""
@@ -62,8 +62,7 @@ def checks(url: str | None = None) -> Iterator[Check]:
 
 
 def _not_needed(name: str, found: str, extra: str) -> Check:
-    advice = f'where it is to run here: pip install "spark-pgqueue[{extra}]"'
-    return Check("warn", name, found, advice)
+    return Check("warn", name, found, f"where it is to run here: {how_to_install(extra)}")
 
 
 def _library(name: str) -> Check:

