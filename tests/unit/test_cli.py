@@ -2,10 +2,12 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -197,12 +199,15 @@ def test_watching_goes_on_until_interrupted(queue, url):
     options = ["stats", "--watch", "--interval", "0.2", "--url", url]
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "spark_pgqueue.cli", *options]
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE) as watching:
+    # Where the tests run in a shell's background, Ctrl-C is ignored, and by children too.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=theirs, stderr=pipe, preexec_fn=listen) as watching:
         os.close(theirs)
         shown = b""
         while shown.count(b"backlog") < 3:
             shown += os.read(ours, 4096)
-        watching.send_signal(2)
+        watching.send_signal(signal.SIGINT)
         assert watching.wait(10) == 130
         assert watching.stderr is not None
         assert watching.stderr.read() == b""
