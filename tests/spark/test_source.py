@@ -245,6 +245,30 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
     assert queue.sql("select sum(lost) from pgqueue.readers") == [(0,)]
 
 
+def test_the_lease_is_renewed_while_a_batch_is_replayed(queue: Queue, fails):
+    """Spark plans it from its log, and asks for no offset before it is done."""
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    started: list[int] = []
+
+    def fail(batch, batch_id):
+        raise RuntimeError("the sink fails")
+
+    def slow(batch, batch_id):
+        started.append(batch_id)
+        time.sleep(4)
+
+    frame = queue.load("s", "c", visibilityTimeout="1s")
+    fails(queue.collect(frame, each=fail))
+    query = queue.collect(frame, each=slow)
+    wait_until(lambda: bool(started), query)
+    while query.isActive and not queue.seen:
+        assert queue.sql("select * from pgqueue.receive('s', 'c', 10)") == []
+        time.sleep(0.2)
+    query.awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 10)
+
+
 def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     """A lease that ended while the query was down: the query goes on with what is left to it."""
     queue.create("s", "c")

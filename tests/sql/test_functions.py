@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -333,6 +334,94 @@ def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn
     assert f"claim {10**15} is not live" in warning
 
 
+def claim_one(conn: Conn) -> int:
+    """Claim a message, with a claim that fits the next run: the cheap way, without a lock."""
+    (seq,) = seqs_of(receive(conn, 1))
+    return seq
+
+
+@pytest.mark.parametrize("how", ["published", "published late", "due"])
+def test_what_comes_before_a_backlog_does_not_wait_for_its_end(
+    conn: Conn, session: Callable[[], Conn], how: str
+) -> None:
+    """However cheaply the backlog is claimed, each claim looks for what is new, late or due."""
+    consumer(conn)
+    late = session()
+    urgent = 0
+    if how == "published late":
+        late.execute("begin")
+        urgent = send(late, p_priority=9)
+    elif how == "due":
+        urgent = send(conn, p_priority=9, p_deliver_at=now(conn) + seconds(0.3))
+    sent = send_all(conn, ["x"] * 5)
+    assert [claim_one(conn), claim_one(conn)] == sent[:2]
+    if how == "published":
+        urgent = send(conn, p_priority=9)
+    elif how == "published late":
+        late.execute("commit")
+    else:
+        time.sleep(0.35)
+    assert [claim_one(conn), claim_one(conn)] == [urgent, sent[2]]
+
+
+def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> None:
+    consumer(conn, p_visibility_timeout=seconds(0.2))
+    sent = send_all(conn, ["x"] * 5)
+    assert [claim_one(conn), claim_one(conn)] == sent[:2]
+    time.sleep(0.25)
+    assert claim_one(conn) == sent[0]
+
+
+def test_a_claim_passes_over_what_an_open_transaction_has_claimed(conn: Conn, url: str) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert claim_one(conn) == sent[0]
+    conn.execute("set statement_timeout = '5 s'")
+    with connection.connect(url) as other, other.transaction():
+        assert claim_one(other) == sent[1]
+        assert claim_one(conn) == sent[2]
+
+
+def test_a_claim_passes_over_a_lease_whose_owner_is_just_settling(conn: Conn, url: str) -> None:
+    consumer(conn, p_visibility_timeout=seconds(0.05))
+    sent = send_all(conn, ["x"] * 2)
+    late = claim_of(receive(conn, 1))
+    time.sleep(0.1)
+    conn.execute("set statement_timeout = '5 s'")
+    with connection.connect(url) as other, other.transaction():
+        assert value(other, "ack", late) == 1
+        assert claim_one(conn) == sent[1]
+
+
+def test_a_claim_beside_another_claimer_has_the_lease_that_it_asks_for(
+    conn: Conn, url: str
+) -> None:
+    consumer_id = consumer(conn)
+    send_all(conn, ["x"] * 10)
+    value(conn, "ack", claim_of(receive(conn, 1)))
+    with connection.connect(url) as other, other.transaction():
+        other.execute("select pg_advisory_xact_lock(1885826421, %s)", [consumer_id])
+        assert len(receive(conn, 5, p_visibility_timeout=seconds(500))) == 5
+    left = "select extract(epoch from lease_until - clock_timestamp())::float from pgqueue.claims"
+    assert 495 < one(conn, left) <= 500
+
+
+def test_no_message_is_forgotten_when_very_many_are_due_at_once(conn: Conn) -> None:
+    """One claim ends a thousand delays; the next ones the others."""
+    consumer(conn)
+    conn.execute(
+        "select count(pgqueue.send('s', 'x', p_deliver_at => clock_timestamp() + interval '1 h'))"
+        " from generate_series(1, 1100)"
+    )
+    assert receive(conn) == []
+    conn.execute(
+        "update pgqueue.consumer_messages"
+        " set not_visible_until = not_visible_until - interval '1 h';"
+        "update pgqueue.consumer_cursors set due_floor = '-infinity'"
+    )
+    assert len(acked(conn, "s", "c", 2000)) == 1100
+
+
 # Settling
 
 
@@ -365,6 +454,34 @@ def test_a_failed_message_comes_back_after_its_delay_with_its_reason(
     time.sleep(0.6)
     (again,) = receive(conn)
     assert (again.seq, again.deliver_count) == (seq, 2)
+
+
+def test_what_failed_together_keeps_its_reason_when_it_is_claimed_in_parts(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(0), "no such user")
+    assert seqs_of(receive(conn, 2)) == sent[:2]
+    assert [(r.last_error, r.deliver_count) for r in (state(conn, seq) for seq in sent)] == [
+        ("no such user", 2),
+        ("no such user", 2),
+        *[("no such user", 1)] * 3,
+    ]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_parts_of_a_claim_that_are_settled_at_once_are_all_counted(
+    conn: Conn, url: str, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 4, p_keys=["k"] * 4)
+    claim = claim_of(receive(conn))
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            assert value(conn, "ack", claim, sent[:1]) == 1
+            second = pool.submit(value, other, "ack", claim, sent[1:3])
+            wait_for_a_lock(conn)
+        assert second.result() == 2
+    assert value(conn, "extend", claim) == 1
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -534,6 +651,16 @@ def test_a_dead_message_lets_those_behind_it_pass(conn: Conn) -> None:
         assert acked(conn, "s", name) == sent[1:]
 
 
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_message_that_failed_too_often_takes_no_later_one_back(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering, p_max_deliver_count=1)
+    sent = send_all(conn, ["x"] * 3, p_keys=["k"] * 3)
+    claim = claim_of(receive(conn))
+    assert value(conn, "nack", claim, sent[:1]) == 1
+    assert list(states(conn).values()) == ["dead", "claimed", "claimed"]
+    assert value(conn, "ack", claim) == 2
+
+
 # Streams, consumers and what is known of them
 
 
@@ -618,6 +745,20 @@ def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
         dropped.result()
     assert one(conn, "select count(*) from pgqueue.claims") == 0
     assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
+
+
+def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn, url: str) -> None:
+    """Longer than a single try does."""
+    consumer(conn)
+    send(conn)
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            assert len(receive(conn)) == 1
+            dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+            time.sleep(1)
+            assert not dropped.done()
+        dropped.result()
+    assert one(conn, "select count(*) from pgqueue.claims") == 0
 
 
 def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
@@ -759,7 +900,9 @@ def test_priority_time_and_consumers_of_staged_messages(conn: Conn, stream: int)
     assert states(conn, "d") == {}
 
 
-@pytest.mark.parametrize("missing", ["block", "rows", "of another batch", "of another sink"])
+@pytest.mark.parametrize(
+    "missing", ["block", "rows", "of another batch", "of another sink", "of another stream"]
+)
 def test_a_batch_that_is_not_complete_is_not_published(
     conn: Conn, stream: int, missing: str
 ) -> None:
@@ -770,8 +913,9 @@ def test_a_batch_that_is_not_complete_is_not_published(
     elif missing == "rows":
         n = 3
     else:
-        batch, sink = (1, "sink") if "batch" in missing else (0, "other")
-        blocks, n = [*blocks, stage(conn, stream, 1, batch, sink)], 3
+        batch, sink = int("batch" in missing), "other" if "sink" in missing else "sink"
+        to = value(conn, "create_stream", "other") if "stream" in missing else stream
+        blocks, n = [*blocks, stage(conn, to, 1, batch, sink)], 3
     with pytest.raises(psycopg.Error, match="not complete") as caught:
         publish(conn, stream, blocks, n)
     assert caught.value.sqlstate == "PQ008"
@@ -798,6 +942,47 @@ def test_two_commits_of_a_batch_at_once_publish_it_once(
     thread.join(30)
     assert answers == [not first_commits]
     assert len(acked(conn, "s", "c")) == 3
+
+
+def test_a_staged_batch_whose_commit_takes_long_is_not_taken_for_dead(
+    conn: Conn, session: Callable[[], Conn], stream: int
+) -> None:
+    """Its publication id is younger than its transaction id, so nobody closes the hole before."""
+    consumer(conn)
+    send(conn)  # the first number of a sequence would give a transaction id by itself
+    acked(conn, "s", "c")
+    blocks = [stage(conn, stream, 3)]
+    blocker, committer = session(), session()
+    with ThreadPoolExecutor(1) as pool:
+        with blocker.transaction():
+            blocker.execute("lock table pgqueue.sink_batches in share mode")
+            published = pool.submit(publish, committer, stream, blocks, 3)
+            wait_for_a_lock(conn)
+            for _ in range(3):
+                send(conn)
+                assert len(acked(conn, "s", "c")) == 1
+        assert published.result()
+    assert len(acked(conn, "s", "c")) == 3
+
+
+def test_reserved_numbers_are_nobody_elses(conn: Conn, url: str, stream: int) -> None:
+    """Also those that others interrupt."""
+
+    def reserve(_: int) -> list[tuple[int, int]]:
+        with connection.connect(url) as own:
+            reserved = value(own, "reserve", stream, 20_000)
+            return [(r.lower, r.upper) for r in reserved]
+
+    every: list[tuple[int, int]] = []
+    for _ in range(50):
+        with ThreadPoolExecutor(3) as pool:
+            sets = list(pool.map(reserve, range(3)))
+        assert [sum(hi - lo for lo, hi in each) for each in sets] == [20_000] * 3
+        every = sorted([*every, *(r for each in sets for r in each)])
+        assert all(a[1] <= b[0] for a, b in pairwise(every))
+        if max(len(each) for each in sets) > 1:
+            return
+    pytest.fail("they never got into each other's way")
 
 
 def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
@@ -983,6 +1168,36 @@ def test_a_batch_that_was_taken_over_as_a_whole_is_claimed_back_once_it_is_free(
     assert states(conn) == {}
 
 
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, ordering: str) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 3, p_keys=["k", "k", "l"])
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    worker = receive(conn, 1, p_visibility_timeout=seconds(60))
+    assert seqs_of(worker) == sent[:1]
+    planned, taken_over, gone = reader.resume(end)
+    assert (planned + taken_over, gone) == (3, 0)
+    assert not set(reader.plan(end)) & set(sent[:2])
+    value(conn, "ack", claim_of(worker))
+    assert reader.resume(end) == (2, 1, 0)
+    assert reader.plan(end) == sent[1:]
+
+
+def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reader) -> None:
+    """Also for its checkpoint, which cannot go back before it."""
+    send_all(conn, ["x"] * 3)
+    start, end = reader.claim_id, reader.ask()
+    assert value(conn, "ack", end.claim_id) == 3
+    assert reader.resume(end) == (0, 0, 0)
+    reader.move(end)
+    assert (reader.ask().claimed, reader.ask().lost) == (0, 0)
+    reader.claim_id = start
+    with pytest.raises(psycopg.Error, match="older") as caught:
+        reader.ask()
+    assert caught.value.sqlstate == "PQ010"
+
+
 def test_messages_that_were_deleted_meanwhile_are_gone(conn: Conn, reader: Reader) -> None:
     sent = send_all(conn, ["x"] * 3)
     end = reader.ask(p_visibility_timeout=seconds(0.05))
@@ -1002,7 +1217,64 @@ def test_messages_acknowledged_after_the_lease_was_lost_are_counted(
     value(conn, "ack", claim_of(receive(conn)))
     assert reader.ask().lost == 3
     assert reader.ask().lost == 0, "told once"
-    assert one(conn, "select lost from pgqueue.readers") == 3
+    send_all(conn, ["x"] * 2)
+    reader.move(reader.ask(p_visibility_timeout=seconds(0.05)))
+    time.sleep(0.1)
+    value(conn, "ack", claim_of(receive(conn)))
+    assert reader.ask().lost == 2
+    assert one(conn, "select lost from pgqueue.readers") == 5, "of all its batches"
+
+
+def test_a_claim_of_a_reader_that_was_taken_over_is_not_live(conn: Conn, reader: Reader) -> None:
+    """It is kept for the reader to be told, but nobody settles it."""
+    send(conn)
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    receive(conn)
+    warnings: list[str] = []
+    conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    for settle in ("ack", "nack", "extend", "dead_letter"):
+        assert value(conn, settle, end.claim_id) == 0
+    assert len(warnings) == 4
+    assert all(f"claim {end.claim_id} is not live" in text for text in warnings)
+
+
+@pytest.mark.parametrize("again", ["asked for", "resumed"])
+def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again: str) -> None:
+    """A query that was away for longer than its lease is safe as soon as it is back."""
+    send(conn)
+    end = reader.ask(p_visibility_timeout=seconds(1))
+    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    if again == "asked for":
+        assert reader.ask().claim_id == end.claim_id
+    else:
+        assert reader.resume(end) == (1, 0, 0)
+    assert receive(conn) == []
+
+
+def test_what_spark_is_told_is_on_disk_before(conn: Conn, reader: Reader, stream: int) -> None:
+    """Also where synchronous_commit is off; what changes nothing waits for no disk."""
+    send_all(conn, ["x"] * 2)
+    for setting, durable in (("off", "local"), ("on", "on")):
+        conn.execute(f"set synchronous_commit = {setting}".encode())
+        with conn.transaction():
+            assert one(conn, "show synchronous_commit") == setting
+            end = reader.ask(1)
+            assert one(conn, "show synchronous_commit") == durable
+        reader.move(end)
+    conn.execute("set synchronous_commit = off")
+    with conn.transaction():
+        assert reader.ask().claimed == 0
+        assert one(conn, "show synchronous_commit") == "local", "it acknowledged"
+    with conn.transaction():
+        assert reader.ask().claimed == 0
+        assert one(conn, "show synchronous_commit") == "off", "it changed nothing"
+    with conn.transaction():
+        block = stage(conn, stream, 1)
+        assert one(conn, "show synchronous_commit") == "local"
+    with conn.transaction():
+        assert publish(conn, stream, [block], 1)
+        assert one(conn, "show synchronous_commit") == "local"
 
 
 def test_the_heartbeat_extends_the_live_claims_of_its_reader(conn: Conn, reader: Reader) -> None:

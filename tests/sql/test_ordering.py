@@ -95,6 +95,17 @@ def test_neither_the_line_nor_the_keys_aside_starve(
     assert 8 <= len(set(got) & set(sent[:10])) <= 22, got
 
 
+def test_when_the_oldest_of_several_claims_ends_the_others_keep_their_keys(
+    conn: psycopg.Connection, consumer: int
+) -> None:
+    send(conn, "a", "b", "c")
+    oldest, *_ = [claim_of(call(conn, "receive", "s", "c", 1)) for _ in range(3)]
+    value(conn, "ack", oldest)
+    free = send(conn, "a", "b", "c", "d")[0::3]
+    assert seqs_of(call(conn, "receive", "s", "c", 10)) == free
+    checker.check(conn, {consumer: {1}})
+
+
 @pytest.mark.parametrize("size", [None, 1000])
 def test_a_reader_beside_other_claims_gets_all_that_is_free(
     conn: psycopg.Connection, consumer: int, size: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -73,6 +74,27 @@ def test_a_late_commit_is_delivered(
     assert acked(conn, "s", "c") == [first]
     assert acked(conn, "s", "c") == []
     assert cursor(conn, "seen") == "{[1,3)}"
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_late_commit_is_delivered_whatever_its_numbers(
+    conn: psycopg.Connection, session: Session, stream: int, ordering: str
+) -> None:
+    """Numbers of messages without a gap do not say that no publication is missing."""
+    consumer(conn, ordering)
+    first = value(conn, "reserve", stream, 1)
+    conn.execute(
+        "insert into pgqueue.messages (seq, stream_id, data) values (1, %s, 'x')", [stream]
+    )
+    block = value(conn, "stage", "sink", 0, stream, first)
+    before = send(conn)
+    late = session()
+    late.execute("begin")
+    assert value(late, "publish_staged", "sink", 0, stream, [block], 1)
+    after = send(conn)
+    assert acked(conn, "s", "c") == [before, after] == [2, 3]
+    late.execute("commit")
+    assert acked(conn, "s", "c") == [1]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -257,6 +279,35 @@ def test_a_parked_hole_is_found_within_about_a_second(
     assert got == [first]
 
 
+def test_a_hole_that_is_parked_beside_older_ones_waits_for_its_own_publisher(
+    conn: psycopg.Connection, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    old, late = session(), session()
+    old.execute("begin")
+    old.execute("select pg_current_xact_id()")
+
+    def rollbacks(n: int) -> None:
+        for _ in range(n):
+            dead_publication(conn)
+            send(conn)
+            acked(conn, "s", "c")
+
+    rollbacks(70)
+    assert cursor(conn, "parked") != "{}"
+    late.execute("begin")
+    first = send(late)
+    rollbacks(140)
+    assert cursor(conn, "(parked @> 141::bigint)") == "true"
+    old.execute("commit")
+    for _ in range(3):
+        send(conn)
+        assert len(acked(conn, "s", "c")) == 1
+    late.execute("commit")
+    conn.execute("update pgqueue.consumer_cursors set parked_probe = '-infinity'")
+    assert acked(conn, "s", "c") == [first]
+
+
 # One take of at most %s publications, as a claim does it but smaller.
 TAKE = """
 do $$
@@ -342,6 +393,16 @@ def test_more_publications_than_one_take_takes(
     assert sent <= set(got)
     acked(conn, "s", "c")
     assert cursor(conn, "seen") == "{[1,12008)}"
+
+
+def test_a_reader_without_a_limit_gets_all_however_many_publications_that_are(
+    conn: psycopg.Connection, stream: int
+) -> None:
+    consumer_id = consumer(conn)
+    conn.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 21000)")
+    assert len(call(conn, "receive", "s", "c", 1)) == 1  # which takes a part of them
+    (row,) = call(conn, "reader_claim", uuid.uuid4(), consumer_id, 0, 0)
+    assert row.claimed == 20_999
 
 
 def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stream: int) -> None:
