@@ -352,7 +352,7 @@ def test_what_comes_before_a_backlog_does_not_wait_for_its_end(
         late.execute("begin")
         urgent = send(late, p_priority=9)
     elif how == "due":
-        urgent = send(conn, p_priority=9, p_deliver_at=now(conn) + seconds(0.3))
+        urgent = send(conn, p_priority=9, p_deliver_at=now(conn) + seconds(1))
     sent = send_all(conn, ["x"] * 5)
     assert [claim_one(conn), claim_one(conn)] == sent[:2]
     if how == "published":
@@ -360,15 +360,15 @@ def test_what_comes_before_a_backlog_does_not_wait_for_its_end(
     elif how == "published late":
         late.execute("commit")
     else:
-        time.sleep(0.35)
+        time.sleep(1.05)
     assert [claim_one(conn), claim_one(conn)] == [urgent, sent[2]]
 
 
 def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> None:
-    consumer(conn, p_visibility_timeout=seconds(0.2))
+    consumer(conn, p_visibility_timeout=seconds(1))
     sent = send_all(conn, ["x"] * 5)
     assert [claim_one(conn), claim_one(conn)] == sent[:2]
-    time.sleep(0.25)
+    time.sleep(1.05)
     assert claim_one(conn) == sent[0]
 
 
