@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.connection import PATIENCE, connect_adbc, is_passing, raise_clear
+from spark_pgqueue.connection import PATIENCE, connect_adbc, is_passing, raise_clear, with_backoff
 from spark_pgqueue.errors import PgQueueError
 
 if TYPE_CHECKING:
@@ -131,8 +131,6 @@ def read_piece(
                 for batch in _select(cursor, piece, ranges, target):
                     last, failures, rows = batch["seq"][-1].as_py(), 0, rows + batch.num_rows
                     yield batch
-                if piece.index == 0 and piece.buckets > 1:
-                    rows = _count(cursor, piece)
             break
         except Exception as error:
             failures += 1
@@ -144,6 +142,9 @@ def read_piece(
             log.warning("reading stream %s broke off and goes on: %s", piece.stream, error)
         if last is not None:
             ranges = after(ranges, last)
+    if piece.buckets > 1 and piece.index == 0:
+        # The first of them counts for all: it alone cannot tell from its share what is missing.
+        rows = with_backoff(lambda: _count(url, piece), url)
     if piece.buckets == 1 or piece.index == 0:
         missing = sum(each.hi - each.lo for each in piece.ranges) - rows
         if missing > 0:
@@ -264,12 +265,14 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
     )
 
 
-def _count(cursor: dbapi.Cursor, piece: Piece) -> int:
+def _count(url: str | None, piece: Piece) -> int:
+    """How many messages of the ranges there are, whatever their keys."""
     whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.reader, ())
     count = 0
-    for some in _slices(piece.ranges):
-        cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
-        count += cursor.fetchall()[0][0]
+    with connection(url, patience=0) as conn, conn.cursor() as cursor:
+        for some in _slices(piece.ranges):
+            cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
+            count += cursor.fetchall()[0][0]
     return count
 
 

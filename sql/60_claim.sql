@@ -279,8 +279,8 @@ declare
 begin
     o_cursor := p_cursor;
     o_n := 0;
-    for v_pass in 1..2 loop
-        o_cursor := pgqueue._refresh(p_consumer, o_cursor, v_pass = 2, p_want - o_n, p_upto);
+    for v_pass in 1..100 loop  -- two; more only to get past publications of which nothing is for this consumer, or now
+        o_cursor := pgqueue._refresh(p_consumer, o_cursor, v_pass > 1, p_want - o_n, p_upto);
         if p_consumer.ordering <> 'none' then
             o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_n);
             o_n := (select coalesce(sum(n), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed');
@@ -299,7 +299,7 @@ begin
             end loop;
             o_n := o_n + v_n;
         end if;
-        exit when o_n >= p_want or (o_n > 0 and not o_cursor.more);
+        exit when o_n >= p_want or (o_n > 0 and (v_pass > 1 or not o_cursor.more)) or (v_pass > 1 and not o_cursor.more);
     end loop;
 end $$;
 
@@ -363,7 +363,7 @@ begin
 end $$;
 
 -- Claims at most p_max messages for a consumer; the payloads are not read. Bounded: a claim takes some 10,000 new
--- publications at most.
+-- publications at most, or 1,000,000 of which nothing is for this consumer.
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing.

@@ -312,6 +312,10 @@ begin
     if p_claim.ordered then
         p_cursor.first_claim := case when p_cursor.open_claims = 0 then p_claim.claim_id else least(p_cursor.first_claim, p_claim.claim_id) end;
         p_cursor.open_claims := p_cursor.open_claims + 1;
+        if p_cursor.open_claims > 1 and p_cursor.mixed_claim is not null then
+            perform pgqueue._split_by_key(p_consumer, p_cursor.mixed_claim, null);
+            p_cursor.mixed_claim := null;
+        end if;
         p_cursor.aside := (select count(*) from pgqueue.consumer_messages
                            where consumer_id = p_consumer.consumer_id and key is not null and state <> 'claimed');
         if p_cursor.aside > 0 then

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_pgqueue.arrow import Range, after
@@ -29,6 +29,7 @@ def seqs(ranges):
     return [seq for each in ranges for seq in range(each.lo, each.hi)]
 
 
+@settings(deadline=None)  # on a machine that does other things
 @given(RANGES, st.integers(1, 20))
 def test_split_keeps_every_message_in_order_in_equal_shares(ranges, count):
     shares = split(ranges, count)
@@ -38,6 +39,7 @@ def test_split_keeps_every_message_in_order_in_equal_shares(ranges, count):
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(RANGES, st.data())
 def test_after_leaves_what_follows_a_message(ranges, data):
     every = seqs(ranges)
@@ -45,6 +47,7 @@ def test_after_leaves_what_follows_a_message(ranges, data):
     assert seqs(after(tuple(ranges), last)) == every[every.index(last) + 1 :]
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 500), min_size=1))
 def test_multirange_is_exactly_the_numbers(numbers):
     text = multirange(pa.array(sorted(numbers), pa.int64()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.arrow import Piece, Range, read_piece
 from spark_pgqueue.datasource import source_schema
+from spark_pgqueue.errors import PgQueueError
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark
@@ -379,6 +381,28 @@ def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(que
             queue.terminate_backends()
     assert len(batches) > 4
     assert [seq for batch in batches for seq in batch] == numbers(1, 30_000)
+
+
+def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(queue: Queue):
+    """The first of them counts for all; its connection ends after its last message."""
+    queue.create("s")
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{100}'), "
+        "array(select 'k' || i from generate_series(1, 100) i))"
+    )
+    mine = "mod(hashtext(key)::int8 & 2147483647, 2) = 0"
+    ((last, count),) = queue.sql(f"select max(seq), count(*) from pgqueue.messages where {mine}")
+    for ranges, lost in (((Range(1, last + 1, 0, 1),), 0), ((Range(1, last + 1, 0, 1),), 1)):
+        piece = Piece(0, 1, "text", "s", "r", ranges, buckets=2)
+        schema, got = source_schema("text", include_headers=True), 0
+        if lost:
+            queue.sql(f"delete from pgqueue.messages where seq < %s and not {mine}", last)
+        with nullcontext() if not lost else pytest.raises(PgQueueError, match="were deleted"):
+            for batch in read_piece(queue.url, piece, schema, None, True):
+                got += batch.num_rows
+                if got == count:
+                    queue.terminate_backends()
+        assert got == count
 
 
 def test_a_running_query_survives_terminated_backends(queue: Queue):

@@ -1184,6 +1184,23 @@ def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, orderi
     assert reader.plan(end) == sent[1:]
 
 
+def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn) -> None:
+    """One that was alone until then, and did not need to know them."""
+    reader = Reader(conn, consumer(conn, ordering="key"))
+    sent = send_all(conn, ["x"] * 6, p_keys=["w", "k1", "k2", "x", "y", "z"])
+    first = claim_of(receive(conn, 1))
+    end = reader.ask(2, p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    conn.execute("update pgqueue.consumer_cursors set lease_probe = '-infinity'")
+    for claim in (claim_of(receive(conn, 1)), first):  # takes over one key; the other stands aside
+        value(conn, "ack", claim)
+    (alone,) = receive(conn, 1)
+    assert alone.seq in sent[3:]
+    assert one(conn, "select mixed_claim from pgqueue.consumer_cursors") == alone.claim_id
+    assert reader.resume(end) == (1, 1, 0)
+    checker.check(conn)
+
+
 def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reader) -> None:
     """Also for its checkpoint, which cannot go back before it."""
     send_all(conn, ["x"] * 3)

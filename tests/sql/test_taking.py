@@ -405,6 +405,29 @@ def test_a_reader_without_a_limit_gets_all_however_many_publications_that_are(
     assert row.claimed == 20_999
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize(
+    "option", ["p_consumers => '{d}'", "p_deliver_at => now() + interval '1 h'"]
+)
+def test_nothing_is_the_answer_only_when_there_is_nothing(
+    conn: psycopg.Connection, stream: int, ordering: str, option: str
+) -> None:
+    """However many publications that are for others, or for later, come first."""
+    consumer_id = consumer(conn, ordering)
+    consumer(conn, name="d")
+    for how in ("reader", "worker"):
+        conn.execute(
+            f"select count(pgqueue.send('s', 'x', g::text, {option}))"
+            " from generate_series(1, 25000) g"
+        )
+        mine = send(conn, how)
+        if how == "reader":
+            (row,) = call(conn, "reader_claim", uuid.uuid4(), consumer_id, 0, 0, 100)
+            assert row.claimed == 1
+        else:
+            assert seqs_of(call(conn, "receive", "s", "c", 100)) == [mine]
+
+
 def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stream: int) -> None:
     consumer(conn, name="c")
     consumer(conn, name="d")
