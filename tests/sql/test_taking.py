@@ -416,10 +416,8 @@ def test_nothing_is_the_answer_only_when_there_is_nothing(
     consumer_id = consumer(conn, ordering)
     consumer(conn, name="d")
     for how in ("reader", "worker"):
-        conn.execute(
-            f"select count(pgqueue.send('s', 'x', g::text, {option}))"
-            " from generate_series(1, 25000) g"
-        )
+        others = f"pgqueue.send('s', 'x', g::text, {option})"
+        conn.execute(f"select count({others}) from generate_series(1, 25000) g".encode())
         mine = send(conn, how)
         if how == "reader":
             (row,) = call(conn, "reader_claim", uuid.uuid4(), consumer_id, 0, 0, 100)
