@@ -154,7 +154,7 @@ begin
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     select nextval(v_names), v_id, case when octet_length(m.key) > 1024 then pgqueue._refuse_key(m.key) else m.key end,
            m.data, m.data_bytes, m.headers
-    from unnest(p_keys, p_data, p_data_bytes, p_headers) m (key, data, data_bytes, headers);
+    from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
     v_last := currval(v_names);
     if v_last - v_before = v_n then
         perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_n, p_priority, p_deliver_at, v_ids);

@@ -56,7 +56,8 @@ begin
     if (p_n > 0) is not true then
         raise exception 'p_n is at least 1, not %', coalesce(p_n::text, 'null') using errcode = 'PQ003';
     end if;
-    v_seqs := array(select nextval(v_names) from generate_series(1, p_n));
+    -- in the select list, generate_series gives its rows one by one; as a table it would store them first
+    v_seqs := array(select nextval(v_names) from (select generate_series(1, p_n)) i);
     return case when v_seqs[p_n] - v_seqs[1] = p_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_n], '[]'))
                 else pgqueue._set_of(v_seqs) end;
 end $$;
