@@ -229,7 +229,7 @@ declare
     v_count int;
 begin
     delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
-    v_count := least((v_run.n - 1) / p_n, case when p_n <= 256 then 32 else 1 end);
+    v_count := least((v_run.n - 1) / p_n, case when p_n <= 256 then 64 else 1 end);
     if upper(v_run.seqs) - v_run.first_seq = v_run.n then
         v_parts := array(select int8multirange(int8range(v_run.first_seq + i * p_n, v_run.first_seq + (i + 1) * p_n))
                          from generate_series(0, v_count - 1) i);
