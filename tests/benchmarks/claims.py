@@ -199,7 +199,7 @@ class Backlog:
         return taken / times
 
 
-SIZES = {10_000: (10, 5), 100: (200, 6), 1: (500, 6)}
+SIZES = {10_000: (10, 8), 100: (200, 8), 1: (500, 6)}
 """Messages in a claim; claims in a block, and how many blocks are measured."""
 
 SIDES = {
