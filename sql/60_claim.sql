@@ -279,7 +279,7 @@ declare
 begin
     o_cursor := p_cursor;
     o_n := 0;
-    for v_pass in 1..100 loop  -- two; more only to get past publications of which nothing is for this consumer, or now
+    for v_pass in 1..100 loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, v_pass > 1, p_want - o_n, p_upto);
         if p_consumer.ordering <> 'none' then
             o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_n);
@@ -299,7 +299,9 @@ begin
             end loop;
             o_n := o_n + v_n;
         end if;
-        exit when o_n >= p_want or (o_n > 0 and (v_pass > 1 or not o_cursor.more)) or (v_pass > 1 and not o_cursor.more);
+        exit when o_n >= p_want or (o_n > 0 and not o_cursor.more);
+        -- what is ready and could not be had (behind another claim) stays in the way of what would be taken
+        exit when v_pass > 1 and (o_n > 0 or not o_cursor.more or pgqueue._raise_floors(o_cursor) <> '{}');
     end loop;
 end $$;
 

@@ -10,11 +10,15 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
+from spark_pgqueue.options import parse_sink
+from spark_pgqueue.sink import PgQueueBatchWriter
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark
@@ -89,6 +93,19 @@ def test_a_lower_version_than_the_published_one_writes_nothing(queue: Queue):
     for version, first in ((5, 1), (3, 11), (5, 21), (6, 31)):
         queue.write(frame(queue, first, first + 9), "s", txnAppId="a", txnVersion=str(version))
     assert queue.sent("s") == sorted([*texts(1, 10), *texts(31, 40)])
+
+
+def test_a_batch_write_that_writes_nothing_says_so(queue: Queue, caplog):
+    queue.create("s")
+    given = {"url": queue.url, "stream": "s", "txnappid": "a", "txnversion": "1"}
+    rows = pa.RecordBatch.from_pydict({"data": ["x"]})
+    for told in ("", "txnVersion 1 of txn:a, or a later one, was published before"):
+        schema = StructType([StructField("data", StringType())])
+        writer = PgQueueBatchWriter(parse_sink(given, streaming=False), schema)
+        writer.commit([writer.write(iter([rows]))])
+        assert told in caplog.text
+        assert bool(told) == bool(caplog.text)
+    assert queue.sent("s") == ["x"]
 
 
 def test_what_the_sink_writes_the_source_reads(queue: Queue):

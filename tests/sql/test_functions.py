@@ -393,6 +393,19 @@ def test_a_claim_passes_over_a_lease_whose_owner_is_just_settling(conn: Conn, ur
         assert claim_one(conn) == sent[1]
 
 
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_is_extended_while_another_claimer_is_at_it(
+    conn: Conn, url: str, ordering: str
+) -> None:
+    consumer_id = consumer(conn, ordering=ordering)
+    send(conn)
+    claim = claim_of(receive(conn, 1))
+    conn.execute("set statement_timeout = '5 s'")
+    with connection.connect(url) as other, other.transaction():
+        other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+        assert value(conn, "extend", claim) == 1
+
+
 def test_a_claim_beside_another_claimer_has_the_lease_that_it_asks_for(
     conn: Conn, url: str
 ) -> None:
@@ -400,7 +413,7 @@ def test_a_claim_beside_another_claimer_has_the_lease_that_it_asks_for(
     send_all(conn, ["x"] * 10)
     value(conn, "ack", claim_of(receive(conn, 1)))
     with connection.connect(url) as other, other.transaction():
-        other.execute("select pg_advisory_xact_lock(1885826421, %s)", [consumer_id])
+        other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
         assert len(receive(conn, 5, p_visibility_timeout=seconds(500))) == 5
     left = "select extract(epoch from lease_until - clock_timestamp())::float from pgqueue.claims"
     assert 495 < one(conn, left) <= 500
@@ -769,7 +782,7 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
     value(conn, "ack", claim_of(receive(conn, 300)))
     with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
         with other.transaction():
-            other.execute("select pg_advisory_xact_lock(1885826421, %s)", [consumer_id])
+            other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
             conn.execute("begin")
             assert len(receive(conn, 10)) == 10, "without the lock: from what is ready"
         dropped = pool.submit(value, other, "drop_consumer", "s", "c")

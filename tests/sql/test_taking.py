@@ -49,6 +49,14 @@ def dead_publication(conn: psycopg.Connection) -> None:
     conn.execute("rollback")
 
 
+def taken_beside_rollbacks(conn: psycopg.Connection, n: int) -> None:
+    """A hole, and a message behind it that is taken; n times."""
+    for _ in range(n):
+        dead_publication(conn)
+        send(conn)
+        acked(conn, "s", "c")
+
+
 def cursor(conn: psycopg.Connection, column: str, name: str = "c") -> str:
     query = (
         f"select {column}::text from pgqueue.consumer_cursors"
@@ -267,10 +275,7 @@ def test_a_parked_hole_is_found_within_about_a_second(
     idle.execute("select pg_current_xact_id()")
     late.execute("begin")
     first = send(late)
-    for _ in range(80):
-        dead_publication(conn)
-        send(conn)
-        acked(conn, "s", "c")
+    taken_beside_rollbacks(conn, 80)
     assert cursor(conn, "(parked @> 1::bigint)") == "true"
     late.execute("commit")
     end = time.monotonic() + 3
@@ -286,18 +291,11 @@ def test_a_hole_that_is_parked_beside_older_ones_waits_for_its_own_publisher(
     old, late = session(), session()
     old.execute("begin")
     old.execute("select pg_current_xact_id()")
-
-    def rollbacks(n: int) -> None:
-        for _ in range(n):
-            dead_publication(conn)
-            send(conn)
-            acked(conn, "s", "c")
-
-    rollbacks(70)
+    taken_beside_rollbacks(conn, 70)
     assert cursor(conn, "parked") != "{}"
     late.execute("begin")
     first = send(late)
-    rollbacks(140)
+    taken_beside_rollbacks(conn, 140)
     assert cursor(conn, "(parked @> 141::bigint)") == "true"
     old.execute("commit")
     for _ in range(3):
@@ -424,6 +422,17 @@ def test_nothing_is_the_answer_only_when_there_is_nothing(
             assert row.claimed == 1
         else:
             assert seqs_of(call(conn, "receive", "s", "c", 100)) == [mine]
+
+
+def test_a_claim_behind_another_one_takes_no_more_than_it_must(
+    conn: psycopg.Connection, stream: int
+) -> None:
+    """What would be taken cannot be had either."""
+    consumer(conn, "stream")
+    conn.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 45000)")
+    assert len(call(conn, "receive", "s", "c", 1)) == 1
+    assert call(conn, "receive", "s", "c", 1) == []
+    assert int(cursor(conn, "upper(seen)")) <= 30_001
 
 
 def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stream: int) -> None:
