@@ -465,6 +465,7 @@ class TestBadInput:
             ({"consumer": "nope"}, "unknown consumer 'nope' of stream 's'"),
             ({"consumers": "c"}, "source has no option consumers"),
             ({"waitTime": "1"}, "option waitTime is '1'"),
+            ({"visibilityTimeout": "8000 days"}, "option visibilityTimeout is an interval"),
             ({"url": "host=/nowhere dbname=x"}, "no connection to Postgres (host=/nowhere"),
         ],
     )

@@ -1214,6 +1214,17 @@ def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn)
     checker.check(conn)
 
 
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_the_greatest_limit_is_one(conn: Conn, ordering: str) -> None:
+    """Also where a claim beside it makes the keys matter."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    send_all(conn, ["x"] * 3, p_keys=["k", "l", "l"])
+    worker = claim_of(receive(conn, 1))
+    got = reader.ask(2**63 - 1).claimed
+    assert got == (0 if ordering == "stream" else 2)
+    assert value(conn, "ack", worker) == 1
+
+
 def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reader) -> None:
     """Also for its checkpoint, which cannot go back before it."""
     send_all(conn, ["x"] * 3)

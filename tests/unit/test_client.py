@@ -147,6 +147,12 @@ def test_waiting_where_nothing_could_be_heard_is_an_error(queue, url):
         queue.receive("s", "c", wait=5)
 
 
+def test_errors_call_arguments_what_they_are_called_here(queue):
+    with pytest.raises(PgQueueError, match="longer than 1,024 bytes") as error:
+        queue.send("s", "x", key="k" * 1025)
+    assert error.value.message.startswith("key, or one of keys, is longer")
+
+
 def test_bytes_and_json_by_the_kind_of_the_stream(queue):
     queue.create_stream("b", "binary")
     queue.create_consumer("b", "c")
