@@ -1,21 +1,43 @@
 -- Installs or upgrades the schema pgqueue:  psql -f sql/install.sql
 -- One transaction; run it again at any time. The files are in reading order.
 \set ON_ERROR_STOP on
+\set QUIET on
 begin;
 set local client_min_messages = warning;
-\ir 00_schema.sql
-\ir 10_tables.sql
-\ir 15_upgrades.sql
-\ir 20_sets.sql
-\ir 30_streams.sql
-\ir 40_publish.sql
-\ir 50_take.sql
-\ir 60_claim.sql
-\ir 65_claim_ordered.sql
-\ir 70_settle.sql
-\ir 80_source.sql
-\ir 85_sink.sql
-\ir 90_views.sql
-\ir 95_maintain.sql
-\ir 99_version.sql
+set local search_path = pg_catalog, pg_temp;
+-- Behind a transaction that stays open it gives up, so that nobody waits behind it for long: run it again.
+set local lock_timeout = '5s';
+\ir schema.sql
+\ir tables/streams.sql
+\ir tables/consumers.sql
+\ir tables/spark.sql
+\ir migrations/2.sql
+\ir tables/indexes.sql
+\ir core/limits.sql
+\ir core/sets.sql
+\ir core/names.sql
+\ir core/checks.sql
+\ir core/locks.sql
+\ir core/publish.sql
+\ir core/runs.sql
+\ir core/cursor.sql
+\ir core/gaps.sql
+\ir core/take.sql
+\ir core/line.sql
+\ir core/keys.sql
+\ir core/leases.sql
+\ir core/settle.sql
+\ir core/claims.sql
+\ir functions/streams.sql
+\ir functions/consumers.sql
+\ir functions/publish.sql
+\ir functions/receive.sql
+\ir functions/settle.sql
+\ir spark/source.sql
+\ir spark/sink.sql
+\ir views/backlog.sql
+\ir views/views.sql
+\ir functions/maintain.sql
+\ir version.sql
+\ir settings.sql
 commit;

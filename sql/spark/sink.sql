@@ -3,7 +3,6 @@
 -- A stream to write to, by name, with the consumers to publish to. Errors: PQ001, PQ002, PQ003.
 create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null) returns table (stream_id int, kind text)
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
@@ -12,53 +11,26 @@ begin
     return query select v_stream.stream_id, v_stream.kind;
 end $$;
 
--- The stream of an id that a running query holds. Errors: PQ001.
-create or replace function pgqueue._stream_of(p_stream_id int) returns pgqueue.streams
-language plpgsql stable
-as $$
-declare
-    v_stream pgqueue.streams;
-begin
-    select * into v_stream from pgqueue.streams where stream_id = p_stream_id;
-    if not found then
-        raise exception 'the stream of this query was dropped' using errcode = 'PQ001', hint = 'Create it again and restart the query.';
-    end if;
-    return v_stream;
-end $$;
-
 -- Whether a sink's batch, or a later one, was published to a stream.
 create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint) returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$ select exists (select from pgqueue.sink_batches where sink = p_sink and stream_id = p_stream_id and batch >= p_batch) $$;
 
--- Raises PQ003 for a batch that cannot be.
-create or replace function pgqueue._check_batch(p_sink text, p_batch bigint) returns void
-language plpgsql immutable
-as $$
-begin
-    if p_sink is null or (p_batch >= 0) is not true then
-        raise exception 'p_sink is not null and p_batch at least 0, not % and %',
-                        coalesce(quote_literal(p_sink), 'null'), coalesce(p_batch::text, 'null') using errcode = 'PQ003';
-    end if;
-end $$;
-
 -- Takes new sequence numbers of a stream, for messages that the caller writes itself.
--- Returns p_n of them, nearly always one range. Errors: PQ001, PQ003. Locks: none.
-create or replace function pgqueue.reserve(p_stream_id int, p_n int) returns int8multirange
+-- Returns p_count of them, nearly always one range. Errors: PQ001, PQ003. Locks: none.
+create or replace function pgqueue.reserve(p_stream_id int, p_count int) returns int8multirange
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_names regclass := format('pgqueue.seq_%s', (pgqueue._stream_of(p_stream_id)).stream_id);
     v_seqs  bigint[];
 begin
-    if (p_n > 0) is not true then
-        raise exception 'p_n is at least 1, not %', coalesce(p_n::text, 'null') using errcode = 'PQ003';
+    if (p_count > 0) is not true then
+        raise exception 'p_count is at least 1, not %', coalesce(p_count::text, 'null') using errcode = 'PQ003', column = 'p_count';
     end if;
     -- in the select list, generate_series gives its rows one by one; as a table it would store them first
-    v_seqs := array(select nextval(v_names) from (select generate_series(1, p_n)) i);
-    return case when v_seqs[p_n] - v_seqs[1] = p_n - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_n], '[]'))
+    v_seqs := array(select nextval(v_names) from (select generate_series(1, p_count)) i);
+    return case when v_seqs[p_count] - v_seqs[1] = p_count - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_count], '[]'))
                 else pgqueue._set_of(v_seqs) end;
 end $$;
 
@@ -68,7 +40,6 @@ end $$;
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
                                          p_deliver_at timestamptz default null) returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id bigint;
@@ -77,10 +48,10 @@ begin
     perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
-        raise exception 'p_seqs is a set of some numbers, not %', coalesce(p_seqs::text, 'null') using errcode = 'PQ003';
+        raise exception 'p_seqs is a set of some numbers, not %', coalesce(p_seqs::text, 'null') using errcode = 'PQ003', column = 'p_seqs';
     end if;
     perform pgqueue._commit_durably();
-    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, n)
+    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
     returning staged_id into v_id;
     return v_id;
@@ -95,7 +66,6 @@ end $$;
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_stream    pgqueue.streams := pgqueue._stream_of(p_stream_id);
@@ -107,37 +77,38 @@ begin
     perform pgqueue._check_batch(p_sink, p_batch);
     if p_staged is null or (p_rows >= 0) is not true then
         raise exception 'p_staged is a list of blocks and p_rows their number of messages, not % and %',
-                        coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null') using errcode = 'PQ003';
+                        coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null') using errcode = 'PQ003', column = 'p_staged, p_rows';
     end if;
     if pgqueue.is_published(p_sink, p_stream_id, p_batch) then
         return false;
     end if;
     perform pgqueue._commit_durably();
-    -- first, so that a second commit of the batch waits here; and a transaction id before the publication id, see _publish
-    insert into pgqueue.sink_batches (sink, stream_id, batch, n) values (p_sink, p_stream_id, p_batch, p_rows) on conflict do nothing;
+    -- first, so that a second commit of the batch waits here
+    insert into pgqueue.sink_batches (sink, stream_id, batch, message_count) values (p_sink, p_stream_id, p_batch, p_rows) on conflict do nothing;
     if not found then
         return false;
     end if;
     if cardinality(p_staged) > 0 then
+        perform pgqueue._lock_publish(p_stream_id);  -- before the publication id, as _publish
         v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
     end if;
     with block as (
         delete from pgqueue.staged_writes
         where staged_id = any (p_staged) and stream_id = p_stream_id and sink = p_sink and batch = p_batch
-        returning priority, deliver_at, seqs, n
+        returning priority, deliver_at, seqs, message_count
     ), part as (
-        insert into pgqueue.publications (publication_id, part, n, published_at, deliver_at, stream_id, priority, seqs, consumers)
-        select v_id, row_number() over (order by priority, deliver_at) - 1, sum(n), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
+        insert into pgqueue.publications (publication_id, part, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers)
+        select v_id, row_number() over (order by priority, deliver_at) - 1, sum(message_count), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
         from block group by priority, deliver_at
     )
-    select count(*), coalesce(sum(n), 0) into v_blocks, v_rows from block;
+    select count(*), coalesce(sum(message_count), 0) into v_blocks, v_rows from block;
     if v_blocks <> cardinality(p_staged) or v_rows <> p_rows then
         raise exception 'batch % of sink % is not complete: % of % staged blocks, % of % messages are there', p_batch, p_sink,
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
     if v_id is not null and v_stream.notify then
-        perform pg_notify('pgqueue_' || p_stream_id, '');
+        perform pg_notify(pgqueue._channel(p_stream_id), '');
     end if;
     return true;
 end $$;

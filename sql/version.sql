@@ -2,9 +2,8 @@
 
 -- The version of this schema. Locks nothing.
 create or replace function pgqueue.schema_version() returns int language sql stable
-    set search_path = pg_catalog, pg_temp
 as $$ select max(version) from pgqueue.installed $$;
 
-insert into pgqueue.installed (version) values (1) on conflict do nothing;
+insert into pgqueue.installed (version) values (2) on conflict do nothing;
 
 revoke all on all functions in schema pgqueue from public;

@@ -1,7 +1,4 @@
 -- Arithmetic on sets of sequence numbers.
---
--- What is called for every claim is written in plpgsql, here and below: it keeps its plans, while a function in SQL that
--- cannot be inlined is planned again by each call (50 us).
 
 -- The number of elements of a set.
 create or replace function pgqueue._cardinality(p_set int8multirange) returns bigint
@@ -17,9 +14,9 @@ language plpgsql immutable strict parallel safe
 as $$
 begin
     if array_ndims(p_seqs) > 1 then
-        raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs) using errcode = 'PQ003';
+        raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs) using errcode = 'PQ003', column = 'p_seqs';
     elsif array_position(p_seqs, null) is not null then
-        raise exception 'p_seqs holds a null' using errcode = 'PQ003', hint = 'Give the numbers of messages, or no array for the whole claim.';
+        raise exception 'p_seqs holds a null' using errcode = 'PQ003', column = 'p_seqs', hint = 'Give the numbers of messages, or no array for the whole claim.';
     end if;
     return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s);
 end $$;
@@ -48,7 +45,7 @@ end $$;
 
 -- A set cut into sets of at most 64 ranges, in order: taking elements out of a set costs in proportion to its ranges.
 create or replace function pgqueue._chunks(p_set int8multirange)
-returns table (seqs int8multirange, n bigint, first_seq bigint)
+returns table (seqs int8multirange, message_count bigint, first_seq bigint)
 language sql immutable parallel safe
 as $$
     select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))

@@ -5,14 +5,13 @@
 -- txnAppId, whose names are used once. It releases no claim and deletes no published message.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 -- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks that it deletes.
-create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, n bigint)
+create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, message_count bigint)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_block    pgqueue.staged_writes;
     v_range    int8range;
-    v_n        bigint;
+    v_count        bigint;
     v_blocks   bigint := 0;
     v_messages bigint := 0;
 begin
@@ -25,8 +24,8 @@ begin
     loop
         for v_range in select unnest(v_block.seqs) loop
             execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2', v_block.stream_id) using lower(v_range), upper(v_range);
-            get diagnostics v_n = row_count;
-            v_messages := v_messages + v_n;
+            get diagnostics v_count = row_count;
+            v_messages := v_messages + v_count;
         end loop;
         delete from pgqueue.staged_writes where staged_id = v_block.staged_id;
         v_blocks := v_blocks + 1;
@@ -36,6 +35,6 @@ begin
     delete from pgqueue.sink_batches b
     where b.batch < (select max(m.batch) from pgqueue.sink_batches m where m.sink = b.sink and m.stream_id = b.stream_id) - 10
        or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_staged_age);
-    get diagnostics v_n = row_count;
-    return query values ('old sink batches', v_n);
+    get diagnostics v_count = row_count;
+    return query values ('old sink batches', v_count);
 end $$;

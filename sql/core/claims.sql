@@ -1,0 +1,161 @@
+-- A claim from its beginning to its end: what is due is done first, then it is filled, opened, and shrunk as it is settled.
+
+-- A claim's id. It rises with time; the random low bits make that an id which a crash gave back (synchronous_commit = off forgets the last
+-- numbers of a sequence) is not given out again, and that ids cannot be counted up to.
+create or replace function pgqueue._new_claim_id() returns bigint
+language plpgsql
+as $$
+begin
+    return nextval('pgqueue.claim_numbers') << 24 | floor(random() * 16777216)::bigint;
+end $$;
+
+-- What is due for a consumer before anything is claimed: expired leases are released, delays that are over end, and
+-- new publications are taken, all bounded.
+--   p_held   messages that the claim has already: then it is not in need, and releases no other claim
+--   p_short  what was ready did not suffice. Otherwise leases are looked at once a second, and while more publications
+--            wait than one take takes, none is taken: they are behind what is ready.
+--   p_want   take until about this many messages became ready, if there are so many
+--   p_upto   no publication after this one; null: all
+-- Returns the cursor as it is then; the caller stores it. Needs the consumer's lock.
+create or replace function pgqueue._refresh(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_held bigint, p_short boolean,
+                                            p_want bigint, p_upto bigint) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_before pgqueue.consumer_cursors;
+    v_take   record;
+    v_wanted bigint := p_want;
+begin
+    if p_held = 0 and (p_short or v_cursor.lease_probe <= clock_timestamp()) then
+        v_cursor := pgqueue._probe_leases(p_consumer, v_cursor);
+    end if;
+    v_cursor := pgqueue._end_delays(p_consumer, v_cursor);
+    if (p_short or not v_cursor.take_was_cut) and pgqueue._has_new(p_consumer.stream_id, v_cursor) then
+        for i in 1..pgqueue._limit_takes() loop
+            v_before := v_cursor;
+            v_take := pgqueue._take(p_consumer, v_cursor, p_upto, pgqueue._limit_take());
+            v_cursor := v_take.o_cursor;
+            v_wanted := v_wanted - v_take.o_messages;
+            exit when not v_cursor.take_was_cut or v_wanted <= 0
+                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps);
+        end loop;
+    end if;
+    return v_cursor;
+end $$;
+
+-- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
+--   p_want  messages at most
+--   p_upto  no publication after this one; null: all
+-- Returns the cursor, which the caller stores, and how many messages the claim got.
+create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+                                         p_want bigint, p_upto bigint,
+                                         out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+language plpgsql
+as $$
+declare
+    v_count bigint;
+begin
+    o_cursor := p_cursor;
+    o_count := 0;
+    for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
+        o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
+        if p_consumer.ordering <> 'none' then
+            o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count);
+            o_count := pgqueue._held_by(p_claim_id);
+        elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
+            v_count := 0;
+            for v_try in 0..4 loop
+                -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
+                -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
+                perform pg_sleep(0.0005 * 2 ^ v_try) where v_try > 0;
+                o_cursor := pgqueue._raise_scan_from(o_cursor);
+                exit when o_cursor.scan_from = '{}';
+                v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
+                exit when v_count > 0 or o_count > 0;
+            end loop;
+            o_cursor := pgqueue._raise_scan_from(o_cursor);
+            o_count := o_count + v_count;
+        end if;
+        exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
+        -- what is ready and could not be had (behind another claim) stays in the way of what would be taken
+        if v_pass > 1 then
+            o_cursor := pgqueue._raise_scan_from(o_cursor);
+            exit when o_count > 0 or not o_cursor.take_was_cut or o_cursor.scan_from <> '{}';
+        end if;
+    end loop;
+end $$;
+
+-- Records a claim. Its lease is computed here, after all waiting.
+create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
+                                               p_visibility_timeout interval, p_reader uuid) returns void
+language plpgsql
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
+    v_set     record;
+begin
+    if p_reader is null then
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
+        values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count);
+        return;
+    end if;
+    select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
+    into v_set
+    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
+                                reader, seqs, arrival_nos, lanes)
+    values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count,
+            p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
+end $$;
+
+-- Claims with the consumer's lock, whatever is there to be had; see claim. Returns the claim; null for nothing, and the number of messages.
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
+                                                  out o_claim_id bigint, out o_count bigint)
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_fill   record;
+begin
+    perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    o_claim_id := pgqueue._new_claim_id();
+    v_stored := pgqueue._cursor(p_consumer.consumer_id);
+    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null);
+    o_count := v_fill.o_count;
+    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, o_count > 0);
+    if o_count > 0 then
+        perform pgqueue._open_claim(p_consumer, o_claim_id, o_count, p_visibility_timeout, null);
+    end if;
+end $$;
+
+-- Records that the claim has p_left messages now, and ends it when it has none.
+--   p_keys  keys of an ordered consumer that may have become idle
+-- Returns the cursor; the caller stores it. Needs the claim's lock, and for ordered consumers the consumer's.
+create or replace function pgqueue._shrink_claim(p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims, p_left bigint, p_keys text[])
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    if p_claim.reader is null and p_left = 0 then
+        delete from pgqueue.claims where claim_id = p_claim.claim_id;
+    else
+        update pgqueue.claims set live = p_left > 0, remaining = p_left, settled = settled + p_claim.remaining - p_left
+        where claim_id = p_claim.claim_id;
+    end if;
+    if p_claim.ordered then
+        if p_left = 0 and p_claim.remaining > 0 then
+            p_cursor.open_claims := p_cursor.open_claims - 1;
+            p_cursor.unsplit_claim := nullif(p_cursor.unsplit_claim, p_claim.claim_id);
+            if p_cursor.busy_from = p_claim.claim_id then
+                p_cursor.busy_from := coalesce(
+                    (select claim_id from pgqueue.claims
+                     where consumer_id = p_claim.consumer_id and live and ordered and claim_id > p_claim.claim_id
+                     order by claim_id limit 1), p_claim.claim_id);
+            end if;
+        end if;
+        p_cursor := pgqueue._promote(p_cursor, p_keys);
+    end if;
+    return p_cursor;
+end $$;

@@ -1,0 +1,94 @@
+-- What ends by time: leases and delays. Both are looked after by the claims themselves, a bounded number at a time.
+
+-- When the first lease of a consumer ends or ended; null: it has no claims.
+--   p_from  none ended before
+create or replace function pgqueue._next_expiry(p_consumer_id int, p_from timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select lease_until from pgqueue.claims where consumer_id = p_consumer_id and live and lease_until >= p_from order by lease_until limit 1);
+end $$;
+
+-- Looks for expired leases, and releases their claims. Once a minute it looks from the beginning: a clock that was set back may have
+-- made leases that end before those of which it knows.
+-- Returns the cursor, which says when to look again. Needs the consumer's lock.
+create or replace function pgqueue._probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := clock_timestamp();
+    v_lease timestamptz;
+begin
+    v_lease := pgqueue._next_expiry(p_consumer.consumer_id,
+        case when date_trunc('minute', v_now) = date_trunc('minute', p_cursor.leases_from) then p_cursor.leases_from else '-infinity' end);
+    p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
+    p_cursor.leases_from := least(v_lease, v_now);
+    if v_lease <= v_now then
+        p_cursor := pgqueue._expire(p_consumer, p_cursor, v_now);
+    end if;
+    return p_cursor;
+end $$;
+
+-- Releases the expired claims of a consumer, a bounded number. Needs the consumer's lock; locks those claims.
+create or replace function pgqueue._expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_now timestamptz)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_claim  pgqueue.claims;
+    v_dead   bigint;
+begin
+    for v_claim in
+        select * from pgqueue.claims
+        where consumer_id = p_consumer.consumer_id and live and lease_until >= p_cursor.leases_from and lease_until <= p_now
+        order by lease_until limit pgqueue._limit_expired()
+        for update skip locked  -- one that is locked is being settled or extended
+    loop
+        v_dead := (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
+                   where claim_id = v_claim.claim_id and state = 'claimed' and deliver_count >= p_consumer.max_deliver_count);
+        v_cursor := pgqueue._return(p_consumer, v_cursor, v_claim, null, interval '0', 'the visibility timeout passed');
+        -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
+        update pgqueue.claims set live = false, settled = v_claim.settled, dead_lettered = dead_lettered + v_dead where claim_id = v_claim.claim_id;
+    end loop;
+    return v_cursor;
+end $$;
+
+-- Makes the delayed runs that are due ready, a bounded number. Needs the consumer's lock.
+create or replace function pgqueue._end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_now    timestamptz := clock_timestamp();
+    v_places pgqueue.line_place[];
+    v_last   timestamptz;
+    v_count  int;
+begin
+    if (select not_visible_until from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+        order by not_visible_until limit 1) <= v_now is not true then
+        return p_cursor;
+    end if;
+    with due as (
+        select ctid, key, not_visible_until from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'delayed'
+          and not_visible_until >= p_cursor.due_from and not_visible_until <= v_now
+        order by not_visible_until limit pgqueue._limit_due()
+        for update
+    ), ended as (
+        update pgqueue.consumer_messages m
+        set state = case when due.key is not null and pgqueue._key_is_claimed(p_cursor, due.key, null) then 'waiting' else 'ready' end,
+            line_no = case when due.key is null then m.arrival_no else p_cursor.last_line_no + 1 end,
+            not_visible_until = null
+        from due
+        where m.ctid = due.ctid
+        returning m.state, m.lane, m.line_no, m.first_seq, due.not_visible_until
+    )
+    select array_agg((lane, line_no, first_seq)::pgqueue.line_place) filter (where state = 'ready'), max(not_visible_until), count(*)
+    into v_places, v_last, v_count
+    from ended;
+    p_cursor.last_line_no := p_cursor.last_line_no + 1;
+    p_cursor := pgqueue._lower_scan_from(p_cursor, v_places);
+    p_cursor.due_from := case when v_count < pgqueue._limit_due() then v_now else v_last end;
+    return p_cursor;
+end $$;

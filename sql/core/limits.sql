@@ -1,0 +1,41 @@
+-- The numbers that the queue goes by, each with a name.
+--
+-- _limit_*: how much one call does at once. Any value of at least 1 is right, and the tests run with all of them at 2 or 3;
+-- these are the fast ones. _max_*: what an argument may be. _lock_class_*, _channel: names shared with others.
+-- All are constants, so a plan holds their value and a call costs nothing.
+
+-- Publications that one take walks.
+create or replace function pgqueue._limit_take() returns int language sql immutable parallel safe as 'select 10000';
+-- Takes that one claim makes, while what it takes is for other consumers or for later.
+create or replace function pgqueue._limit_takes() returns int language sql immutable parallel safe as 'select 100';
+-- Publication ids without a visible publication that one look walks over before it notes them as a gap.
+create or replace function pgqueue._limit_unseen() returns int language sql immutable parallel safe as 'select 1000';
+-- Rows of gaps that a consumer keeps before they are merged, and ranges up to which one is merged with others.
+create or replace function pgqueue._limit_gaps() returns int language sql immutable parallel safe as 'select 8';
+create or replace function pgqueue._limit_gap_ranges() returns int language sql immutable parallel safe as 'select 1000';
+-- Ranges of a run: taking elements out of a set costs in proportion to its ranges.
+create or replace function pgqueue._limit_ranges() returns int language sql immutable parallel safe as 'select 64';
+-- Pieces that a run is cut into for small claims, and the size up to which a claim is small.
+create or replace function pgqueue._limit_pieces() returns int language sql immutable parallel safe as 'select 64';
+create or replace function pgqueue._limit_piece_size() returns int language sql immutable parallel safe as 'select 256';
+-- Lanes whose first place is remembered.
+create or replace function pgqueue._limit_lanes() returns int language sql immutable parallel safe as 'select 64';
+-- Expired claims released, and delayed runs made ready, by one claim.
+create or replace function pgqueue._limit_expired() returns int language sql immutable parallel safe as 'select 100';
+create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
+-- Messages that a claim by key looks at beyond those that it gets, at first and at most.
+create or replace function pgqueue._limit_look() returns int language sql immutable parallel safe as 'select 100';
+create or replace function pgqueue._limit_looks() returns int language sql immutable parallel safe as 'select 10000';
+
+-- Bytes of a key: keys are indexed.
+create or replace function pgqueue._max_key_bytes() returns int language sql immutable parallel safe as 'select 1024';
+-- A timeout or delay.
+create or replace function pgqueue._max_interval() returns interval language sql immutable parallel safe as $$ select interval '10 years' $$;
+
+-- First keys of advisory locks; the second is the id of the consumer or stream. (1885826420 is the installer's.)
+create or replace function pgqueue._lock_class_consumer() returns int language sql immutable parallel safe as 'select 1885826421';
+create or replace function pgqueue._lock_class_publish() returns int language sql immutable parallel safe as 'select 1885826422';
+
+-- The channel that notifies of a stream's publications.
+create or replace function pgqueue._channel(p_stream_id int) returns text language sql immutable parallel safe
+as $$ select 'pgqueue_' || p_stream_id $$;

@@ -1,0 +1,91 @@
+-- Streams and consumers by name or id, or an error that says what to do.
+
+-- The stream of a name, or an error that says what to do. Locks nothing.
+create or replace function pgqueue._stream(p_name text) returns pgqueue.streams
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    select * into v_stream from pgqueue.streams where name = p_name;
+    if not found then
+        raise exception 'unknown stream %', coalesce(quote_literal(p_name), 'null')
+            using errcode = 'PQ001',
+                  hint = format('Create it: select pgqueue.create_stream(%L). There are: %s.', p_name,
+                                coalesce((select string_agg(quote_literal(s.name), ', ')
+                                          from (select name from pgqueue.streams order by name limit 10) s), 'none'));
+    end if;
+    return v_stream;
+end $$;
+
+-- The stream of an id that a running query holds. Errors: PQ001.
+create or replace function pgqueue._stream_of(p_stream_id int) returns pgqueue.streams
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    select * into v_stream from pgqueue.streams where stream_id = p_stream_id;
+    if not found then
+        raise exception 'the stream of this query was dropped' using errcode = 'PQ001', hint = 'Create it again and restart the query.';
+    end if;
+    return v_stream;
+end $$;
+
+-- The consumer of a name, or an error that says what to do. Locks nothing.
+create or replace function pgqueue._consumer(p_stream text, p_name text) returns pgqueue.consumers
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    select c.* into v_consumer
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+    where s.name = p_stream and c.name = p_name;
+    if not found then
+        perform pgqueue._stream(p_stream);
+        raise exception 'unknown consumer % of stream %', coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
+            using errcode = 'PQ002',
+                  hint = format('Create it: select pgqueue.create_consumer(%L, %L). There are: %s.', p_stream, p_name,
+                                coalesce((select string_agg(quote_literal(c.name), ', ')
+                                          from (select c.name
+                                                from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+                                                where s.name = p_stream order by c.name limit 10) c), 'none'));
+    end if;
+    return v_consumer;
+end $$;
+
+-- The ids of a list of consumers of a stream; null for null. An unknown name and an empty list are errors.
+create or replace function pgqueue._consumer_ids(p_stream_id int, p_names text[]) returns int[]
+language plpgsql stable
+as $$
+declare
+    v_ids     int[];
+    v_unknown text;
+begin
+    if p_names is null then
+        return null;
+    end if;
+    select array_agg(distinct c.consumer_id order by c.consumer_id),
+           min(coalesce(quote_literal(x.name), 'null')) filter (where c.consumer_id is null)
+    into v_ids, v_unknown
+    from unnest(p_names) x (name)
+    left join pgqueue.consumers c on c.stream_id = p_stream_id and c.name = x.name;
+    if v_unknown is not null then
+        raise exception 'unknown consumer % in p_consumers', v_unknown
+            using errcode = 'PQ002', column = 'p_consumers', hint = 'Name consumers of this stream, or pass null to publish to all.';
+    elsif v_ids is null then
+        raise exception 'p_consumers is empty: the messages would reach nobody'
+            using errcode = 'PQ003', column = 'p_consumers', hint = 'Name consumers of this stream, or pass null to publish to all.';
+    end if;
+    return v_ids;
+end $$;
+
+-- A consumer for an error message.
+create or replace function pgqueue._consumer_name(p_consumer_id int) returns text
+language sql stable
+as $$
+    select coalesce((select format('consumer %L of stream %L', c.name, s.name)
+                     from pgqueue.consumers c join pgqueue.streams s using (stream_id) where c.consumer_id = p_consumer_id),
+                    'a dropped consumer')
+$$;

@@ -1,0 +1,207 @@
+-- Taking: publications that are new for a consumer become its runs. New is what is beyond the last publication that it took,
+-- and what has appeared in its gaps (core/gaps.sql).
+
+-- Takes what comes next into one run, if it is as plain as nearly always: at most p_limit publications without a gap among
+-- their ids, all of the same kind, and their messages one range (or those of a single publication). There is no gap before them.
+-- Returns the cursor, null when it is not so and nothing was done; and how many messages became ready. Needs the consumer's lock.
+create or replace function pgqueue._take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
+                                               out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_next  bigint := p_cursor.next_publication;
+    v_first pgqueue.publications;
+    v_all   record;
+    v_run   pgqueue.consumer_messages;
+begin
+    o_messages := 0;
+    select * into v_first from pgqueue.publications
+    where stream_id = p_consumer.stream_id and publication_id = v_next and part = 0 and v_next <= coalesce(p_upto, v_next);
+    if not found then
+        return;
+    end if;
+    select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi,
+           bool_and(part = 0 and priority = v_first.priority and deliver_at is not distinct from v_first.deliver_at
+                    and consumers is not distinct from v_first.consumers) as alike
+    into v_all
+    from pgqueue.publications
+    where stream_id = p_consumer.stream_id and publication_id >= v_next and publication_id < v_next + p_limit
+      and publication_id <= coalesce(p_upto, 9223372036854775807);
+    if not v_all.alike or v_all.last - v_next + 1 <> v_all.count or (v_all.hi - v_all.lo <> v_all.message_count and v_all.count > 1) then
+        return;
+    end if;
+    -- What is visible beyond has a gap before it, unless the limit cut it off
+    if v_all.count < p_limit and v_all.last < coalesce(p_upto, 9223372036854775807) and exists (
+        select from pgqueue.publications where stream_id = p_consumer.stream_id and publication_id >= v_next + p_limit
+                                           and publication_id <= coalesce(p_upto, 9223372036854775807)) then
+        return;
+    end if;
+
+    o_cursor := p_cursor;
+    o_cursor.next_publication := v_all.last + 1;
+    o_cursor.last_line_no := p_cursor.last_line_no + 1;
+    o_cursor.take_was_cut := v_all.count = p_limit;
+    if not pgqueue._is_for(v_first.consumers, p_consumer.consumer_id) then
+        return;
+    end if;
+    v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
+    v_run.consumer_id := p_consumer.consumer_id;
+    v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
+    v_run.lane := case when p_consumer.ordering = 'none' then -v_first.priority else 0 end;
+    v_run.priority := v_first.priority;
+    v_run.deliver_count := 0;
+    v_run.arrival_no := o_cursor.last_line_no;
+    v_run.line_no := o_cursor.last_line_no;
+    perform pgqueue._store_run(v_run, case when v_all.count = 1 then v_first.seqs else int8multirange(int8range(v_all.lo, v_all.hi)) end);
+    if v_run.state = 'ready' then
+        o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, 0)::pgqueue.line_place]);
+        o_messages := v_all.message_count;
+    else
+        o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
+    end if;
+end $$;
+
+-- The look of a take, and the runs for what it saw: one statement, and so one snapshot, of more than 60 lines. Nearly always ids and seqs
+-- are contiguous; merging them one by one, range_agg, costs more than all the rest and is left out then.
+--   p_gap_ids  publication ids to look for; beyond them it walks from the cursor's next_publication
+--   p_line_no  the place in the line of what it takes
+-- Returns the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready now, when the first
+-- delayed one is due, and how many messages became ready.
+create or replace function pgqueue._look(
+    p_consumer pgqueue.consumers, p_next bigint, p_gap_ids int8multirange, p_upto bigint, p_limit int, p_line_no bigint,
+    out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    with held as materialized (
+        select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers
+        from unnest(p_gap_ids) g
+        cross join lateral (select * from pgqueue.publications
+                            where stream_id = p_consumer.stream_id
+                              and publication_id >= lower(g) and publication_id < upper(g)
+                            order by publication_id) p
+        order by p.publication_id
+        fetch first p_limit rows with ties
+    ), new as materialized (
+        select * from held
+        union all
+        (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers
+         from pgqueue.publications
+         where stream_id = p_consumer.stream_id
+           and publication_id >= p_next and publication_id <= coalesce(p_upto, 9223372036854775807)
+           and (select count(*) from held) < p_limit  -- or else what is left in the gaps comes first
+         order by publication_id
+         fetch first p_limit rows with ties)
+    ), grouped as materialized (
+        select priority, case when deliver_at > v_now then deliver_at end as due,
+               pgqueue._is_for(consumers, p_consumer.consumer_id) as mine,
+               count(*) filter (where in_gap) as in_gaps, count(*) filter (where not in_gap) as beyond,
+               count(*) filter (where part = 0) as ids, min(publication_id) as id_lo, max(publication_id) as id_hi,
+               sum(message_count) as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi
+        from new
+        group by 1, 2, 3
+    ), id as materialized (
+        select coalesce(sum(in_gaps), 0) as in_gaps, coalesce(sum(beyond), 0) as beyond, sum(ids) as ids, min(id_lo) as lo, max(id_hi) as hi from grouped
+    ), merged as (
+        select priority, due, int8multirange(int8range(lo, hi)) as seqs
+        from grouped
+        where mine and not exists (select from grouped where mine and hi - lo <> message_count)
+        union all
+        select priority, case when deliver_at > v_now then deliver_at end, range_agg(seqs)
+        from new
+        where exists (select from grouped where mine and hi - lo <> message_count)
+          and pgqueue._is_for(consumers, p_consumer.consumer_id)
+        group by 1, 2
+    ), run as (
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
+                                               first_seq, message_count, seqs, not_visible_until)
+        select p_consumer.consumer_id,
+               case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
+               case when p_consumer.ordering = 'none' then -m.priority else 0 end,
+               m.priority, 0, p_line_no, p_line_no, c.first_seq, c.message_count, c.seqs, m.due
+        from merged m cross join lateral pgqueue._chunks(m.seqs) c
+        returning state, lane, message_count, not_visible_until
+    )
+    select case when id.ids = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
+                else (select range_agg(int8range(publication_id, publication_id, '[]')) from new) end,
+           id.in_gaps, id.beyond,
+           (select array_agg(distinct lane) from run where state = 'ready'), (select min(not_visible_until) from run where state = 'delayed'),
+           (select coalesce(sum(message_count), 0) from run where state = 'ready' and not_visible_until is null)
+    into o_taken, o_in_gaps, o_beyond, o_lanes, o_due, o_messages
+    from id;
+end $$;
+
+-- Takes at most p_limit publications (and as many in gaps) into runs.
+--   p_upto  no publication after this one; null: all
+-- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
+create or replace function pgqueue._take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
+                                         out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_publishers text[];
+    v_gaps       pgqueue.consumer_gaps[];
+    v_issued     bigint;  -- publication ids up to it were given out before the look
+    v_look       record;
+    v_plain      record;
+    v_taken      int8multirange;
+    v_end        bigint;  -- ids up to it were looked at
+begin
+    if p_cursor.gaps = '{}' then
+        v_plain := pgqueue._take_plain(p_consumer, p_cursor, p_upto, p_limit);
+        o_cursor := v_plain.o_cursor;
+        o_messages := v_plain.o_messages;
+        if o_cursor.consumer_id is not null then
+            return;
+        end if;
+    else
+        v_publishers := pgqueue._publishers(p_consumer.stream_id);  -- before the look
+        v_gaps := pgqueue._gaps_to_look_into(p_cursor, v_publishers);
+    end if;
+    o_cursor := p_cursor;
+    v_issued := least(pg_sequence_last_value(format('pgqueue.publication_%s', p_consumer.stream_id)::regclass), p_upto);
+    v_look := pgqueue._look(p_consumer, p_cursor.next_publication,
+                            coalesce((select range_agg(g.publication_ids) from unnest(v_gaps) g), '{}'), p_upto, p_limit, p_cursor.last_line_no + 1);
+    v_taken := coalesce(v_look.o_taken, '{}');
+    o_messages := v_look.o_messages;
+    if v_taken <> '{}' then
+        o_cursor.last_line_no := p_cursor.last_line_no + 1;
+        o_cursor := pgqueue._lower_scan_from(
+            o_cursor, array(select (l, o_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_look.o_lanes) l
+                            where l <> all (array(select lane from unnest(p_cursor.scan_from)))));
+        o_cursor.due_from := least(o_cursor.due_from, v_look.o_due);
+    end if;
+    o_cursor.take_was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
+
+    if v_gaps is not null then
+        o_cursor := pgqueue._shrink_gaps(o_cursor, v_gaps, v_taken, v_publishers, v_look.o_in_gaps >= p_limit);
+    end if;
+    if v_look.o_beyond > 0 then
+        v_end := upper(v_taken) - 1;
+    end if;
+    -- Many ids in a row that are not visible: they are not walked over again by each claim
+    if not o_cursor.take_was_cut and v_issued - coalesce(v_end, p_cursor.next_publication - 1) >= pgqueue._limit_unseen() then
+        v_end := v_issued;
+    end if;
+    if v_end >= p_cursor.next_publication then
+        o_cursor.next_publication := v_end + 1;
+        if pgqueue._cardinality(v_taken * int8multirange(int8range(p_cursor.next_publication, v_end, '[]'))) <= v_end - p_cursor.next_publication then
+            o_cursor := pgqueue._note_gap(o_cursor, int8multirange(int8range(p_cursor.next_publication, v_end, '[]')) - v_taken,
+                                          pgqueue._publishers(p_consumer.stream_id), true);
+        end if;
+    end if;
+end $$;
+
+-- Whether a consumer has something to take: what was published since it last did, or in its gaps.
+create or replace function pgqueue._has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql stable
+as $$
+begin
+    return p_cursor.gaps <> '{}'
+        or exists (select from pgqueue.publications
+                   where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
+                     and publication_id < p_cursor.next_publication + pgqueue._limit_unseen())
+        or pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass) >= p_cursor.next_publication + pgqueue._limit_unseen();
+end $$;

@@ -1,0 +1,95 @@
+-- Sending.
+
+-- Publishes a message, in the caller's transaction.
+--   p_data        the payload of a text or json stream; p_data_bytes that of a binary one
+--   p_key         what ordering=key goes by, up to 1,024 bytes; null: in no order with others
+--   p_headers     a JSON object, or null
+--   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
+--   p_deliver_at  not before; null: at once
+--   p_consumers   to these only; null: to all
+-- Returns its seq. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared.
+create or replace function pgqueue.send(
+    p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null)
+returns bigint
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams;
+    v_seq    bigint;
+begin
+    select * into v_stream from pgqueue.streams where name = p_stream;
+    if not found then
+        perform pgqueue._stream(p_stream);
+    end if;
+    if p_priority is distinct from 0 or p_deliver_at is not null then
+        perform pgqueue._check_publication(p_priority, p_deliver_at);
+    end if;
+    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > pgqueue._max_key_bytes()
+       or jsonb_typeof(p_headers) <> 'object' then
+        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
+    end if;
+    insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
+    values (nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass), v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers)
+    returning seq into v_seq;
+    perform pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
+                             case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end);
+    return v_seq;
+end $$;
+
+-- Publishes messages together, in the caller's transaction: they become visible at once, in the order given.
+--   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
+--   the rest as in send
+-- Returns their seqs in that order. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared.
+create or replace function pgqueue.send_batch(
+    p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null)
+returns setof bigint
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := pgqueue._stream(p_stream);
+    v_count      int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
+    v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
+    v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
+    v_before bigint;  -- the last number given out before
+    v_last   bigint;
+    v_seqs   bigint[];
+    v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
+begin
+    perform pgqueue._check_publication(p_priority, p_deliver_at);
+    if v_count is null then
+        raise exception 'p_data is null' using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
+    end if;
+    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes)) > 1 then
+        raise exception 'p_data, p_keys, p_headers and p_data_bytes have one dimension' using errcode = 'PQ003', column = 'p_data, p_keys, p_headers, p_data_bytes';
+    end if;
+    if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count then
+        raise exception 'p_keys, p_headers and p_data_bytes have one element per message or are null: % messages, % keys, % headers, % bytes',
+                        v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes) using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes';
+    end if;
+    if v_count = 0 then
+        return;
+    end if;
+    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null then
+        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
+        from unnest(p_data, p_data_bytes, p_keys, p_headers) m (data, data_bytes, key, headers);
+    end if;
+    v_before := coalesce(pg_sequence_last_value(v_names), 0);
+    insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
+    select nextval(v_names), v_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
+           m.data, m.data_bytes, m.headers
+    from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
+    v_last := currval(v_names);
+    if v_last - v_before = v_count then
+        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids);
+        return query select generate_series(v_before + 1, v_last);
+        return;
+    end if;
+    -- another producer took numbers in between: this statement's are those whose rows have the same xmin as the last one
+    execute format('select array_agg(seq order by seq) from pgqueue.messages_%1$s where seq > $1 and seq <= $2 '
+                   'and xmin = (select xmin from pgqueue.messages_%1$s where seq = $2)', v_stream.stream_id)
+    into v_seqs using v_before, v_last;
+    perform pgqueue._publish(v_stream, pgqueue._set_of(v_seqs), v_count, p_priority, p_deliver_at, v_ids);
+    return query select unnest(v_seqs);
+end $$;

@@ -1,0 +1,88 @@
+-- Streams.
+
+-- Creates a stream.
+--   p_name           1 to 200 characters, unique
+--   p_kind           what its messages hold: text, json (checked) or binary
+--   p_if_not_exists  return the id of an existing one of the same kind instead of failing
+--   p_notify         notify waiting readers of each publication. Commits that notify queue up for a lock of the whole
+--                    server: turn it off for very many small producers, and readers find messages within their wait.
+-- Returns the stream's id. Errors: PQ003, PQ006.
+-- Locks: a share-update-exclusive lock on messages to attach the partition; sends and reads go on.
+create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false,
+                                                 p_notify boolean default true) returns int
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    perform pgqueue._check_name('stream', p_name);
+    if p_kind is null or p_kind not in ('text', 'json', 'binary') then
+        raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null') using errcode = 'PQ003', column = 'p_kind';
+    end if;
+    insert into pgqueue.streams (name, kind, notify) values (p_name, p_kind, coalesce(p_notify, true))
+    on conflict (name) do nothing
+    returning * into v_stream;
+    if not found then
+        select * into v_stream from pgqueue.streams where name = p_name;
+        if p_if_not_exists and v_stream.kind = p_kind then
+            return v_stream.stream_id;
+        end if;
+        raise exception 'stream % exists already, with kind %', quote_literal(p_name), v_stream.kind using errcode = 'PQ006';
+    end if;
+
+    execute format('create sequence pgqueue.seq_%s', v_stream.stream_id);
+    execute format('create sequence pgqueue.publication_%s cache 1', v_stream.stream_id);
+    -- "create table ... partition of" would wait for every writer of every stream; attaching does not
+    execute format(
+        'create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq), '
+        'check (%2$s and (key is null or octet_length(key) <= %3$s) and (headers is null or jsonb_typeof(headers) = ''object'')))',
+        v_stream.stream_id,
+        case p_kind when 'text' then 'data_bytes is null' when 'json' then 'data_bytes is null and data::json is not null' else 'data is null' end,
+        pgqueue._max_key_bytes());
+    execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', v_stream.stream_id,
+                   case p_kind when 'binary' then 'data_bytes' else 'data' end);
+    execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', v_stream.stream_id);
+    execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)', v_stream.stream_id);
+    return v_stream.stream_id;
+end $$;
+
+-- Deletes a stream with its consumers and messages. Errors: PQ001.
+-- Locks: its consumers, and for moments all of messages to detach the partition (55P03 after 30 s).
+create or replace function pgqueue.drop_stream(p_name text) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := pgqueue._stream(p_name);
+    v_until  timestamptz := clock_timestamp() + interval '30 s';
+begin
+    perform pgqueue.drop_consumer(p_name, name)
+    from pgqueue.consumers where stream_id = v_stream.stream_id order by consumer_id;
+    loop
+        begin
+            perform pgqueue._detach_messages(v_stream.stream_id);
+            exit;
+        exception when lock_not_available then
+            -- every sender of every stream waits behind this one: so it waits for moments only, and lets them pass in between
+            if clock_timestamp() > v_until then
+                raise;
+            end if;
+            perform pg_sleep(0.2);
+        end;
+    end loop;
+    execute format('drop table pgqueue.messages_%s', v_stream.stream_id);
+    execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', v_stream.stream_id);
+    delete from pgqueue.publications where stream_id = v_stream.stream_id;
+    delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
+    delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;
+    delete from pgqueue.streams where stream_id = v_stream.stream_id;
+end $$;
+
+-- One try to detach the messages of a stream.
+create or replace function pgqueue._detach_messages(p_stream_id int) returns void
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+begin
+    execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);
+end $$;

@@ -1,0 +1,40 @@
+-- The settings that functions run with, in one place: each of these is a name for a few settings, and the functions that have them.
+--
+-- What is called for every claim asks for a few rows by index. With statistics that are out of date, as they always are for tables that
+-- fill and empty all day, the planner now and then prefers to read everything; so it may not.
+do $$
+declare
+    v_profile record;
+    v_name    text;
+    v_setting text;
+begin
+    for v_profile in
+        select * from (values
+            -- one probe of an index after the other, with a plan that is kept
+            ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off}'::text[],
+             '{claim, ack}'::text[]),
+            -- ... and no join that reads one side whole
+            ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
+             '{receive, nack, extend, dead_letter, reader_claim, reader_resume, reader_extend, create_consumer}'),
+            ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}',
+             '{_claim_in_turn, _settle}'),
+            -- sets of messages are joined whole
+            ('{enable_hashjoin = on, enable_nestloop = off}', '{_walk}'),
+            ('{enable_hashjoin = on}', '{_return_by_key}'),
+            -- a custom plan would hold the arrays as constants
+            ('{plan_cache_mode = force_generic_plan}', '{send_batch}')) p (settings, functions)
+    loop
+        foreach v_name in array v_profile.functions loop
+            foreach v_setting in array v_profile.settings loop
+                execute format('alter function pgqueue.%I set %s', v_name, v_setting);
+            end loop;
+        end loop;
+    end loop;
+    -- what others call finds functions and operators where nobody else can put them
+    for v_name in
+        select oid::regprocedure::text from pg_proc
+        where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'
+    loop
+        execute format('alter function %s set search_path = pg_catalog, pg_temp', v_name);
+    end loop;
+end $$;

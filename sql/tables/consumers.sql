@@ -1,0 +1,124 @@
+-- Consumers: what each has taken from its stream, and what it has not finished of that.
+
+create table if not exists pgqueue.consumers (
+    consumer_id        int         generated always as identity primary key,
+    stream_id          int         not null references pgqueue.streams,
+    name               text        not null,
+    ordering           text        not null check (ordering in ('none', 'key', 'stream')),
+    max_deliver_count  int         check (max_deliver_count > 0),
+    visibility_timeout interval    not null check (visibility_timeout > interval '0'),
+    created_at         timestamptz not null default clock_timestamp(),
+    unique (stream_id, name)
+);
+
+-- A place in the line of ready runs.
+do $$
+begin
+    if to_regtype('pgqueue.line_place') is null then
+        create type pgqueue.line_place as (lane int, line_no bigint, first_seq bigint);
+    end if;
+end $$;
+
+-- A consumer's cursor. Never updated: a new version is inserted and the one before deleted, and the newest is read first, so
+-- that dead versions behind a long transaction elsewhere cost nothing.
+create table if not exists pgqueue.consumer_cursors (
+    consumer_id      int                  not null,
+    version          bigint               not null,
+    -- What was taken. Every publication id below next_publication was taken, is dead, or is in one of the gaps.
+    next_publication bigint               not null,
+    gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
+    take_was_cut     boolean              not null default false,        -- the last take stopped at its limit: more is there
+    -- The line. Numbers in it only rise.
+    last_line_no     bigint               not null default 0,            -- the last one given out
+    -- Where to look, so that dead rows before it cost nothing. Hints: too early costs time, too late would lose messages.
+    scan_from        pgqueue.line_place[] not null default '{}',         -- by lane: no ready run of that lane stands before this place ...
+    scan_lanes_from  int,                                                -- ... and no run is ready in other lanes below this one; null: in none
+    due_from         timestamptz          not null default '-infinity',  -- no delayed run is due before this, also if the clock is set back
+    lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
+    leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this, if the clock was not set back
+    -- Ordered consumers only.
+    open_claims      int                  not null default 0,            -- claims that hold messages
+    busy_from        bigint               not null default 0,            -- no older claim holds messages
+    blocked          bigint               not null default 0,            -- runs set aside, each for a key of its own
+    unsplit_claim    bigint,                                             -- the one open claim whose runs are not yet split by key
+    unblocked_first  boolean              not null default true,         -- the next claim serves keys that were set aside before the line
+    primary key (consumer_id, version)
+);
+
+-- The gaps in what a consumer has taken: publication ids below the end that were not visible when it looked. They are looked
+-- for again when a transaction that may fill them has ended, and closed when all of these have. See core/gaps.sql.
+-- A row is never updated, and found by the numbers in the cursor.
+create table if not exists pgqueue.consumer_gaps (
+    consumer_id     int            not null,
+    gap_no          bigint         not null,
+    publication_ids int8multirange not null,
+    range_count     int            not null,
+    publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
+    look            boolean        not null,  -- look at the next take, whoever has ended
+    primary key (consumer_id, gap_no)
+);
+do $$
+begin
+    if to_regclass('pgqueue.gap_numbers') is null then
+        create sequence pgqueue.gap_numbers;
+    end if;
+end $$;
+
+-- The runs: what a consumer has taken and not finished. All messages of a run are in the same state.
+create table if not exists pgqueue.consumer_messages (
+    consumer_id       int            not null,
+    state             text           not null,  -- ready, delayed, waiting or claimed; a check would be parsed again by each statement
+    lane              int            not null,  -- lanes are served in their order: -priority; ordered: 0, a key's own head -1
+    priority          int            not null,
+    deliver_count     int            not null,
+    arrival_no        bigint         not null,  -- order of arrival, kept for life
+    line_no           bigint         not null,  -- place in the lane
+    first_seq         bigint         not null,  -- lower(seqs)
+    message_count     bigint         not null,
+    seqs              int8multirange not null,
+    key               text,                     -- ordered consumers: set once the run stands for one key alone
+    claim_id          bigint,
+    not_visible_until timestamptz,
+    last_delivered_at timestamptz,
+    last_error        text
+);
+
+-- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
+-- The lease is on the claim, not on its messages. A claim's id is a rising number and random low bits (see _new_claim_id).
+create table if not exists pgqueue.claims (
+    claim_id           bigint      primary key,
+    consumer_id        int         not null,
+    ordered            boolean     not null,
+    live               boolean     not null default true,   -- false: it has nothing left, or the lease ended and another claimer took over
+    claimed_at         timestamptz not null,
+    lease_until        timestamptz not null,
+    visibility_timeout interval    not null,
+    message_count      bigint      not null,                -- messages at the start
+    remaining          bigint      not null,                -- messages not settled
+    settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
+    dead_lettered      bigint      not null default 0,      -- messages that died when its lease ended
+    reader             uuid,
+    seqs               int8multirange,                      -- readers: the original set ...
+    arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
+    lanes              int[]
+);
+do $$
+begin
+    if to_regclass('pgqueue.claim_numbers') is null then
+        create sequence pgqueue.claim_numbers;
+    end if;
+end $$;
+
+create table if not exists pgqueue.dead_messages (
+    dead_id       bigint         generated always as identity primary key,
+    stream_id     int            not null,
+    consumer_id   int            not null,
+    seqs          int8multirange not null,
+    message_count bigint         not null,
+    priority      int            not null,
+    deliver_count int            not null,
+    reason        text,
+    details       jsonb,
+    claim_id      bigint,
+    died_at       timestamptz    not null default clock_timestamp()
+);

@@ -1,0 +1,26 @@
+-- One index per question asked. No predicate follows from the conditions of another question: Postgres may take any partial
+-- index whose predicate a query implies, and then reads all of it.
+--
+-- An existing index is left alone without asking for a lock of its table, which "create index if not exists" does: installing
+-- again must not wait for workers, nor let them wait.
+do $$
+declare
+    v_index text[];
+begin
+    foreach v_index slice 1 in array array[
+        ['consumer_messages_ready',   'consumer_messages (consumer_id, lane, line_no, first_seq) where state = ''ready'''],
+        ['consumer_messages_due',     'consumer_messages (consumer_id, not_visible_until) where state = ''delayed'''],
+        ['consumer_messages_claim',   'consumer_messages (claim_id) where claim_id is not null'],
+        ['consumer_messages_busy',    'consumer_messages (consumer_id, key, claim_id) where state = ''claimed'' and key is not null'],
+        ['consumer_messages_blocked', 'consumer_messages (consumer_id, key, arrival_no, first_seq) where state <> ''claimed'' and key is not null'],
+        ['claims_lease',              'claims (consumer_id, lease_until) where live'],
+        ['claims_ordered',            'claims (consumer_id, claim_id) where live and ordered'],
+        ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
+        ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
+        ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)']]
+    loop
+        if to_regclass('pgqueue.' || v_index[1]) is null then
+            execute format('create index %I on pgqueue.%s', v_index[1], v_index[2]);
+        end if;
+    end loop;
+end $$;

@@ -1,0 +1,34 @@
+-- Spark's side: one reader per checkpoint ...
+create table if not exists pgqueue.readers (
+    reader      uuid        primary key,
+    consumer_id int         not null,
+    acked_claim bigint      not null default 0,
+    last_claim  bigint      not null default 0,
+    messages    bigint      not null default 0,  -- claimed in all
+    lost        bigint      not null default 0,  -- acknowledged after the lease was lost
+    query_id    text,
+    created_at  timestamptz not null default clock_timestamp(),
+    unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
+);
+
+-- ... what its tasks have written and not yet published, and the batches that were.
+create table if not exists pgqueue.staged_writes (
+    staged_id     bigint         generated always as identity primary key,
+    stream_id     int            not null,
+    sink          text           not null,
+    batch         bigint         not null,
+    priority      int            not null,
+    deliver_at    timestamptz,
+    seqs          int8multirange not null,
+    message_count bigint         not null,
+    staged_at     timestamptz    not null default clock_timestamp()
+);
+
+create table if not exists pgqueue.sink_batches (
+    sink          text        not null,
+    stream_id     int         not null,
+    batch         bigint      not null,
+    message_count bigint      not null,
+    published_at  timestamptz not null default clock_timestamp(),
+    primary key (sink, stream_id, batch)
+);

@@ -1,0 +1,39 @@
+-- Streams, their messages, and what of them is visible. A message is written once and never changes; everything that a
+-- consumer does to it is a set of sequence numbers (int8multirange) somewhere else.
+--
+-- Only the database's clock is used. The hot tables have no foreign keys: a check per row would lock the consumer's row for
+-- every claim. drop_stream and drop_consumer delete what belongs to them.
+
+create table if not exists pgqueue.streams (
+    stream_id  int         generated always as identity primary key,
+    name       text        not null unique,
+    kind       text        not null check (kind in ('text', 'json', 'binary')),
+    notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's
+-- kind; its sequences are seq_<stream_id> and publication_<stream_id>.
+create table if not exists pgqueue.messages (
+    seq         bigint      not null,
+    inserted_at timestamptz not null default statement_timestamp(),
+    stream_id   int         not null,
+    key         text,
+    data        text,
+    data_bytes  bytea,
+    headers     jsonb
+) partition by list (stream_id);
+
+-- What became visible, when, to whom: one id per publishing statement, one part of it per priority and time.
+create table if not exists pgqueue.publications (
+    publication_id bigint         not null,
+    message_count  bigint         not null,
+    published_at   timestamptz    not null,
+    deliver_at     timestamptz,                 -- null: at once
+    stream_id      int            not null,
+    part           int            not null default 0,
+    priority       int            not null,
+    seqs           int8multirange not null,
+    consumers      int[],                       -- null: all, also those that do not exist yet
+    primary key (stream_id, publication_id, part)
+);
