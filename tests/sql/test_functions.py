@@ -18,7 +18,7 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue import connection
-from tests.sql import checker
+from tests.sql import checker, clock, internals
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 
 Conn = psycopg.Connection
@@ -124,8 +124,8 @@ def test_messages_go_from_sending_to_acknowledging(conn: Conn, ordering: str) ->
     assert [(row.data, row.deliver_count) for row in again] == [("b", 2), ("c", 2), ("d", 2)]
     assert value(conn, "ack", claim_of(again)) == 3
     assert states(conn) == {}
-    assert one(conn, "select count(*) from pgqueue.claims") == 0
-    assert one(conn, "select count(*) from pgqueue.messages") == 4, "messages are kept"
+    assert internals.count(conn, "claims") == 0
+    assert internals.count(conn, "messages") == 4, "messages are kept"
 
 
 def test_higher_priorities_come_first_and_equal_ones_in_order_of_arrival(conn: Conn) -> None:
@@ -201,10 +201,10 @@ def test_a_batch_becomes_visible_as_one_publication_in_the_order_given(conn: Con
     consumer(conn)
     sent = send_all(conn, [str(i) for i in range(500)])
     assert sent == sorted(sent)
-    assert one(conn, "select count(*) from pgqueue.publications") == 1
+    assert internals.count(conn, "publications") == 1
     assert [r.data for r in receive(conn, 1000)] == [str(i) for i in range(500)]
     assert send_all(conn, []) == []
-    assert one(conn, "select count(*) from pgqueue.publications") == 1
+    assert internals.count(conn, "publications") == 1
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read"])
@@ -402,7 +402,7 @@ def test_a_claim_is_extended_while_another_claimer_is_at_it(
     claim = claim_of(receive(conn, 1))
     conn.execute("set statement_timeout = '5 s'")
     with connection.connect(url) as other, other.transaction():
-        other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+        internals.lock_consumer(other, consumer_id)
         assert value(conn, "extend", claim) == 1
 
 
@@ -413,10 +413,9 @@ def test_a_claim_beside_another_claimer_has_the_lease_that_it_asks_for(
     send_all(conn, ["x"] * 10)
     value(conn, "ack", claim_of(receive(conn, 1)))
     with connection.connect(url) as other, other.transaction():
-        other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+        internals.lock_consumer(other, consumer_id)
         assert len(receive(conn, 5, p_visibility_timeout=seconds(500))) == 5
-    left = "select extract(epoch from lease_until - clock_timestamp())::float from pgqueue.claims"
-    assert 495 < one(conn, left) <= 500
+    assert 495 < internals.claims(conn)[-1].seconds_left <= 500
 
 
 def test_no_message_is_forgotten_when_very_many_are_due_at_once(conn: Conn) -> None:
@@ -427,11 +426,7 @@ def test_no_message_is_forgotten_when_very_many_are_due_at_once(conn: Conn) -> N
         " from generate_series(1, 1100)"
     )
     assert receive(conn) == []
-    conn.execute(
-        "update pgqueue.consumer_messages"
-        " set not_visible_until = not_visible_until - interval '1 h';"
-        "update pgqueue.consumer_cursors set due_floor = '-infinity'"
-    )
+    clock.pass_time(conn, timedelta(hours=1))
     assert len(acked(conn, "s", "c", 2000)) == 1100
 
 
@@ -514,8 +509,8 @@ def test_a_message_that_failed_too_often_is_dead_lettered(
     healthy = send(conn, "healthy", p_key="k")
     assert acked(conn, "s", "c") == [healthy]
     assert states(conn) == {poison: "dead"}
-    (dead,) = rows(conn, "select * from pgqueue.dead_messages")
-    assert (dead.n, dead.priority, dead.deliver_count) == (1, 7, 2)
+    (dead,) = internals.dead_letters(conn)
+    assert (dead.message_count, dead.priority, dead.deliver_count) == (1, 7, 2)
     assert dead.reason == ("failure 2" if how == "nack" else TAKEN_OVER)
 
 
@@ -526,7 +521,7 @@ def test_a_message_is_dead_lettered_by_hand_with_its_reason(conn: Conn, ordering
     claim = claim_of(receive(conn))
     details = {"line": 7}
     assert value(conn, "dead_letter", claim, [sent[0]], "not json", Jsonb(details)) == 1
-    (dead,) = rows(conn, "select * from pgqueue.dead_messages")
+    (dead,) = internals.dead_letters(conn)
     assert (dead.reason, dead.details, dead.claim_id) == ("not json", details, claim)
     assert state(conn, sent[0]).last_error == "not json"
     assert value(conn, "dead_letter", claim) == 2
@@ -538,20 +533,23 @@ def test_a_message_is_dead_lettered_by_hand_with_its_reason(conn: Conn, ordering
 def test_a_lease_is_the_consumers_visibility_timeout_or_that_of_the_claim(conn: Conn) -> None:
     consumer(conn, p_visibility_timeout=seconds(100))
     send_all(conn, ["x", "y"])
-    left = "select extract(epoch from lease_until - clock_timestamp())::float from pgqueue.claims"
+
+    def left() -> float:
+        return internals.claims(conn)[-1].seconds_left
+
     claim = claim_of(receive(conn, 1))
-    assert 95 < one(conn, left) <= 100
+    assert 95 < left() <= 100
     assert value(conn, "extend", claim, seconds(1000)) == 1
-    assert 995 < one(conn, left) <= 1000
+    assert 995 < left() <= 1000
     assert value(conn, "extend", claim, seconds(10)) == 1, "from now: it can be shortened"
-    assert 5 < one(conn, left) <= 10
+    assert 5 < left() <= 10
     assert value(conn, "extend", claim) == 1
-    assert 95 < one(conn, left) <= 100
+    assert 95 < left() <= 100
     value(conn, "ack", claim)
     claim = claim_of(receive(conn, 1, p_visibility_timeout=seconds(50)))
-    assert 45 < one(conn, left) <= 50
+    assert 45 < left() <= 50
     value(conn, "extend", claim)
-    assert 45 < one(conn, left) <= 50
+    assert 45 < left() <= 50
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -739,7 +737,7 @@ def test_a_dropped_consumer_leaves_nothing_and_the_others_go_on(conn: Conn) -> N
     assert value(conn, "ack", claim_of(kept)) == 1
     assert states(conn, "a") == {}
     assert states(conn, "b") == {sent[0]: "dead", sent[2]: "ready"}
-    assert one(conn, "select count(*) from pgqueue.consumers") == 1
+    assert internals.count(conn, "consumers") == 1
     consumer(conn, "a")
     assert acked(conn, "s", "a") == sent, "made again, it begins again"
 
@@ -756,8 +754,8 @@ def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
             dropped = pool.submit(value, other, "drop_consumer", "s", "c")
             wait_for_a_lock(conn)
         dropped.result()
-    assert one(conn, "select count(*) from pgqueue.claims") == 0
-    assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
+    assert internals.count(conn, "claims") == 0
+    assert internals.count(conn, "runs") == 0
 
 
 def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn, url: str) -> None:
@@ -771,7 +769,7 @@ def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn
             time.sleep(1)
             assert not dropped.done()
         dropped.result()
-    assert one(conn, "select count(*) from pgqueue.claims") == 0
+    assert internals.count(conn, "claims") == 0
 
 
 def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
@@ -782,15 +780,15 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
     value(conn, "ack", claim_of(receive(conn, 300)))
     with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
         with other.transaction():
-            other.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+            internals.lock_consumer(other, consumer_id)
             conn.execute("begin")
             assert len(receive(conn, 10)) == 10, "without the lock: from what is ready"
         dropped = pool.submit(value, other, "drop_consumer", "s", "c")
         wait_for_a_lock(conn)
         conn.execute("commit")
         dropped.result()
-    assert one(conn, "select count(*) from pgqueue.consumer_messages") == 0
-    assert one(conn, "select count(*) from pgqueue.claims") == 0
+    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "claims") == 0
 
 
 def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
@@ -801,7 +799,7 @@ def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
     value(conn, "nack", claim_of(receive(conn, 1)))  # a run that is ready, and taken before
     conn.execute("set statement_timeout = '10 s'")
     with connection.connect(url) as other, other.transaction():
-        other.execute("select from pgqueue.consumer_messages for update")
+        internals.lock_runs(other)
         began = time.monotonic()
         assert receive(conn, 1) == []
         assert time.monotonic() - began < 0.9, "less than deadlock_timeout"
@@ -849,15 +847,7 @@ def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
 def stage(conn: Conn, stream: int, n: int, batch: int = 0, sink: str = "sink", **options: Any):
     """Write n messages and stage them, as a task does. Returns the block."""
     with conn.transaction():
-        seqs = [
-            row[0]
-            for row in conn.execute(
-                "insert into pgqueue.messages (seq, stream_id, data)"
-                f" select nextval('pgqueue.seq_{stream}'), %s, 'x' from generate_series(1, %s)"
-                " returning seq".encode(),
-                [stream, n],
-            ).fetchall()
-        ]
+        seqs = internals.insert_messages(conn, stream, n)
         block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
         return value(conn, "stage", sink, batch, stream, block, **options)
 
@@ -894,7 +884,7 @@ def test_a_later_batch_says_that_the_earlier_ones_were_published(conn: Conn, str
     assert publish(conn, stream, [], 0, 8) is True, "an empty batch is a batch"
     assert publish(conn, stream, [], 0, 8) is False
     assert len(acked(conn, "s", "c")) == 1
-    assert one(conn, "select count(*) from pgqueue.publications") == 1
+    assert internals.count(conn, "publications") == 1
 
 
 def test_priority_time_and_consumers_of_staged_messages(conn: Conn, stream: int) -> None:
@@ -968,7 +958,7 @@ def test_a_staged_batch_whose_commit_takes_long_is_not_taken_for_dead(
     blocker, committer = session(), session()
     with ThreadPoolExecutor(1) as pool:
         with blocker.transaction():
-            blocker.execute("lock table pgqueue.sink_batches in share mode")
+            internals.lock_sink_batches(blocker)
             published = pool.submit(publish, committer, stream, blocks, 3)
             wait_for_a_lock(conn)
             for _ in range(3):
@@ -1002,22 +992,18 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
     conn: Conn, stream: int
 ) -> None:
     consumer(conn)
+    old = stage(conn, stream, 5, 3)
+    clock.pass_time(conn, timedelta(days=2))
     won, lost_attempt = stage(conn, stream, 2, 1), stage(conn, stream, 3, 1)
     assert publish(conn, stream, [won], 2, 1)
     fresh = stage(conn, stream, 4, 2)
-    old = stage(conn, stream, 5, 3)
-    conn.execute(
-        "update pgqueue.staged_writes set staged_at = staged_at - interval '2 days'"
-        " where staged_id = %s",
-        [old],
-    )
     assert dict(call(conn, "maintain")) == {
         "staged blocks": 2,
         "unpublished messages": 8,
         "old sink batches": 0,
     }
-    assert rows(conn, "select staged_id from pgqueue.staged_writes") == [(fresh,)]
-    assert one(conn, "select count(*) from pgqueue.messages") == 6
+    assert internals.staged_blocks(conn) == [fresh]
+    assert internals.count(conn, "messages") == 6
     assert lost_attempt != fresh
     assert publish(conn, stream, [fresh], 4, 2)
     assert len(acked(conn, "s", "c")) == 6
@@ -1038,15 +1024,12 @@ def test_maintain_forgets_all_but_the_last_batches_of_a_sink(conn: Conn, stream:
 
 
 def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, stream: int) -> None:
-    for sink in ("write:1", "write:2", "txn:a", "5e0e5a3f"):
+    for sink in ("write:1", "txn:a", "5e0e5a3f", "write:2"):
+        if sink == "write:2":
+            clock.pass_time(conn, timedelta(days=2))
         publish(conn, stream, [stage(conn, stream, 1, sink=sink)], 1, sink=sink)
-    conn.execute(
-        "update pgqueue.sink_batches set published_at = published_at - interval '2 days'"
-        " where sink <> 'write:2'"
-    )
     assert dict(call(conn, "maintain"))["old sink batches"] == 1
-    left = conn.execute("select sink from pgqueue.sink_batches order by 1").fetchall()
-    assert left == [("5e0e5a3f",), ("txn:a",), ("write:2",)]
+    assert internals.sink_batches(conn) == ["5e0e5a3f", "txn:a", "write:2"]
 
 
 def test_maintain_releases_no_claim(conn: Conn) -> None:
@@ -1204,12 +1187,12 @@ def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn)
     first = claim_of(receive(conn, 1))
     end = reader.ask(2, p_visibility_timeout=seconds(0.05))
     time.sleep(0.1)
-    conn.execute("update pgqueue.consumer_cursors set lease_probe = '-infinity'")
+    clock.look_again(conn)
     for claim in (claim_of(receive(conn, 1)), first):  # takes over one key; the other stands aside
         value(conn, "ack", claim)
     (alone,) = receive(conn, 1)
     assert alone.seq in sent[3:]
-    assert one(conn, "select mixed_claim from pgqueue.consumer_cursors") == alone.claim_id
+    assert internals.unsplit_claim(conn) == alone.claim_id
     assert reader.resume(end) == (1, 1, 0)
     checker.check(conn)
 
@@ -1263,7 +1246,7 @@ def test_messages_acknowledged_after_the_lease_was_lost_are_counted(
     time.sleep(0.1)
     value(conn, "ack", claim_of(receive(conn)))
     assert reader.ask().lost == 2
-    assert one(conn, "select lost from pgqueue.readers") == 5, "of all its batches"
+    assert [row.lost for row in internals.readers(conn)] == [5], "of all its batches"
 
 
 def test_a_claim_of_a_reader_that_was_taken_over_is_not_live(conn: Conn, reader: Reader) -> None:
@@ -1285,7 +1268,7 @@ def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again
     """A query that was away for longer than its lease is safe as soon as it is back."""
     send(conn)
     end = reader.ask(p_visibility_timeout=seconds(1))
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    clock.end_lease(conn, end.claim_id)
     if again == "asked for":
         assert reader.ask().claim_id == end.claim_id
     else:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue import connection
-from tests.sql import checker, test_plans
+from tests.sql import checker, clock, internals, test_plans
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 
 ORDERINGS = ["none", "key", "stream"]
@@ -42,14 +42,6 @@ def send(conn: psycopg.Connection, *keys: str | None) -> list[int]:
     return [row[0] for row in call(conn, "send_batch", "s", ["x"] * len(keys), list(keys))]
 
 
-def expire(conn: psycopg.Connection, claim_id: int) -> None:
-    conn.execute(
-        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-        " where claim_id = %s",
-        [claim_id],
-    )
-
-
 @all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_no_loss(
@@ -74,7 +66,7 @@ def test_no_loss(
 
     # in the claim of a worker that died after its commit
     first = call(session(), "receive", "s", "c", 4)
-    expire(conn, claim_of(first))
+    clock.end_lease(conn, claim_of(first))
     checker.check(conn, {consumer_id: set()})
 
     # in an acknowledgement that is rolled back
@@ -107,12 +99,8 @@ def test_exclusive(conn: psycopg.Connection, url: str, stream: int, ordering: st
                     continue
                 idle = 0
                 got += seqs_of(rows)
-                checker_rows = one(
-                    other,
-                    "select count(*) from pgqueue.claims where claim_id = %s and live",
-                    claim_of(rows),
-                )
-                assert checker_rows == 1
+                live = {claim.claim_id for claim in internals.claims(other) if claim.live}
+                assert claim_of(rows) in live
                 value(other, "ack", claim_of(rows))
         return got
 
@@ -132,23 +120,22 @@ def test_fenced(conn: psycopg.Connection, stream: int, ordering: str, ended: str
     if ended == "acknowledged":
         value(conn, "ack", stale)
     elif ended == "taken over":
-        expire(conn, stale)
+        clock.end_lease(conn, stale)
         assert seqs_of(call(conn, "receive", "s", "c", 2)) == sent
     else:
         value(conn, "nack", stale)
         stale = 10**9
     notices: list[str] = []
     conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
-    state = "select * from pgqueue.consumer_messages order by first_seq"
-    before = conn.execute(state).fetchall()
+    before = internals.runs(conn)
     for function in ("ack", "nack", "dead_letter", "extend"):
         assert value(conn, function, stale) == 0
         assert f"claim {stale} is not live" in notices.pop()
         if function != "extend":
             assert value(conn, function, stale, sent) == 0
             assert f"claim {stale} is not live" in notices.pop()
-    assert conn.execute(state).fetchall() == before
-    assert one(conn, "select count(*) from pgqueue.dead_messages") == 0
+    assert internals.runs(conn) == before
+    assert internals.dead_letters(conn) == []
     checker.check(conn)
 
 
@@ -176,13 +163,9 @@ def test_claim_contents_fixed(
     consumer(conn, ordering)
     sent = send(conn, "a", "b", "c")
     claim = claim_of(call(conn, "receive", "s", "c", 2))
-    contents = (
-        "select s from pgqueue.consumer_messages, unnest(seqs) g,"
-        " generate_series(lower(g), upper(g) - 1) s where claim_id = %s order by s"
-    )
 
     def held() -> list[int]:
-        return [row[0] for row in conn.execute(contents, [claim]).fetchall()]
+        return sorted(internals.held_by(conn, claim))
 
     assert held() == sent[:2]
     other = session()
@@ -190,14 +173,14 @@ def test_claim_contents_fixed(
     assert held() == sent[:2]
     value(conn, "ack", claim, [sent[0]])
     assert held() == [sent[1]]
-    expire(conn, claim)
+    clock.end_lease(conn, claim)
     call(conn, "maintain")
     assert held() == [sent[1]], "maintain() released a claim"
     # an owner that comes back first keeps it
     assert value(conn, "extend", claim) == 1
     assert call(other, "receive", "s", "c", 5) == []
     assert held() == [sent[1]]
-    expire(conn, claim)
+    clock.end_lease(conn, claim)
     rows = call(other, "receive", "s", "c", 5)
     assert seqs_of(rows)[:1] == [sent[1]]
     assert rows[0].deliver_count == 2
@@ -228,9 +211,7 @@ def test_order_key(conn: psycopg.Connection, session: Session, stream: int) -> N
     assert call(conn, "receive", "s", "c", 10) == []
     value(conn, "nack", claim_of(first), None, "1 hour")
     assert call(conn, "receive", "s", "c", 10) == [], "overtook a delayed message of its key"
-    conn.execute("update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-                 " where not_visible_until is not null")  # fmt: skip
-    conn.execute("update pgqueue.consumer_cursors set due_floor = '-infinity'")
+    clock.end_delays(conn)
     third = call(conn, "receive", "s", "c", 10)
     assert seqs_of(third) == [a1, a2, a3]
     # a failed message takes the later ones of its key back with it
@@ -313,14 +294,7 @@ def test_atomic_publication_of_a_batch(
     staged, seqs = [], []
     for _ in range(3):
         with conn.transaction():
-            rows = conn.execute(
-                (
-                    f"insert into pgqueue.messages_{stream} (seq, stream_id, data)"
-                    f" select nextval('pgqueue.seq_{stream}'), {stream}, 'x'"
-                    " from generate_series(1, 5) returning seq"
-                ).encode()
-            ).fetchall()
-            block = [row[0] for row in rows]
+            block = internals.insert_messages(conn, stream, 5)
             seqs += block
             staged.append(value(conn, "stage", "sink", 7, stream,
                                 f"{{[{block[0]},{block[-1]}]}}"))  # fmt: skip
@@ -329,7 +303,7 @@ def test_atomic_publication_of_a_batch(
         value(conn, "publish_staged", "sink", 7, stream, [*staged, 999], 15)
     assert caught.value.sqlstate == "PQ008"
     assert call(conn, "receive", "s", "c", 100) == []
-    assert one(conn, "select count(*) from pgqueue.staged_writes") == 3
+    assert internals.staged_blocks(conn) == sorted(staged)
 
     barrier = threading.Barrier(4)
 
@@ -380,7 +354,7 @@ def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ord
         assert batch(session(), 0, first[0]) == contents
 
     # the lease ends, and nobody wants the messages
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    clock.end_lease(conn, first[0])
     assert batch(session(), 0, first[0]) == contents
 
     # the next batch acknowledges it, and is as fixed

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from spark_pgqueue import connection
-from tests.sql import checker
+from tests.sql import checker, clock, internals
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 EXAMPLES = int(os.environ.get("PGQUEUE_MODEL_EXAMPLES", "15"))
@@ -395,15 +396,7 @@ class QueueMachine(RuleBasedStateMachine):
     def lease_ends(self, data: Any) -> None:
         claim = data.draw(st.sampled_from(self.open_claims()))
         claim.expired = True
-        self.conn.execute(
-            "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-            " where claim_id = %s",
-            [claim.claim_id],
-        )
-        self.conn.execute(
-            "update pgqueue.consumer_cursors set lease_probe = '-infinity' where consumer_id = %s",
-            [claim.consumer.consumer_id],
-        )
+        clock.end_lease(self.conn, claim.claim_id)
 
     @precondition(lambda self: any(c.claims for c in self.consumers))
     @rule(data=st.data(), mode=MODES)
@@ -423,14 +416,9 @@ class QueueMachine(RuleBasedStateMachine):
         """A claim that ended changes nothing."""
         over = [x for c in self.consumers for x in c.claims.values() if not (x.held and x.live)]
         claim = data.draw(st.sampled_from(over))
-        before = self.conn.execute(
-            "select * from pgqueue.consumer_messages order by consumer_id, first_seq"
-        ).fetchall()
+        before = internals.runs(self.conn)
         assert value(self.conn, action, claim.claim_id) == 0
-        after = self.conn.execute(
-            "select * from pgqueue.consumer_messages order by consumer_id, first_seq"
-        ).fetchall()
-        assert before == after
+        assert internals.runs(self.conn) == before
 
     @rule(data=st.data(), size=st.sampled_from([None, 1, 2, 3, 100]), crash=st.booleans(),
           mode=MODES)  # fmt: skip
@@ -465,11 +453,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.take(c)
         seqs: list[int] = []
         if got.claim_id != r.claim:
-            seqs = [row[0] for row in self.conn.execute(
-                "select s from pgqueue.consumer_messages m, unnest(m.seqs) g,"
-                " generate_series(lower(g), upper(g) - 1) s"
-                " where claim_id = %s order by rank, position, s",
-                [got.claim_id]).fetchall()]  # fmt: skip
+            seqs = internals.held_by(self.conn, got.claim_id)
         seqs = self.hand_out(c, seqs, size or 10**9)
         assert got.claimed == len(seqs)
         assert got.messages == r.messages + len(seqs)
@@ -524,12 +508,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def an_hour_passes(self) -> None:
         self.clock += 1
-        self.conn.execute(
-            "update pgqueue.publications set deliver_at = deliver_at - interval '1 hour';"
-            "update pgqueue.consumer_messages"
-            " set not_visible_until = not_visible_until - interval '1 hour';"
-            "update pgqueue.consumer_cursors set due_floor = due_floor - interval '1 hour'"
-        )
+        clock.pass_time(self.conn, timedelta(hours=1))
 
     def check(self) -> None:
         consumers = checker.read_here(self.conn)
@@ -552,10 +531,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.slow = []
             for _ in range(3):
                 self.an_hour_passes()
-            self.conn.execute(
-                "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s';"
-                "update pgqueue.consumer_cursors set lease_probe = '-infinity'"
-            )
+            clock.end_leases(self.conn)
             for c in self.consumers:
                 for claim in c.claims.values():
                     claim.expired = True
@@ -572,9 +548,8 @@ class QueueMachine(RuleBasedStateMachine):
                 assert {m.state for m in c.messages.values()} <= {"acked", "dead"}
             self.check()
             value(self.conn, "drop_stream", self.stream)
-            for table in ("consumers", "consumer_messages", "consumer_cursors", "claims",
-                          "publications", "readers", "dead_messages", "messages"):  # fmt: skip
-                assert one(self.conn, f"select count(*) from pgqueue.{table}") == 0, table
+            for what in internals.TABLES:
+                assert internals.count(self.conn, what) == 0, what
         finally:
             for conn, _ in self.slow:
                 conn.close()

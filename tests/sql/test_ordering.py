@@ -7,7 +7,7 @@ import uuid
 import psycopg
 import pytest
 
-from tests.sql import checker
+from tests.sql import checker, clock
 from tests.sql.queue import acked, call, claim_of, seqs_of, value
 
 
@@ -22,15 +22,6 @@ def send(conn: psycopg.Connection, *keys: str | None) -> list[int]:
     return [row[0] for row in call(conn, "send_batch", "s", ["x"] * len(keys), list(keys))]
 
 
-def delay_ends(conn: psycopg.Connection, seq: int) -> None:
-    conn.execute(
-        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-        " where seqs @> %s::bigint",
-        [seq],
-    )
-    conn.execute("update pgqueue.consumer_cursors set due_floor = '-infinity'")
-
-
 @pytest.mark.parametrize("delay", ["0", "1 hour"])
 def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str) -> None:
     """A failed message comes back in front of a delayed one of its key, whose delay then ends."""
@@ -42,7 +33,7 @@ def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str)
     rows = call(conn, "receive", "s", "c", 10)
     assert seqs_of(rows) == [first]
     value(conn, "nack", claim_of(rows), None, delay)
-    delay_ends(conn, second)
+    clock.end_delay(conn, second)
     conn.execute("set statement_timeout = '10 s'")
     rows = call(conn, "receive", "s", "c", 1)
     assert seqs_of(rows) == ([first] if delay == "0" else [])
@@ -51,7 +42,7 @@ def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str)
     if rows:
         value(conn, "ack", claim_of(rows))
     else:
-        delay_ends(conn, first)
+        clock.end_delay(conn, first)
         assert acked(conn, "s", "c", 1) == [first, second]
 
 

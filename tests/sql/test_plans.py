@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue import connection
+from tests.sql import clock, internals
 from tests.sql.queue import call, claim_of, one, value
 
 MANY = 1_000_000
@@ -33,12 +34,7 @@ def claim_cost(conn: psycopg.Connection, consumer: str, size: int = 1, n: int = 
     for _ in range(n):
         claims.append(cost(conn, "select * from pgqueue.claim('s', %s, %s)", consumer, size))
         if settle:
-            claim_id = one(
-                conn,
-                "select max(claim_id) from pgqueue.claims join pgqueue.consumers"
-                " using (consumer_id) where name = %s",
-                consumer,
-            )
+            claim_id = internals.last_claim(conn, consumer)
             assert claim_id is not None, "nothing was claimed"
             settled.append(cost(conn, f"select pgqueue.{settle}(%s)", claim_id))
     # Without the first ones, which also fill the caches of the session.
@@ -46,32 +42,11 @@ def claim_cost(conn: psycopg.Connection, consumer: str, size: int = 1, n: int = 
 
 
 def bulk(conn: psycopg.Connection, n: int, keys: str = "null") -> None:
-    """Publish n messages with one row of publications, without their way through Python."""
-    conn.execute(
-        (
-            "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
-            f" select nextval('pgqueue.seq_1'), 1, {keys}, 'x' from generate_series(1, {n}) i"
-            " returning seq)"
-            " select pgqueue.stage('bulk', nextval('pgqueue.claims_claim_id_seq'), 1,"
-            " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
-        ).encode()
-    )
-    conn.execute(
-        "select pgqueue.publish_staged('bulk', batch, 1, array[staged_id], n)"
-        " from pgqueue.staged_writes"
-    )
+    internals.publish_together(conn, 1, n, keys)
 
 
-def singles(conn: psycopg.Connection, n: int, start: str = "null") -> None:
-    """Publish n messages with a row of publications each. (Nobody reads their payloads.)"""
-    conn.execute(
-        (
-            "insert into pgqueue.publications (publication_id, n, published_at, deliver_at,"
-            " stream_id, priority, seqs) select nextval('pgqueue.publication_1'), 1, now(),"
-            f" {start}, 1, 0, int8multirange(int8range(s, s, '[]'))"
-            f" from (select nextval('pgqueue.seq_1') as s from generate_series(1, {n}) i) x"
-        ).encode()
-    )
+def singles(conn: psycopg.Connection, n: int) -> None:
+    internals.publish_singly(conn, 1, n)
 
 
 @pytest.fixture
@@ -123,35 +98,7 @@ def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
         bulk(conn, 100, "'k' || i")
     call(conn, "claim", "s", "c", 1)  # with no other claim open, keys are not looked at
     few = claim_cost(conn, "c", 1)
-    state = "state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key"
-    in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
-    conn.execute(
-        (
-            f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
-            " not_visible_until)"
-            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 1000000 end,"
-            " case when m.state = 'delayed' then now() + interval '1 day' end"
-            " from generate_series(1, 100000) i cross join lateral"
-            " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
-            "  as state,"
-            f"  case when {ordering == 'key'} then 'other' || i / 3 end as key) m"
-            f" where {ordering == 'key'} or i % 3 < 2"
-        ).encode()
-    )
-    conn.execute(
-        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-        " visibility_timeout, n, remaining) overriding system value"
-        " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-        " from pgqueue.consumer_messages where claim_id > 1000000",
-        [ordering == "key"],
-    )
-    if ordering == "key":
-        conn.execute(
-            "update pgqueue.consumer_cursors set aside ="
-            " (select count(*) from pgqueue.consumer_messages where key is not null"
-            "  and state <> 'claimed'),"
-            " open_claims = (select count(*) from pgqueue.claims)"
-        )
+    internals.add_in_flight(conn, 100_000, keyed=ordering == "key")
     many = claim_cost(conn, "c", 1)
     assert_flat("what is in flight", few, many)
 
@@ -163,14 +110,10 @@ def test_runs_that_fit_exactly_leave_nothing_to_walk_over_beside_an_old_snapshot
     bulk(conn, 100)
     call(conn, "claim", "s", "c", 1)
     few = claim_cost(conn, "c", 1)
-    conn.execute(
-        "insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count,"
-        " position, turn, first_seq, n, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
-        " int8multirange(int8range(i, i, '[]')) from generate_series(1001, 9000) i"
-    )
+    internals.add_ready(conn, 1001, 9000)
     with connection.connect(url) as other, other.transaction():
         other.execute("set transaction isolation level repeatable read")
-        other.execute("select count(*) from pgqueue.consumer_messages")
+        internals.count(other, "runs")
         for _ in range(70):
             (row,) = call(conn, "claim", "s", "c", 100)
             call(conn, "ack", row.claim_id)
@@ -200,12 +143,10 @@ def test_an_expiry_costs_what_it_releases(
         costs = []
         for _ in range(5):
             call(conn, "claim", "s", "c", 10)
-            conn.execute(
-                "update pgqueue.claims set lease_until = now() - interval '1 s';"
-                "update pgqueue.consumer_cursors set lease_probe = '-infinity'"
-            )
+            clock.end_leases(conn)
             costs.append(cost(conn, "select * from pgqueue.claim('s', 'c', 10)"))
-            conn.execute("select pgqueue.ack(claim_id) from pgqueue.claims")
+            for claim in internals.claims(conn):
+                value(conn, "ack", claim.claim_id)
         return statistics.median(costs[2:])
 
     bulk(conn, 1000, "'k' || i")
@@ -223,7 +164,9 @@ def traffic(conn: psycopg.Connection, rounds: int, behind: bool) -> list[int]:
         keys = [f"k{(i * 100 + j) * 7919 % 5000}" for j in range(100)]
         call(conn, "send_batch", "s", ["x"] * 100, p_keys=keys)
         costs.append(cost(conn, "select * from pgqueue.claim('s', 'c', 100)"))
-        held.append(one(conn, "select max(claim_id) from pgqueue.claims"))
+        claim_id = internals.last_claim(conn, "c")
+        assert claim_id is not None, "nothing was claimed"
+        held.append(claim_id)
         if len(held) > (2 if behind else 0):  # some are in flight all the time
             value(conn, "ack", held.pop(0))
     for claim_id in held:
@@ -241,7 +184,7 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
     with connection.connect(url) as old:
         few = statistics.median(traffic(conn, 40, behind)[10:])
         old.execute("begin transaction isolation level repeatable read")
-        old.execute("select count(*) from pgqueue.consumers")
+        internals.count(old, "consumers")
         costs = traffic(conn, 600, behind)
         many = statistics.median(costs[-40:])
         old.execute("commit")
@@ -257,7 +200,7 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
     with connection.connect(url) as old:
         few = claim_cost(conn, "c", 1, 20)
         old.execute("begin transaction isolation level repeatable read")
-        old.execute("select count(*) from pgqueue.consumers")
+        internals.count(old, "consumers")
         for _ in range(3000):
             rows = call(conn, "claim", "s", "c", 1)
             value(conn, "ack", claim_of(rows))
@@ -291,5 +234,5 @@ def test_a_hot_key_costs_the_others_nothing(conn: psycopg.Connection, stream: in
     hot = claim_of(rows)
     costs = [cost(conn, "select * from pgqueue.claim('s', 'c', 1)") for _ in range(30)]
     assert statistics.median(costs[10:]) < 1000, costs
-    assert one(conn, "select count(*) from pgqueue.claims") == 31
+    assert internals.count(conn, "claims") == 31
     assert cost(conn, "select pgqueue.ack(%s)", hot) < 300

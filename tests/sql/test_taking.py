@@ -8,13 +8,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 
 import psycopg
 import pytest
 from psycopg import IsolationLevel
 
 from spark_pgqueue import connection
-from tests.sql import checker
+from tests.sql import checker, clock, internals
+from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 
 ORDERINGS = ["none", "key", "stream"]
@@ -57,14 +59,6 @@ def taken_beside_rollbacks(conn: psycopg.Connection, n: int) -> None:
         acked(conn, "s", "c")
 
 
-def cursor(conn: psycopg.Connection, column: str, name: str = "c") -> str:
-    query = (
-        f"select {column}::text from pgqueue.consumer_cursors"
-        " join pgqueue.consumers using (consumer_id) where name = %s"
-    )
-    return one(conn, query, name)
-
-
 @pytest.mark.all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
@@ -81,7 +75,7 @@ def test_a_late_commit_is_delivered(
     late.execute("commit")
     assert acked(conn, "s", "c") == [first]
     assert acked(conn, "s", "c") == []
-    assert cursor(conn, "seen") == "{[1,3)}"
+    assert cursor_of(conn).taken == ids(1, 2)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -90,11 +84,8 @@ def test_a_late_commit_is_delivered_whatever_its_numbers(
 ) -> None:
     """Numbers of messages without a gap do not say that no publication is missing."""
     consumer(conn, ordering)
-    first = value(conn, "reserve", stream, 1)
-    conn.execute(
-        "insert into pgqueue.messages (seq, stream_id, data) values (1, %s, 'x')", [stream]
-    )
-    block = value(conn, "stage", "sink", 0, stream, first)
+    assert internals.insert_messages(conn, stream, 1) == [1]
+    block = value(conn, "stage", "sink", 0, stream, "{[1,2)}")
     before = send(conn)
     late = session()
     late.execute("begin")
@@ -117,8 +108,8 @@ def test_a_publication_that_was_rolled_back_is_closed(
         got += acked(conn, "s", "c")
     assert got == [2, 4, 6]
     assert acked(conn, "s", "c") == []
-    assert cursor(conn, "seen") == "{[1,7)}"
-    assert cursor(conn, "watched") == "{}"
+    assert cursor_of(conn).taken == ids(1, 6)
+    assert not cursor_of(conn).watched
 
 
 def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
@@ -137,7 +128,7 @@ def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
     other.execute("commit")
     assert acked(conn, "s", "c") == [first, third]
     acked(conn, "s", "c")
-    assert cursor(conn, "seen") == "{[1,5)}"
+    assert cursor_of(conn).taken == ids(1, 4)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -193,14 +184,11 @@ def test_holes_of_another_cluster_are_dead(conn: psycopg.Connection, stream: int
     dead_publication(conn)
     send(conn)
     acked(conn, "s", "c")
-    conn.execute(
-        "update pgqueue.consumer_cursors set seen = '{[2,3)}', watched = '{[1,2)}',"
-        " watched_below = '4611686018427387904'"
-    )
+    internals.restore_elsewhere(conn, hole=1, parked=False)
     assert acked(conn, "s", "c") == []
     send(conn)
     assert acked(conn, "s", "c") == [3]
-    assert cursor(conn, "seen") == "{[1,4)}"
+    assert cursor_of(conn).taken == ids(1, 3)
 
 
 def test_parked_holes_of_another_cluster_are_dead(conn: psycopg.Connection, stream: int) -> None:
@@ -208,13 +196,10 @@ def test_parked_holes_of_another_cluster_are_dead(conn: psycopg.Connection, stre
     dead_publication(conn)
     send(conn)
     acked(conn, "s", "c")
-    conn.execute(
-        "update pgqueue.consumer_cursors set seen = '{[2,3)}', watched = '{}', parked = '{[1,2)}',"
-        " parked_below = '4611686018427387904', parked_probe = 'infinity'"
-    )
+    internals.restore_elsewhere(conn, hole=1, parked=True)
     send(conn)
     assert acked(conn, "s", "c") == [3]
-    assert cursor(conn, "seen") == "{[1,4)}"
+    assert cursor_of(conn).taken == ids(1, 3)
 
 
 def test_a_taker_that_has_written_trusts_no_id_beyond_its_snapshot(
@@ -251,18 +236,18 @@ def test_old_transactions_park_holes_and_lose_none(
         sent.append(send(conn))
         got += acked(conn, "s", "c")
     assert got == sent
-    assert cursor(conn, "parked") != "{}"
-    watched = int(cursor(conn, "(select count(*) from unnest(watched))"))
+    assert cursor_of(conn).parked
+    watched = len(cursor_of(conn).watched)
     assert watched <= 65, f"{watched} holes are looked into at every claim"
     idle.execute("commit")
-    conn.execute("update pgqueue.consumer_cursors set parked_probe = '-infinity'")
+    clock.look_again(conn)
     got = acked(conn, "s", "c")
     assert got == [first]
     sent = send(conn)
     assert acked(conn, "s", "c") == [sent]
     acked(conn, "s", "c")
-    assert cursor(conn, "seen") == "{[1,303)}"
-    assert cursor(conn, "parked") == "{}"
+    assert cursor_of(conn).taken == ids(1, 302)
+    assert not cursor_of(conn).parked
 
 
 def test_a_parked_hole_is_found_within_about_a_second(
@@ -276,7 +261,7 @@ def test_a_parked_hole_is_found_within_about_a_second(
     late.execute("begin")
     first = send(late)
     taken_beside_rollbacks(conn, 80)
-    assert cursor(conn, "(parked @> 1::bigint)") == "true"
+    assert any(1 in hole for hole in cursor_of(conn).parked)
     late.execute("commit")
     end = time.monotonic() + 3
     while not (got := acked(conn, "s", "c")) and time.monotonic() < end:
@@ -292,33 +277,18 @@ def test_a_hole_that_is_parked_beside_older_ones_waits_for_its_own_publisher(
     old.execute("begin")
     old.execute("select pg_current_xact_id()")
     taken_beside_rollbacks(conn, 70)
-    assert cursor(conn, "parked") != "{}"
+    assert cursor_of(conn).parked
     late.execute("begin")
     first = send(late)
     taken_beside_rollbacks(conn, 140)
-    assert cursor(conn, "(parked @> 141::bigint)") == "true"
+    assert any(141 in hole for hole in cursor_of(conn).parked)
     old.execute("commit")
     for _ in range(3):
         send(conn)
         assert len(acked(conn, "s", "c")) == 1
     late.execute("commit")
-    conn.execute("update pgqueue.consumer_cursors set parked_probe = '-infinity'")
+    clock.look_again(conn)
     assert acked(conn, "s", "c") == [first]
-
-
-# One take of at most %s publications, as a claim does it but smaller.
-TAKE = """
-do $$
-declare
-    v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
-begin
-    select * into v_consumer from pgqueue.consumers where name = 'c';
-    perform pgqueue._lock_consumer(v_consumer.consumer_id);
-    v_stored := pgqueue._cursor(v_consumer.consumer_id);
-    perform pgqueue._save_cursor(v_stored, pgqueue._take(v_consumer, v_stored, null, {}), true);
-end $$
-"""
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -347,12 +317,12 @@ def test_a_take_cut_by_its_limit_closes_nothing_that_it_did_not_see(
         else:
             sent.add(send(conn))
         for _ in range(rng.choice([0, 1, 3])):
-            conn.execute(TAKE.format(limit))  # type: ignore[arg-type]
+            internals.take(conn, limit)
     for other, seqs in running:
         other.execute("commit")
         sent |= set(seqs)
     for _ in range(100):
-        conn.execute(TAKE.format(limit))  # type: ignore[arg-type]
+        internals.take(conn, limit)
     (c,) = checker.read(conn)
     assert c.of("ready") == sent
     checker.check(conn, {c.consumer_id: set()}, [c])
@@ -366,9 +336,9 @@ def test_a_rewind_larger_than_the_limit_is_taken_again_whole(
     for _ in range(12):
         send(conn)
     assert len(acked(conn, "s", "c")) == 12
-    conn.execute("update pgqueue.consumer_cursors set seen = seen - '{[2,11)}'::int8multirange")
+    internals.leave_hole(conn, 2, 10)
     for _ in range(6):
-        conn.execute(TAKE.format(3))  # type: ignore[arg-type]
+        internals.take(conn, 3)
     (c,) = checker.read(conn)
     assert c.of("ready") == set(range(2, 11))
 
@@ -390,7 +360,7 @@ def test_more_publications_than_one_take_takes(
     assert len(got) == len(set(got)) == 12004
     assert sent <= set(got)
     acked(conn, "s", "c")
-    assert cursor(conn, "seen") == "{[1,12008)}"
+    assert cursor_of(conn).taken == ids(1, 12007)
 
 
 def test_a_reader_without_a_limit_gets_all_however_many_publications_that_are(
@@ -432,7 +402,7 @@ def test_a_claim_behind_another_one_takes_no_more_than_it_must(
     conn.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 45000)")
     assert len(call(conn, "receive", "s", "c", 1)) == 1
     assert call(conn, "receive", "s", "c", 1) == []
-    assert int(cursor(conn, "upper(seen)")) <= 30_001
+    assert max(checker.numbers(cursor_of(conn).taken)) <= 30_000
 
 
 def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stream: int) -> None:
@@ -444,7 +414,7 @@ def test_other_consumers_messages_are_walked_over(conn: psycopg.Connection, stre
     value(conn, "send", "s", "x", p_consumers=["d"])
     assert acked(conn, "s", "c") == [second, third]
     assert acked(conn, "s", "d") == [1, 2, 3, 4]
-    assert cursor(conn, "seen") == "{[1,5)}"
+    assert cursor_of(conn).taken == ids(1, 4)
 
 
 @pytest.mark.parametrize("start", ["latest", "earliest", "timestamp"])
@@ -543,15 +513,12 @@ def test_messages_of_a_statement_are_taken_together(conn: psycopg.Connection, st
     staged = []
     for priority in (0, 3, 5):
         with conn.transaction():
-            row = conn.execute(
-                "insert into pgqueue.messages (seq, stream_id, data)"
-                " select nextval('pgqueue.seq_1'), 1, 'x' from generate_series(1, 10) returning seq"
-            ).fetchall()
-            seqs = f"{{[{row[0][0]},{row[-1][0] + 1})}}"
-            staged.append(value(conn, "stage", "sink", 0, stream, seqs, priority))
+            seqs = internals.insert_messages(conn, stream, 10)
+            block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
+            staged.append(value(conn, "stage", "sink", 0, stream, block, priority))
     assert value(conn, "publish_staged", "sink", 0, stream, staged, 30)
     send(conn)
-    conn.execute(TAKE.format(1))  # type: ignore[arg-type]
+    internals.take(conn, 1)
     (c,) = checker.read(conn)
     assert c.of("ready") == set(range(1, 31))
     rows = call(conn, "receive", "s", "c", 100)
@@ -565,9 +532,7 @@ def test_a_delay_ends_also_when_the_clock_was_set_back(
 ) -> None:
     """What was looked at until then is later than the time that it is due."""
     consumer(conn, ordering)
-    conn.execute(
-        "update pgqueue.consumer_cursors set due_floor = clock_timestamp() + interval '1 h'"
-    )
+    clock.set_clock_back(conn, timedelta(hours=1))
     query = "select pgqueue.send('s', 'x', %s, p_deliver_at => clock_timestamp() + %s::interval)"
     if how == "returned":
         send(conn)
@@ -619,7 +584,7 @@ def test_for_order_many_old_holes_come_before_what_is_beyond(
         send(producer)
         send(conn, "other")
         acked(conn, "s", "c")
-    assert cursor(conn, "parked") != "{}"
+    assert cursor_of(conn).parked
     producer.execute("commit")
     second = send(producer)
     got = acked(conn, "s", "c")
