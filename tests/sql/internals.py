@@ -105,6 +105,11 @@ def readers(conn: psycopg.Connection) -> list[Any]:
     return rows(conn, "select last_claim - acked_claim as claims_ahead, lost from pgqueue.readers")
 
 
+def forget_readers(conn: psycopg.Connection) -> None:
+    """Spark's readers are unknown, as in a database that was restored to before their time."""
+    conn.execute("delete from pgqueue.readers")
+
+
 # What is published
 
 
