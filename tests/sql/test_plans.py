@@ -1,73 +1,36 @@
-"""Index probes only: what a claim costs depends on what it touches, and on nothing else.
-
-Costs are blocks of shared memory that a call reads, nested statements included, and not times:
-they hold on a busy machine. Each is compared with the same call on a small queue.
-"""
+"""Index probes only: what a claim costs depends on what it touches, and on nothing else."""
 
 from __future__ import annotations
 
 import statistics
+from datetime import timedelta
 
-import psycopg
 import pytest
 
 from spark_pgqueue import connection
-from tests.sql import clock, internals
-from tests.sql.queue import call, claim_of, one, value
+from tests.sql import clock, internals, queue
+from tests.sql.cost import GROWTH, assert_flat, claim_cost, cost
+from tests.sql.queue import ORDERINGS, Conn, call, claim_of, one, value
 
 MANY = 1_000_000
-# A page or two more per level of a larger index, in each of some fifty probes of a claim.
-GROWTH = 1.6
 
 
-def cost(conn: psycopg.Connection, query: str, *args: object) -> int:
-    """The blocks that a statement reads, written ones not counted twice."""
-    plan = one(conn, "explain (analyze, buffers, format json) " + query, *args)
-    root = plan[0]["Plan"]
-    return root["Shared Hit Blocks"] + root["Shared Read Blocks"]
-
-
-def claim_cost(conn: psycopg.Connection, consumer: str, size: int = 1, n: int = 9,
-               settle: str | None = "ack") -> tuple[float, float]:  # fmt: skip
-    """The median blocks of a claim and of settling it."""
-    claims, settled = [], []
-    for _ in range(n):
-        claims.append(cost(conn, "select * from pgqueue.claim('s', %s, %s)", consumer, size))
-        if settle:
-            claim_id = internals.last_claim(conn, consumer)
-            assert claim_id is not None, "nothing was claimed"
-            settled.append(cost(conn, f"select pgqueue.{settle}(%s)", claim_id))
-    # Without the first ones, which also fill the caches of the session.
-    return statistics.median(claims[3:]), statistics.median(settled[3:] or [0])
-
-
-def bulk(conn: psycopg.Connection, n: int, keys: str = "null") -> None:
+def bulk(conn: Conn, n: int, keys: str = "null") -> None:
     internals.publish_together(conn, 1, n, keys)
 
 
-def singles(conn: psycopg.Connection, n: int) -> None:
+def singles(conn: Conn, n: int) -> None:
     internals.publish_singly(conn, 1, n)
 
 
-@pytest.fixture
-def stream(conn: psycopg.Connection) -> int:
-    return value(conn, "create_stream", "s")
+def consumer(conn: Conn, name: str, ordering: str = "none") -> int:
+    """One whose claims are held for as long as the test takes."""
+    return queue.consumer(conn, name, ordering, p_visibility_timeout=timedelta(days=1))
 
 
-def consumer(conn: psycopg.Connection, name: str, ordering: str = "none") -> int:
-    return value(conn, "create_consumer", "s", name, "earliest", ordering, None, "1 day")
-
-
-def assert_flat(what: str, few: tuple[float, float], many: tuple[float, float]) -> None:
-    for name, a, b in zip(("claim", "settlement"), few, many, strict=True):
-        assert b <= a * GROWTH + 15, f"{what}: a {name} reads {a} blocks, and with many {b}"
-
-
-@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+@pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("size", [1, 100])
-def test_the_backlog_costs_nothing(
-    conn: psycopg.Connection, stream: int, ordering: str, size: int
-) -> None:
+def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size: int) -> None:
     consumer(conn, "few", ordering)
     bulk(conn, 1000)
     few = claim_cost(conn, "few", size)
@@ -77,9 +40,7 @@ def test_the_backlog_costs_nothing(
     assert_flat("a backlog", few, claim_cost(conn, "many", size))
 
 
-def test_a_backlog_of_a_million_single_messages_costs_nothing(
-    conn: psycopg.Connection, stream: int
-) -> None:
+def test_a_backlog_of_a_million_single_messages_costs_nothing(conn: Conn, stream: int) -> None:
     consumer(conn, "c")
     singles(conn, 1000)
     few = claim_cost(conn, "c", 1)
@@ -90,7 +51,7 @@ def test_a_backlog_of_a_million_single_messages_costs_nothing(
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
-    conn: psycopg.Connection, stream: int, ordering: str
+    conn: Conn, stream: int, ordering: str
 ) -> None:
     """100,000 keys claimed one by one, delayed, or behind others."""
     consumer(conn, "c", ordering)
@@ -104,7 +65,7 @@ def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
 
 
 def test_runs_that_fit_exactly_leave_nothing_to_walk_over_beside_an_old_snapshot(
-    conn: psycopg.Connection, stream: int, url: str
+    conn: Conn, stream: int, url: str
 ) -> None:
     consumer(conn, "c")
     bulk(conn, 100)
@@ -120,7 +81,7 @@ def test_runs_that_fit_exactly_leave_nothing_to_walk_over_beside_an_old_snapshot
         assert_flat("what was claimed", few, claim_cost(conn, "c", 1))
 
 
-def test_a_hundred_consumers_cost_nothing(conn: psycopg.Connection, stream: int) -> None:
+def test_a_hundred_consumers_cost_nothing(conn: Conn, stream: int) -> None:
     consumer(conn, "c")
     bulk(conn, 1000)
     few = claim_cost(conn, "c")
@@ -134,9 +95,7 @@ def test_a_hundred_consumers_cost_nothing(conn: psycopg.Connection, stream: int)
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_an_expiry_costs_what_it_releases(
-    conn: psycopg.Connection, stream: int, ordering: str
-) -> None:
+def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int, ordering: str) -> None:
     consumer(conn, "c", ordering)
 
     def expiry() -> float:
@@ -156,7 +115,7 @@ def test_an_expiry_costs_what_it_releases(
     assert many <= few * GROWTH + 15, f"an expiry reads {few} blocks, and {many} with a backlog"
 
 
-def traffic(conn: psycopg.Connection, rounds: int, behind: bool) -> list[int]:
+def traffic(conn: Conn, rounds: int, behind: bool) -> list[int]:
     """100 published and 100 claimed over 5,000 keys; the costs of the claims."""
     costs = []
     held: list[int] = []
@@ -177,7 +136,7 @@ def traffic(conn: psycopg.Connection, rounds: int, behind: bool) -> list[int]:
 @pytest.mark.parametrize("behind", [False, True], ids=["alone", "others"])
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
-    conn: psycopg.Connection, url: str, stream: int, ordering: str, behind: bool
+    conn: Conn, url: str, stream: int, ordering: str, behind: bool
 ) -> None:
     """Thousands of claims beside a REPEATABLE READ transaction."""
     consumer(conn, "c", ordering)
@@ -193,7 +152,7 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_single_claims_beside_an_old_snapshot_cost_nothing(
-    conn: psycopg.Connection, url: str, stream: int, ordering: str
+    conn: Conn, url: str, stream: int, ordering: str
 ) -> None:
     consumer(conn, "c", ordering)
     bulk(conn, 20_000, "'k' || i")
@@ -209,10 +168,8 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
     assert_flat("dead rows", few, many)
 
 
-@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
-def test_polling_an_empty_queue_writes_nothing(
-    conn: psycopg.Connection, stream: int, ordering: str
-) -> None:
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_polling_an_empty_queue_writes_nothing(conn: Conn, stream: int, ordering: str) -> None:
     consumer(conn, "c", ordering)
     bulk(conn, 10)
     value(conn, "ack", claim_of(call(conn, "receive", "s", "c", 1000)))
@@ -224,7 +181,7 @@ def test_polling_an_empty_queue_writes_nothing(
         conn.execute("commit")
 
 
-def test_a_hot_key_costs_the_others_nothing(conn: psycopg.Connection, stream: int) -> None:
+def test_a_hot_key_costs_the_others_nothing(conn: Conn, stream: int) -> None:
     """The line behind a busy key is set aside once, and then not looked at again."""
     consumer(conn, "c", "key")
     bulk(conn, 20_000, "'hot'")
