@@ -23,6 +23,11 @@ from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue import connection, embedded, java, schema
 from spark_pgqueue.errors import PgQueueError
+from tests.sql import limits
+
+# Modules of helpers that assert; pytest says why an assertion fails only where it is told to.
+for helper in ("checker", "cost", "model", "queue"):
+    pytest.register_assert_rewrite(f"tests.sql.{helper}")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +64,15 @@ Server = embedded.Server | GivenServer
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests marked all_versions every version, and the others the newest."""
+    """Give tests marked all_versions every version, and the others the newest.
+
+    Those marked small_limits run again in a database whose limits are 2 or 3.
+    """
+    if metafunc.definition.get_closest_marker("small_limits"):
+        metafunc.parametrize(
+            "template", ["usual", "small"], indirect=True, scope="session",
+            ids=[pytest.HIDDEN_PARAM, "small_limits"],
+        )  # fmt: skip
     if "server" not in metafunc.fixturenames:
         return
     if os.environ.get("PGQUEUE_TEST_URL"):
@@ -108,13 +121,28 @@ def server(request: pytest.FixtureRequest, _servers) -> Server:
 
 
 @pytest.fixture(scope="session")
-def template(server: Server) -> str:
-    """The name of a database with the schema installed, to make others from."""
-    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    with connection.connect(server.url) as conn:
-        conn.execute(f"create database {name}")  # type: ignore[arg-type]
-    with connection.connect(server.url_of(name)) as conn:
-        schema.install(conn)
+def _templates(_servers) -> dict[tuple[str, str], str]:
+    """The names of the templates that were made, by server and kind."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
+    """The name of a database with the schema installed, to make others from.
+
+    For tests marked small_limits it is parametrised by `pytest_generate_tests`.
+    """
+    kind = getattr(request, "param", "usual")
+    if (server.url, kind) not in _templates:
+        name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+        with connection.connect(server.url) as conn:
+            conn.execute(f"create database {name}")  # type: ignore[arg-type]
+        with connection.connect(server.url_of(name)) as conn:
+            schema.install(conn)
+            made = kind == "usual" or limits.shrink(conn)
+        _templates[server.url, kind] = name if made else ""
+    if not (name := _templates[server.url, kind]):
+        pytest.skip("no limit of the schema is a function named _limit_")
     return name
 
 

@@ -15,6 +15,7 @@ import psycopg
 
 from tests.benchmarks.harness import Bench, Target, alternate, low, run
 from tests.benchmarks.publish import BATCH, create_stream, drop_streams
+from tests.sql import internals
 
 CONSUMERS = 3
 WORKERS = 4
@@ -60,19 +61,6 @@ returning m.message_id
 
 ACK_ROWS = "delete from {table} where consumer_id = 1 and message_id = any(%s)"
 ACK_ROWS_FIRST = f"done as ({ACK_ROWS}), "
-
-# As send leaves them, faster: the message, and a publication of its own.
-SEND_SINGLY = """
-with sent as (
-    insert into pgqueue.messages (seq, stream_id, key, data)
-    select nextval('pgqueue.seq_{id}'), {id}, 'key ' || g %% 5000, 'x' from generate_series(1, %s) g
-    returning seq
-)
-insert into pgqueue.publications (publication_id, n, published_at, stream_id, priority, seqs)
-select nextval('pgqueue.publication_{id}'), 1, clock_timestamp(), {id}, 0,
-       int8multirange(int8range(seq, seq, '[]'))
-from sent
-"""
 
 SEND_TOGETHER = """
 select count(*) from pgqueue.send_batch(%s, array_fill('x'::text, array[%s]),
@@ -146,7 +134,7 @@ class Queue:
         if self.singly:
             sql = "select stream_id from pgqueue.streams where name = %s"
             ((stream_id,),) = run(conn, sql, (self.stream,))
-            run(conn, SEND_SINGLY.format(id=stream_id), (count,))
+            internals.publish_singly(conn, stream_id, count, "'key ' || i % 5000")
             return
         for _ in range(count // BATCH):
             run(conn, SEND_TOGETHER, (self.stream, BATCH, BATCH))
@@ -159,8 +147,7 @@ class Queue:
         run(conn, "select pgqueue.ack(%s)", (done,))
 
     def tables(self) -> list[str]:
-        tables = ("claims", "consumer_messages", "consumer_cursors", "publications")
-        return [f"pgqueue.{name}" for name in tables]
+        return [internals.table(of) for of in ("claims", "runs", "cursors", "publications")]
 
 
 class Backlog:

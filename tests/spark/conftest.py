@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.connection import connect
+from tests.sql import internals
 
 
 class Queue:
@@ -39,6 +41,11 @@ class Queue:
             cursor = conn.execute(statement.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
+    def look(self, at: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of `tests.sql.internals` returns, on a connection of its own."""
+        with connect(self.url) as conn:
+            return at(conn, *arguments)
+
     def create(self, stream: str, *consumers: str, kind: str = "text", ordering: str = "none"):
         self.sql("select pgqueue.create_stream(%s, %s)", stream, kind)
         for consumer in consumers:
@@ -59,17 +66,7 @@ class Queue:
 
     def sent(self, stream: str) -> list[str]:
         """The data of every message that was published, sorted; a message published twice twice."""
-        return sorted(
-            row[0]
-            for row in self.sql(
-                "select convert_from(coalesce(data_bytes, convert_to(data, 'utf8')), 'utf8') "
-                "from pgqueue.streams s join pgqueue.publications p using (stream_id) "
-                "cross join lateral unnest(p.seqs) g join pgqueue.messages m "
-                "on m.stream_id = s.stream_id and m.seq >= lower(g) and m.seq < upper(g) "
-                "where s.name = %s",
-                stream,
-            )
-        )
+        return self.look(internals.data_published, stream)
 
     def backlog(self, stream: str, consumer: str) -> int:
         """Messages that the consumer has not acknowledged: new, ready, claimed and so on."""

@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_pgqueue.options import parse_sink
 from spark_pgqueue.sink import PgQueueBatchWriter
 from tests.spark.conftest import Queue, wait_until
+from tests.sql import internals
 
 pytestmark = pytest.mark.spark
 
@@ -63,8 +64,8 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
         ("c", "k2", {"h": None}),
         ("d", "k2", {}),
     ]
-    found = queue.sql("select n, priority, deliver_at from pgqueue.publications order by priority")
-    assert found == [(2, 0, None), (2, 3, datetime(2030, 1, 1, 12, 0, 1, tzinfo=UTC))]
+    found = queue.look(internals.publications)
+    assert found == [(2, 0, None), (2, 3, "2030-01-01 12:00:01+00")]
 
 
 def test_times_far_away_and_many_of_them(queue: Queue):
@@ -77,14 +78,10 @@ def test_times_far_away_and_many_of_them(queue: Queue):
         ),
     )
     queue.write(written, "s")
-    found = queue.sql(
-        "select count(*), sum(n)::int, min(deliver_at)::text, max(deliver_at)::text from "
-        "(select *, extract(year from deliver_at) from pgqueue.publications) p"
-    )
-    ((parts, messages, first, last),) = found
-    assert (parts, messages) == (3000, 3000)
-    assert first.startswith("10000-01-01 00:00:00")
-    assert last.startswith("10000-01-01 00:49:59")
+    parts = queue.look(internals.publications)
+    assert [part.message_count for part in parts] == [1] * 3000
+    assert parts[0].deliver_at.startswith("10000-01-01 00:00:00")
+    assert parts[-1].deliver_at.startswith("10000-01-01 00:49:59")
 
 
 def test_a_lower_version_than_the_published_one_writes_nothing(queue: Queue):
@@ -143,8 +140,8 @@ def test_a_binary_stream_takes_binary(queue: Queue):
 def test_a_batch_write_is_one_publication(queue: Queue):
     queue.create("s")
     queue.write(frame(queue, 1, 200_000), "s")
-    assert queue.sql("select count(*), sum(n)::int from pgqueue.publications") == [(1, 200_000)]
-    assert queue.sql("select count(*) from pgqueue.staged_writes") == [(0,)]
+    assert [part.message_count for part in queue.look(internals.publications)] == [200_000]
+    assert queue.look(internals.staged_blocks) == []
 
 
 def test_only_the_named_consumers_get_the_messages(queue: Queue):
@@ -247,7 +244,7 @@ def test_a_write_survives_terminated_backends(queue: Queue):
     finally:
         done.set()
         thread.join()
-    assert queue.sql("select count(*), sum(n)::int from pgqueue.publications") == [(1, 500_000)]
+    assert [part.message_count for part in queue.look(internals.publications)] == [500_000]
     assert queue.sent("s") == texts(1, 500_000)
 
 

@@ -19,6 +19,7 @@ from spark_pgqueue.arrow import Piece, Range, read_piece
 from spark_pgqueue.datasource import source_schema
 from spark_pgqueue.errors import PgQueueError
 from tests.spark.conftest import Queue, wait_until
+from tests.sql import internals
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +63,7 @@ def test_available_now_drains_in_batches_and_acknowledges_the_last_one(queue: Qu
     assert [len(queue.seen[batch]) for batch in sorted(queue.seen)] == [400, 400, 200]
     assert sorted(queue.data()) == numbers(1, 1000)
     assert queue.backlog("s", "c") == 0
-    assert queue.sql("select count(*) from pgqueue.claims") == [(0,)]
+    assert queue.look(internals.claims) == []
 
 
 def test_available_now_leaves_what_is_published_after_its_start(queue: Queue):
@@ -117,7 +118,7 @@ def test_a_crash_between_claim_and_offset_log_loses_and_repeats_nothing(queue: Q
     obstacle = Path(queue.checkpoint(), "offsets", "1")
     frame = queue.load("s", "c", maxMessagesPerTrigger=10)
     fails(queue.collect(frame, each=lambda batch, batch_id: obstacle.mkdir()))
-    assert queue.sql("select last_claim - acked_claim from pgqueue.readers") == [(1,)]
+    assert [row.claims_ahead for row in queue.look(internals.readers)] == [1]
     obstacle.rmdir()
     queue.collect(frame).awaitTermination()
     assert sorted(queue.data()) == numbers(1, 30)
@@ -238,13 +239,13 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
         time.sleep(4)
 
     query = queue.collect(queue.load("s", "c", visibilityTimeout="1s"), each=slow)
-    wait_until(lambda: queue.sql("select count(*) from pgqueue.claims") == [(1,)], query)
+    wait_until(lambda: len(queue.look(internals.claims)) == 1, query)
     while query.isActive and not queue.seen:
         assert queue.sql("select * from pgqueue.receive('s', 'c', 10)") == []
         time.sleep(0.2)
     query.awaitTermination()
     assert sorted(queue.data()) == numbers(1, 10)
-    assert queue.sql("select sum(lost) from pgqueue.readers") == [(0,)]
+    assert [row.lost for row in queue.look(internals.readers)] == [0]
 
 
 def test_the_lease_is_renewed_while_a_batch_is_replayed(queue: Queue, fails):
@@ -513,7 +514,7 @@ class TestBadInput:
         queue.create("s", "c")
         queue.send("s", 1, 10)
         queue.collect(queue.load("s", "c")).awaitTermination()
-        queue.sql("delete from pgqueue.readers")
+        queue.look(internals.forget_readers)
         message = fails(queue.collect(queue.load("s", "c")))
         assert "PQ005" in message
         assert "is of a reader that this database does not know" in message

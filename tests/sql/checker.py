@@ -1,7 +1,7 @@
 """Verify from the tables that a queue is in a state that its invariants allow.
 
 Every committed state has to pass, whatever happened before and whoever is at work: `check` looks
-at one snapshot. The numbers are those of DESIGN section 3.
+at one snapshot. The numbers are those of the invariants in `test_invariants`, in its order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.rows import namedtuple_row
 
-MAX_RANGES = 64
+from tests.sql.limits import limit
 
 
 def numbers(multirange: Any) -> set[int]:
@@ -33,6 +33,7 @@ class Consumer:
     ordering: str
     cursor: Any
     floors: list[tuple[int, int, int]]
+    max_ranges: int
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
     published: set[int] = field(default_factory=set)
@@ -56,6 +57,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     """Read all consumers of a database, in the connection's transaction."""
     cur: Any = conn.cursor(row_factory=namedtuple_row)
     consumers = {}
+    max_ranges = limit(conn, "ranges", 64)
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
             "select seen, watched, parked, turn, open_claims, aside, mixed_claim, first_claim,"
@@ -69,8 +71,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
             [row.consumer_id],
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
-            row.consumer_id, row.stream_id, row.ordering, cursors[0], [tuple(f) for f in floors]
-        )
+            row.consumer_id, row.stream_id, row.ordering, cursors[0],
+            [tuple(f) for f in floors], max_ranges,
+        )  # fmt: skip
     keys: dict[int, dict[int, str | None]] = defaultdict(dict)
     for row in cur.execute("select stream_id, seq, key from pgqueue.messages").fetchall():
         keys[row.stream_id][row.seq] = row.key
@@ -136,7 +139,7 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
         assert seqs, f"an empty run: {run}"
         assert run.n == len(seqs), f"a run of {len(seqs)} counts {run.n}: {run}"
         assert run.first_seq == min(seqs), f"first_seq of {run}"
-        assert len(list(run.seqs)) <= MAX_RANGES, f"a run of {len(list(run.seqs))} ranges: {run}"
+        assert len(run.seqs) <= c.max_ranges, f"a run of {len(run.seqs)} ranges: {run}"
         places.update(seqs)
     places.update(c.dead)
     twice = sorted(s for s, n in places.items() if n > 1)

@@ -1,15 +1,32 @@
-"""The queue's functions as Python calls, thin enough to be read as SQL."""
+"""The queue's functions as Python calls, thin enough to be read as SQL.
+
+`call` and `value` reach every function; the others are for what most tests do, with the stream s
+and its consumer c, which the fixture `stream` and `consumer` make.
+"""
 
 from __future__ import annotations
 
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
+from tests.sql import internals
+from tests.sql.internals import rows
 
-def call(conn: psycopg.Connection, function: str, *args: Any, **named: Any) -> list[Any]:
+Conn = psycopg.Connection
+Session = Callable[[], Conn]
+
+ORDERINGS = ["none", "key", "stream"]
+TAKEN_OVER = "the visibility timeout passed"
+
+
+def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Any]:
     """Call `pgqueue.<function>` and return its rows as named tuples."""
     arguments = [sql.Placeholder() for _ in args] + [
         sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder()) for name in named
@@ -21,16 +38,66 @@ def call(conn: psycopg.Connection, function: str, *args: Any, **named: Any) -> l
     return cur.execute(query, [*args, *named.values()]).fetchall()
 
 
-def value(conn: psycopg.Connection, function: str, *args: Any, **named: Any) -> Any:
+def value(conn: Conn, function: str, *args: Any, **named: Any) -> Any:
     """Call `pgqueue.<function>` and return its one value; None for no row."""
-    rows = call(conn, function, *args, **named)
-    return rows[0][0] if rows else None
+    found = call(conn, function, *args, **named)
+    return found[0][0] if found else None
 
 
-def one(conn: psycopg.Connection, query: Any, *args: Any) -> Any:
+def one(conn: Conn, query: Any, *args: Any) -> Any:
     """The first value that a query returns."""
     row = conn.execute(query, args or None).fetchone()
     return None if row is None else row[0]
+
+
+# Consumers and messages of the stream s
+
+
+def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any) -> int:
+    """Make a consumer that starts at the first message; returns its id."""
+    options = {"p_start": "earliest", **options}
+    return value(conn, "create_consumer", "s", name, p_ordering=ordering, **options)
+
+
+def send(conn: Conn, data: str = "x", **options: Any) -> int:
+    """Send a message, without a key; returns its number."""
+    return value(conn, "send", "s", data, **options)
+
+
+def send_key(conn: Conn, key: str = "k") -> int:
+    """Send a message of this key; returns its number."""
+    return value(conn, "send", "s", "x", p_key=key)
+
+
+def send_all(conn: Conn, data: list[str], **options: Any) -> list[int]:
+    """Send messages together; returns their numbers."""
+    return [row[0] for row in call(conn, "send_batch", "s", data, **options)]
+
+
+def send_keys(conn: Conn, *keys: str | None) -> list[int]:
+    """Send messages of these keys together; returns their numbers."""
+    return send_all(conn, ["x"] * len(keys), p_keys=list(keys))
+
+
+def dead_publication(conn: Conn) -> None:
+    """What a publisher that was rolled back leaves: an id that nobody will use."""
+    conn.execute("begin")
+    send_key(conn)
+    conn.execute("rollback")
+
+
+# Claims
+
+
+def receive(conn: Conn, size: int = 100, name: str = "c", **options: Any) -> list[Any]:
+    """Receive messages."""
+    return call(conn, "receive", "s", name, size, **options)
+
+
+def claim_one(conn: Conn) -> int:
+    """Claim a message, with a claim that fits the next run: the cheap way, without a lock."""
+    (seq,) = seqs_of(receive(conn, 1))
+    return seq
 
 
 def claim_of(rows: list[Any]) -> int:
@@ -44,10 +111,108 @@ def seqs_of(rows: list[Any]) -> list[int]:
     return [row.seq for row in rows]
 
 
-def acked(conn: psycopg.Connection, stream: str, consumer: str, size: int = 1000) -> list[int]:
+def acked(conn: Conn, stream: str, consumer: str, size: int = 1000) -> list[int]:
     """Receive and acknowledge everything that can be had; returns it in the order of delivery."""
     got: list[int] = []
-    while rows := call(conn, "receive", stream, consumer, size):
-        got += seqs_of(rows)
-        value(conn, "ack", claim_of(rows))
+    while found := call(conn, "receive", stream, consumer, size):
+        got += seqs_of(found)
+        value(conn, "ack", claim_of(found))
     return got
+
+
+# What the views say
+
+
+def states(conn: Conn, name: str = "c") -> dict[int, str]:
+    """The states of what a consumer is not done with."""
+    found = rows(
+        conn, "select seq, state from pgqueue.message_states where consumer = %s order by seq", name
+    )
+    assert len({row.seq for row in found}) == len(found)
+    return {row.seq: row.state for row in found}
+
+
+def state(conn: Conn, seq: int, name: str = "c") -> Any:
+    """All that is known of a message."""
+    (row,) = rows(
+        conn, "select * from pgqueue.message_states where consumer = %s and seq = %s", name, seq
+    )
+    return row
+
+
+def stats(conn: Conn, name: str = "c") -> Any:
+    """The row of a consumer in consumer_stats."""
+    (row,) = rows(conn, "select * from pgqueue.consumer_stats where consumer = %s", name)
+    return row
+
+
+# Time and other sessions
+
+
+def now(conn: Conn) -> datetime:
+    """The server's clock."""
+    return one(conn, "select clock_timestamp()")
+
+
+def seconds(n: float) -> timedelta:
+    """So many seconds."""
+    return timedelta(seconds=n)
+
+
+def wait_for_a_lock(conn: Conn) -> None:
+    """Until somebody waits for one."""
+    end = time.monotonic() + 20
+    while not one(conn, "select count(*) from pg_locks where not granted"):
+        assert time.monotonic() < end, "nobody waits"
+        time.sleep(0.01)
+
+
+# Spark's sides
+
+
+def stage(conn: Conn, stream: int, n: int, batch: int = 0, sink: str = "sink", **options: Any):
+    """Write n messages and stage them, as a task does. Returns the block."""
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, n)
+        block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
+        return value(conn, "stage", sink, batch, stream, block, **options)
+
+
+def publish(
+    conn: Conn, stream: int, blocks: list[int], n: int, batch: int = 0, sink: str = "sink",
+    **options: Any,
+) -> bool:  # fmt: skip
+    """Publish a batch of so many messages; whether it was this call that did."""
+    return value(conn, "publish_staged", sink, batch, stream, blocks, n, **options)
+
+
+class Reader:
+    """A checkpoint: what Spark's offset log and the source keep of it."""
+
+    def __init__(self, conn: Conn, consumer_id: int):
+        self.conn, self.id, self.consumer_id = conn, uuid.uuid4(), consumer_id
+        self.claim_id = self.messages = 0
+
+    def ask(self, size: int | None = None, **options: Any) -> Any:
+        """latestOffset, which does not move the checkpoint."""
+        (row,) = call(
+            self.conn, "reader_claim", self.id, self.consumer_id, self.claim_id, self.messages,
+            size, **options,
+        )  # fmt: skip
+        return row
+
+    def move(self, row: Any) -> None:
+        """The batch up to this end offset is done."""
+        self.claim_id, self.messages = row.claim_id, row.messages
+
+    def plan(self, end: Any) -> list[int]:
+        """The messages of the batch, in order."""
+        ranges = call(self.conn, "reader_plan", self.id, self.claim_id, end.claim_id)
+        return [seq for r in ranges for seq in range(r.lo, r.hi)]
+
+    def resume(self, end: Any) -> tuple[int, int, int]:
+        """planned, taken_over, gone."""
+        (row,) = call(
+            self.conn, "reader_resume", self.id, self.consumer_id, self.claim_id, end.claim_id
+        )
+        return tuple(row)

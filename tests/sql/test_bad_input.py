@@ -16,6 +16,7 @@ import pytest
 
 from spark_pgqueue import connection
 from tests.conftest import _database
+from tests.sql import internals
 from tests.sql.queue import call, claim_of, one, value
 
 Conn = psycopg.Connection
@@ -259,11 +260,7 @@ def names(conn: Conn) -> dict[str, Any]:
     claim = claim_of(call(conn, "receive", "t", "c", 2))
     call(conn, "reader_claim", READER, consumer, 0, 0, 1)
     with conn.transaction():
-        seq = one(
-            conn,
-            "insert into pgqueue.messages (seq, stream_id, data)"
-            f" values (nextval('pgqueue.seq_{t}'), {t}, 'staged') returning seq",
-        )
+        (seq,) = internals.insert_messages(conn, t, 1)
         staged = value(conn, "stage", "s", 0, t, f"{{[{seq},{seq + 1})}}")
     return {
         "t": t,

@@ -5,59 +5,36 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from spark_pgqueue import connection
-from tests.sql import checker, test_plans
-from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
+from tests.sql import checker, clock, cost, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    one,
+    send_keys,
+    seqs_of,
+    value,
+)
 
-ORDERINGS = ["none", "key", "stream"]
-Session = Callable[[], psycopg.Connection]
 all_versions = pytest.mark.all_versions
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[Session]:
-    """Another session, closed at the end of the test."""
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(connection.connect(url))
-
-
-@pytest.fixture
-def stream(conn: psycopg.Connection) -> int:
-    return value(conn, "create_stream", "s")
-
-
-def consumer(conn: psycopg.Connection, ordering: str = "none", name: str = "c",
-             limit: int | None = None) -> int:  # fmt: skip
-    return value(conn, "create_consumer", "s", name, "earliest", ordering, limit, "1 minute")
-
-
-def send(conn: psycopg.Connection, *keys: str | None) -> list[int]:
-    return [row[0] for row in call(conn, "send_batch", "s", ["x"] * len(keys), list(keys))]
-
-
-def expire(conn: psycopg.Connection, claim_id: int) -> None:
-    conn.execute(
-        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-        " where claim_id = %s",
-        [claim_id],
-    )
 
 
 @all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_no_loss(
-    conn: psycopg.Connection, url: str, session: Session, stream: int, ordering: str
-) -> None:
+def test_no_loss(conn: Conn, url: str, session: Session, stream: int, ordering: str) -> None:
     """Published is untaken, in a run, dead or acknowledged; whoever dies, whenever."""
-    consumer_id = consumer(conn, ordering)
-    sent = send(conn, *"abcabcabc")
+    consumer_id = consumer(conn, ordering=ordering)
+    sent = send_keys(conn, *"abcabcabc")
 
     # in a claim that is never committed, because its session is killed
     dying = connection.connect(url)
@@ -74,7 +51,7 @@ def test_no_loss(
 
     # in the claim of a worker that died after its commit
     first = call(session(), "receive", "s", "c", 4)
-    expire(conn, claim_of(first))
+    clock.end_lease(conn, claim_of(first))
     checker.check(conn, {consumer_id: set()})
 
     # in an acknowledgement that is rolled back
@@ -90,10 +67,10 @@ def test_no_loss(
 
 @all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_exclusive(conn: psycopg.Connection, url: str, stream: int, ordering: str) -> None:
+def test_exclusive(conn: Conn, url: str, stream: int, ordering: str) -> None:
     """No message is in two claims, however many claim at once."""
-    consumer_id = consumer(conn, ordering)
-    sent = send(conn, *(f"k{i % 50}" for i in range(600)))
+    consumer_id = consumer(conn, ordering=ordering)
+    sent = send_keys(conn, *(f"k{i % 50}" for i in range(600)))
 
     def work(size: int) -> list[int]:
         got: list[int] = []
@@ -107,12 +84,8 @@ def test_exclusive(conn: psycopg.Connection, url: str, stream: int, ordering: st
                     continue
                 idle = 0
                 got += seqs_of(rows)
-                checker_rows = one(
-                    other,
-                    "select count(*) from pgqueue.claims where claim_id = %s and live",
-                    claim_of(rows),
-                )
-                assert checker_rows == 1
+                live = {claim.claim_id for claim in internals.claims(other) if claim.live}
+                assert claim_of(rows) in live
                 value(other, "ack", claim_of(rows))
         return got
 
@@ -124,40 +97,39 @@ def test_exclusive(conn: psycopg.Connection, url: str, stream: int, ordering: st
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("ended", ["acknowledged", "taken over", "never was"])
-def test_fenced(conn: psycopg.Connection, stream: int, ordering: str, ended: str) -> None:
+def test_fenced(conn: Conn, stream: int, ordering: str, ended: str) -> None:
     """A token that is not live changes nothing and says so."""
-    consumer(conn, ordering)
-    sent = send(conn, "a", "b")
+    consumer(conn, ordering=ordering)
+    sent = send_keys(conn, "a", "b")
     stale = claim_of(call(conn, "receive", "s", "c", 2))
     if ended == "acknowledged":
         value(conn, "ack", stale)
     elif ended == "taken over":
-        expire(conn, stale)
+        clock.end_lease(conn, stale)
         assert seqs_of(call(conn, "receive", "s", "c", 2)) == sent
     else:
         value(conn, "nack", stale)
         stale = 10**9
     notices: list[str] = []
     conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
-    state = "select * from pgqueue.consumer_messages order by first_seq"
-    before = conn.execute(state).fetchall()
+    before = internals.runs(conn)
     for function in ("ack", "nack", "dead_letter", "extend"):
         assert value(conn, function, stale) == 0
         assert f"claim {stale} is not live" in notices.pop()
         if function != "extend":
             assert value(conn, function, stale, sent) == 0
             assert f"claim {stale} is not live" in notices.pop()
-    assert conn.execute(state).fetchall() == before
-    assert one(conn, "select count(*) from pgqueue.dead_messages") == 0
+    assert internals.runs(conn) == before
+    assert internals.dead_letters(conn) == []
     checker.check(conn)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_fenced_to_its_own_messages(conn: psycopg.Connection, stream: int, ordering: str) -> None:
+def test_fenced_to_its_own_messages(conn: Conn, stream: int, ordering: str) -> None:
     """A live claim settles none of another's messages."""
-    consumer(conn, ordering, "c")
-    consumer(conn, ordering, "d")
-    sent = send(conn, "a", "b", "c")
+    consumer(conn, "c", ordering)
+    consumer(conn, "d", ordering)
+    sent = send_keys(conn, "a", "b", "c")
     mine, other = (claim_of(call(conn, "receive", "s", name, 2)) for name in "cd")
     assert value(conn, "ack", mine, [sent[2], 10**9]) == 0
     assert value(conn, "nack", mine, [sent[2]]) == 0
@@ -169,20 +141,14 @@ def test_fenced_to_its_own_messages(conn: psycopg.Connection, stream: int, order
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_claim_contents_fixed(
-    conn: psycopg.Connection, session: Session, stream: int, ordering: str
-) -> None:
+def test_claim_contents_fixed(conn: Conn, session: Session, stream: int, ordering: str) -> None:
     """Until its owner settles them, or the lease is over and another claimer needs the messages."""
-    consumer(conn, ordering)
-    sent = send(conn, "a", "b", "c")
+    consumer(conn, ordering=ordering)
+    sent = send_keys(conn, "a", "b", "c")
     claim = claim_of(call(conn, "receive", "s", "c", 2))
-    contents = (
-        "select s from pgqueue.consumer_messages, unnest(seqs) g,"
-        " generate_series(lower(g), upper(g) - 1) s where claim_id = %s order by s"
-    )
 
     def held() -> list[int]:
-        return [row[0] for row in conn.execute(contents, [claim]).fetchall()]
+        return sorted(internals.held_by(conn, claim))
 
     assert held() == sent[:2]
     other = session()
@@ -190,21 +156,21 @@ def test_claim_contents_fixed(
     assert held() == sent[:2]
     value(conn, "ack", claim, [sent[0]])
     assert held() == [sent[1]]
-    expire(conn, claim)
+    clock.end_lease(conn, claim)
     call(conn, "maintain")
     assert held() == [sent[1]], "maintain() released a claim"
     # an owner that comes back first keeps it
     assert value(conn, "extend", claim) == 1
     assert call(other, "receive", "s", "c", 5) == []
     assert held() == [sent[1]]
-    expire(conn, claim)
+    clock.end_lease(conn, claim)
     rows = call(other, "receive", "s", "c", 5)
     assert seqs_of(rows)[:1] == [sent[1]]
     assert rows[0].deliver_count == 2
     assert held() == []
 
 
-def test_order_none(conn: psycopg.Connection, stream: int) -> None:
+def test_order_none(conn: Conn, stream: int) -> None:
     """By priority, then arrival; what comes back keeps its place."""
     consumer(conn)
     low = [value(conn, "send", "s", "x", p_priority=-5) for _ in range(2)]
@@ -217,10 +183,10 @@ def test_order_none(conn: psycopg.Connection, stream: int) -> None:
 
 
 @all_versions
-def test_order_key(conn: psycopg.Connection, session: Session, stream: int) -> None:
+def test_order_key(conn: Conn, session: Session, stream: int) -> None:
     """A message is not delivered while an earlier one of its key is unsettled elsewhere."""
-    consumer(conn, "key")
-    a1, b1, a2, a3, free = send(conn, "a", "b", "a", "a", None)
+    consumer(conn, ordering="key")
+    a1, b1, a2, a3, free = send_keys(conn, "a", "b", "a", "a", None)
     first = call(conn, "receive", "s", "c", 1)
     assert seqs_of(first) == [a1]
     second = call(session(), "receive", "s", "c", 10)
@@ -228,9 +194,7 @@ def test_order_key(conn: psycopg.Connection, session: Session, stream: int) -> N
     assert call(conn, "receive", "s", "c", 10) == []
     value(conn, "nack", claim_of(first), None, "1 hour")
     assert call(conn, "receive", "s", "c", 10) == [], "overtook a delayed message of its key"
-    conn.execute("update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-                 " where not_visible_until is not null")  # fmt: skip
-    conn.execute("update pgqueue.consumer_cursors set due_floor = '-infinity'")
+    clock.end_delays(conn)
     third = call(conn, "receive", "s", "c", 10)
     assert seqs_of(third) == [a1, a2, a3]
     # a failed message takes the later ones of its key back with it
@@ -242,9 +206,9 @@ def test_order_key(conn: psycopg.Connection, session: Session, stream: int) -> N
     checker.check(conn)
 
 
-def test_order_stream(conn: psycopg.Connection, session: Session, stream: int) -> None:
-    consumer(conn, "stream")
-    sent = send(conn, "a", "b", None, "a", None)
+def test_order_stream(conn: Conn, session: Session, stream: int) -> None:
+    consumer(conn, ordering="stream")
+    sent = send_keys(conn, "a", "b", None, "a", None)
     first = call(conn, "receive", "s", "c", 2)
     assert seqs_of(first) == sent[:2]
     assert call(session(), "receive", "s", "c", 2) == []
@@ -257,15 +221,13 @@ def test_order_stream(conn: psycopg.Connection, session: Session, stream: int) -
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
-def test_order_of_late_commits(
-    conn: psycopg.Connection, session: Session, stream: int, ordering: str
-) -> None:
+def test_order_of_late_commits(conn: Conn, session: Session, stream: int, ordering: str) -> None:
     """What was published late is delivered after, never at the same time elsewhere."""
-    consumer(conn, ordering)
+    consumer(conn, ordering=ordering)
     late = session()
     late.execute("begin")
-    (first,) = send(late, "a")
-    (second,) = send(conn, "a")
+    (first,) = send_keys(late, "a")
+    (second,) = send_keys(conn, "a")
     rows = call(conn, "receive", "s", "c", 10)
     assert seqs_of(rows) == [second]
     late.execute("commit")
@@ -274,18 +236,18 @@ def test_order_of_late_commits(
     assert acked(conn, "s", "c") == [second, first]
 
 
-def test_index_probes_only(conn: psycopg.Connection, stream: int) -> None:
+def test_index_probes_only(conn: Conn, stream: int) -> None:
     """A claim and its settlement read as much at 100,000 messages as at 1,000. See test_plans."""
     for ordering in ORDERINGS:
-        test_plans.consumer(conn, ordering, ordering)
-    test_plans.bulk(conn, 1000, "'k' || i")
-    few = {name: test_plans.claim_cost(conn, name, 10) for name in ORDERINGS}
-    test_plans.bulk(conn, 100_000, "'k' || i")
+        consumer(conn, ordering, ordering)
+    internals.publish_together(conn, stream, 1000, "'k' || i")
+    few = {name: cost.claim_cost(conn, name, 10) for name in ORDERINGS}
+    internals.publish_together(conn, stream, 100_000, "'k' || i")
     for name in ORDERINGS:
-        test_plans.assert_flat(name, few[name], test_plans.claim_cost(conn, name, 10))
+        cost.assert_flat(name, few[name], cost.claim_cost(conn, name, 10))
 
 
-def test_atomic_publication(conn: psycopg.Connection, session: Session, stream: int) -> None:
+def test_atomic_publication(conn: Conn, session: Session, stream: int) -> None:
     """In the publisher's transaction: with its other writes, or not at all."""
     consumer(conn)
     conn.execute("create table mine (n int)")
@@ -293,7 +255,7 @@ def test_atomic_publication(conn: psycopg.Connection, session: Session, stream: 
     for end, expected in (("rollback", []), ("commit", [1])):
         other.execute("begin")
         other.execute("insert into mine values (1)")
-        sent = send(other, "a", "b")
+        sent = send_keys(other, "a", "b")
         value(other, "send", "s", "x")
         assert call(conn, "receive", "s", "c", 10) == []
         assert one(conn, "select count(*) from pgqueue.message_states where state = 'new'") == 0
@@ -305,22 +267,13 @@ def test_atomic_publication(conn: psycopg.Connection, session: Session, stream: 
 
 
 @all_versions
-def test_atomic_publication_of_a_batch(
-    conn: psycopg.Connection, session: Session, url: str, stream: int
-) -> None:
+def test_atomic_publication_of_a_batch(conn: Conn, session: Session, url: str, stream: int) -> None:
     """A staged batch appears whole and once, however often and by how many it is committed."""
     consumer(conn)
     staged, seqs = [], []
     for _ in range(3):
         with conn.transaction():
-            rows = conn.execute(
-                (
-                    f"insert into pgqueue.messages_{stream} (seq, stream_id, data)"
-                    f" select nextval('pgqueue.seq_{stream}'), {stream}, 'x'"
-                    " from generate_series(1, 5) returning seq"
-                ).encode()
-            ).fetchall()
-            block = [row[0] for row in rows]
+            block = internals.insert_messages(conn, stream, 5)
             seqs += block
             staged.append(value(conn, "stage", "sink", 7, stream,
                                 f"{{[{block[0]},{block[-1]}]}}"))  # fmt: skip
@@ -329,7 +282,7 @@ def test_atomic_publication_of_a_batch(
         value(conn, "publish_staged", "sink", 7, stream, [*staged, 999], 15)
     assert caught.value.sqlstate == "PQ008"
     assert call(conn, "receive", "s", "c", 100) == []
-    assert one(conn, "select count(*) from pgqueue.staged_writes") == 3
+    assert internals.staged_blocks(conn) == sorted(staged)
 
     barrier = threading.Barrier(4)
 
@@ -347,17 +300,17 @@ def test_atomic_publication_of_a_batch(
 
 @all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ordering: str) -> None:
+def test_replayable(conn: Conn, session: Session, stream: int, ordering: str) -> None:
     """The same offsets give the same messages, in any session, after any crash."""
-    consumer_id = consumer(conn, ordering)
+    consumer_id = consumer(conn, ordering=ordering)
     reader = uuid.uuid4()
-    send(conn, "a", "b", "a", "c")
+    send_keys(conn, "a", "b", "a", "c")
 
-    def claim(conn: psycopg.Connection, start: tuple[int, int], n: int | None = None) -> tuple:
+    def claim(conn: Conn, start: tuple[int, int], n: int | None = None) -> tuple:
         (row,) = call(conn, "reader_claim", reader, consumer_id, *start, n)
         return row.claim_id, row.messages
 
-    def batch(conn: psycopg.Connection, start: int, end: int) -> list[tuple[int, int]]:
+    def batch(conn: Conn, start: int, end: int) -> list[tuple[int, int]]:
         (row,) = call(conn, "reader_resume", reader, consumer_id, start, end)
         plan = call(conn, "reader_plan", reader, start, end)
         messages = [(s, r.deliver_count) for r in plan for s in range(r.lo, r.hi)]
@@ -371,7 +324,7 @@ def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ord
     claim(dying, (0, 0), 3)
     dying.execute("rollback")
     first = claim(conn, (0, 0), 3)
-    send(conn, "a", "d")
+    send_keys(conn, "a", "d")
     assert claim(session(), (0, 0), 100) == first
     contents = batch(conn, 0, first[0])
     assert len(contents) == 3
@@ -380,7 +333,7 @@ def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ord
         assert batch(session(), 0, first[0]) == contents
 
     # the lease ends, and nobody wants the messages
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    clock.end_lease(conn, first[0])
     assert batch(session(), 0, first[0]) == contents
 
     # the next batch acknowledges it, and is as fixed
@@ -396,16 +349,16 @@ def test_replayable(conn: psycopg.Connection, session: Session, stream: int, ord
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_no_producer_blocks_another(
-    conn: psycopg.Connection, session: Session, stream: int, isolation: str
+    conn: Conn, session: Session, stream: int, isolation: str
 ) -> None:
     """Open transactions that sent, staged, claimed or acknowledged hold up no send."""
     for ordering in ORDERINGS:
         consumer(conn, ordering, ordering)
-    consumer(conn, "key", "free")
-    send(conn, "a", "b")
+    consumer(conn, "free", "key")
+    send_keys(conn, "a", "b")
     sender, reader, acker, new = session(), session(), session(), session()
     sender.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
-    send(sender, "a", "b")
+    send_keys(sender, "a", "b")
     value(sender, "send", "s", "x", p_key="a", p_consumers=["key"])
     value(sender, "stage", "sink", 1, stream, "{[100,101)}")
     claim = claim_of(call(acker, "receive", "s", "none", 1))
@@ -415,10 +368,10 @@ def test_no_producer_blocks_another(
     for ordering in ORDERINGS:
         assert call(reader, "receive", "s", ordering, 1)
     new.execute("begin")
-    consumer(new, "none", "new")
+    consumer(new, "new")
     conn.execute("set lock_timeout = '2 s'")
     conn.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
-    assert len(send(conn, "a", "b", None)) == 3
+    assert len(send_keys(conn, "a", "b", None)) == 3
     assert value(conn, "send", "s", "x", p_key="a", p_consumers=["key", "none"])
     conn.execute("commit")
     # nor is a reader held up by a producer
@@ -428,16 +381,16 @@ def test_no_producer_blocks_another(
 
 
 def test_no_producer_blocks_the_making_of_streams(
-    conn: psycopg.Connection, session: Session, stream: int
+    conn: Conn, session: Session, stream: int
 ) -> None:
     sender = session()
     sender.execute("begin")
-    send(sender, "a")
+    send_keys(sender, "a")
     conn.execute("set lock_timeout = '2 s'")
     value(conn, "create_stream", "another")
     assert value(conn, "send", "another", "x") == 1
     maker = session()
     maker.execute("begin")
     value(maker, "create_stream", "third")
-    assert send(conn, "b")
+    assert send_keys(conn, "b")
     maker.execute("rollback")

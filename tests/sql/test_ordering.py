@@ -1,38 +1,101 @@
-"""ordering=key and stream where messages of a key stand aside: retries, delays, several claims."""
+"""Order by key and by stream, also where messages stand aside: retries, delays, several claims."""
 
 from __future__ import annotations
 
+import time
 import uuid
 
-import psycopg
 import pytest
 
-from tests.sql import checker
-from tests.sql.queue import acked, call, claim_of, seqs_of, value
+from tests.sql import checker, clock
+from tests.sql.queue import (
+    Conn,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    now,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_keys,
+    seqs_of,
+    states,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
 @pytest.fixture
-def consumer(conn: psycopg.Connection) -> int:
-    """A consumer c with ordering=key of a stream s."""
-    value(conn, "create_stream", "s")
-    return value(conn, "create_consumer", "s", "c", "earliest", "key", None, "1 minute")
+def keyed(conn: Conn, stream: int) -> int:
+    """The consumer c with ordering=key; its id."""
+    return consumer(conn, ordering="key", p_visibility_timeout=seconds(60))
 
 
-def send(conn: psycopg.Connection, *keys: str | None) -> list[int]:
-    return [row[0] for row in call(conn, "send_batch", "s", ["x"] * len(keys), list(keys))]
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_priorities_do_not_break_an_order(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
+    sent = [send(conn, p_key="k", p_priority=p) for p in (0, 5, -5)]
+    assert [(r.seq, r.priority) for r in receive(conn)] == list(zip(sent, (0, 5, -5), strict=True))
 
 
-def delay_ends(conn: psycopg.Connection, seq: int) -> None:
-    conn.execute(
-        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-        " where seqs @> %s::bigint",
-        [seq],
-    )
-    conn.execute("update pgqueue.consumer_cursors set due_floor = '-infinity'")
+def test_ordering_stream_waits_for_a_delayed_message_and_key_for_its_key(conn: Conn) -> None:
+    consumer(conn, "stream", "stream")
+    consumer(conn, "key", "key")
+    late = send(conn, p_key="k", p_deliver_at=now(conn) + seconds(0.5))
+    behind, other = send(conn, p_key="k"), send(conn, p_key="l")
+    assert receive(conn, name="stream") == []
+    assert acked(conn, "s", "key") == [other]
+    time.sleep(0.6)
+    assert acked(conn, "s", "stream") == [late, behind, other]
+    assert acked(conn, "s", "key") == [late, behind]
+
+
+def test_a_key_is_with_one_claim_at_a_time(conn: Conn) -> None:
+    consumer(conn, ordering="key")
+    k1, l1, k2, none1 = send_all(conn, list("abcd"), p_keys=["k", "l", "k", None])
+    first = receive(conn, 1)
+    assert seqs_of(first) == [k1]
+    second = receive(conn)
+    assert seqs_of(second) == [l1, none1], "k2 waits for k1, others do not"
+    none2, k3, l2 = send_all(conn, list("efg"), p_keys=[None, "k", "l"])
+    third = receive(conn)
+    assert seqs_of(third) == [none2], "messages without a key are in no order"
+    assert states(conn)[k2] == "waiting"
+    value(conn, "ack", claim_of(first))
+    assert seqs_of(receive(conn)) == [k2, k3]
+    value(conn, "ack", claim_of(second))
+    assert seqs_of(receive(conn)) == [l2]
+
+
+def test_a_failed_message_goes_back_with_the_later_ones_of_its_key(conn: Conn) -> None:
+    consumer(conn, ordering="key")
+    k1, k2, l1, k3 = send_all(conn, list("abcd"), p_keys=["k", "k", "l", "k"])
+    claim = claim_of(receive(conn))
+    assert value(conn, "nack", claim, [k2]) == 2
+    assert states(conn)[k1] == states(conn)[l1] == "claimed"
+    assert receive(conn) == [], "k1 may still fail"
+    assert value(conn, "ack", claim) == 2
+    assert [(r.seq, r.deliver_count) for r in receive(conn)] == [(k2, 2), (k3, 1)]
+
+
+def test_a_stream_is_with_one_claim_at_a_time(conn: Conn) -> None:
+    consumer(conn, ordering="stream")
+    sent = send_all(conn, ["x"] * 4, p_keys=[*"abcd"])
+    claim = claim_of(receive(conn, 2))
+    assert receive(conn) == []
+    assert value(conn, "nack", claim, [sent[0]]) == 2
+    got = receive(conn)
+    assert [(r.seq, r.deliver_count) for r in got] == list(zip(sent, [2, 1, 1, 1], strict=True))
+
+
+# Where messages of a key stand aside
 
 
 @pytest.mark.parametrize("delay", ["0", "1 hour"])
-def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str) -> None:
+def test_a_key_has_one_head(conn: Conn, keyed: int, delay: str) -> None:
     """A failed message comes back in front of a delayed one of its key, whose delay then ends."""
     first = value(conn, "send", "s", "x", p_key="k")
     later = "select clock_timestamp() + interval '1 hour'"
@@ -42,7 +105,7 @@ def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str)
     rows = call(conn, "receive", "s", "c", 10)
     assert seqs_of(rows) == [first]
     value(conn, "nack", claim_of(rows), None, delay)
-    delay_ends(conn, second)
+    clock.end_delay(conn, second)
     conn.execute("set statement_timeout = '10 s'")
     rows = call(conn, "receive", "s", "c", 1)
     assert seqs_of(rows) == ([first] if delay == "0" else [])
@@ -51,23 +114,23 @@ def test_a_key_has_one_head(conn: psycopg.Connection, consumer: int, delay: str)
     if rows:
         value(conn, "ack", claim_of(rows))
     else:
-        delay_ends(conn, first)
+        clock.end_delay(conn, first)
         assert acked(conn, "s", "c", 1) == [first, second]
 
 
 @pytest.mark.parametrize("claims_before", [0, 1])
 def test_a_failed_message_takes_back_what_came_from_the_line(
-    conn: psycopg.Connection, consumer: int, claims_before: int
+    conn: Conn, keyed: int, claims_before: int
 ) -> None:
     """Of a key that stood aside, a claim has that run and, from the line, later messages."""
     # Claims serve the keys aside first and the line first in turn.
     for _ in range(claims_before):
-        send(conn, "before")
+        send_keys(conn, "before")
         value(conn, "ack", claim_of(call(conn, "receive", "s", "c", 1)))
-    (first,) = send(conn, "k")
+    (first,) = send_keys(conn, "k")
     claim = claim_of(call(conn, "receive", "s", "c", 1))
     value(conn, "nack", claim, [first])
-    later = send(conn, "k", "other", "k")
+    later = send_keys(conn, "k", "other", "k")
     for _ in range(2):
         rows = call(conn, "receive", "s", "c", 10)
         assert sorted(seqs_of(rows)) == sorted([first, *later])
@@ -78,13 +141,11 @@ def test_a_failed_message_takes_back_what_came_from_the_line(
         assert seqs_of(rows) == [first, later[0], later[2]]
         assert value(conn, "ack", other) == 1
         assert value(conn, "nack", claim_of(rows), [first]) == 3
-        later[1] = send(conn, "other")[0]
+        later[1] = send_keys(conn, "other")[0]
 
 
-def test_neither_the_line_nor_the_keys_aside_starve(
-    conn: psycopg.Connection, consumer: int
-) -> None:
-    sent = send(conn, *(f"k{i}" for i in range(100)))
+def test_neither_the_line_nor_the_keys_aside_starve(conn: Conn, keyed: int) -> None:
+    sent = send_keys(conn, *(f"k{i}" for i in range(100)))
     rows = call(conn, "receive", "s", "c", 10)
     value(conn, "nack", claim_of(rows), sent[:10])
     got = []
@@ -96,38 +157,38 @@ def test_neither_the_line_nor_the_keys_aside_starve(
 
 
 def test_when_the_oldest_of_several_claims_ends_the_others_keep_their_keys(
-    conn: psycopg.Connection, consumer: int
+    conn: Conn, keyed: int
 ) -> None:
-    send(conn, "a", "b", "c")
+    send_keys(conn, "a", "b", "c")
     oldest, *_ = [claim_of(call(conn, "receive", "s", "c", 1)) for _ in range(3)]
     value(conn, "ack", oldest)
-    free = send(conn, "a", "b", "c", "d")[0::3]
+    free = send_keys(conn, "a", "b", "c", "d")[0::3]
     assert seqs_of(call(conn, "receive", "s", "c", 10)) == free
-    checker.check(conn, {consumer: {1}})
+    checker.check(conn, {keyed: {1}})
 
 
 @pytest.mark.parametrize("size", [None, 1000])
 def test_a_reader_beside_other_claims_gets_all_that_is_free(
-    conn: psycopg.Connection, consumer: int, size: int | None
+    conn: Conn, keyed: int, size: int | None
 ) -> None:
-    send(conn, "a", "b", "a", None)
+    send_keys(conn, "a", "b", "a", None)
     assert seqs_of(call(conn, "receive", "s", "c", 1)) == [1]
-    (row,) = call(conn, "reader_claim", uuid.uuid4(), consumer, 0, 0, size)
+    (row,) = call(conn, "reader_claim", uuid.uuid4(), keyed, 0, 0, size)
     assert row.claimed == 2
-    checker.check(conn, {consumer: set()})
+    checker.check(conn, {keyed: set()})
 
 
-def test_runs_of_many_ranges_are_counted_exactly(conn: psycopg.Connection, consumer: int) -> None:
+def test_runs_of_many_ranges_are_counted_exactly(conn: Conn, keyed: int) -> None:
     """Keys that alternate make sets of hundreds of ranges; runs keep to 64."""
-    sent = send(conn, *(f"k{i % 2}" for i in range(1000)))
+    sent = send_keys(conn, *(f"k{i % 2}" for i in range(1000)))
     first = claim_of(call(conn, "receive", "s", "c", 600))
     assert call(conn, "receive", "s", "c", 1000) == []
-    checker.check(conn, {consumer: set()})
+    checker.check(conn, {keyed: set()})
     value(conn, "nack", first, sent[1:600:7])
-    checker.check(conn, {consumer: set()})
+    checker.check(conn, {keyed: set()})
     value(conn, "ack", first)
     got = acked(conn, "s", "c", 10)
-    checker.check(conn, {consumer: set(sent)})
+    checker.check(conn, {keyed: set(sent)})
     for k in (0, 1):
         mine = [s for s in got if s % 2 == k]
         assert mine == sorted(mine)

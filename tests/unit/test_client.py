@@ -11,6 +11,7 @@ import spark_pgqueue
 from spark_pgqueue import connection
 from spark_pgqueue.client import Claim, Client, Message
 from spark_pgqueue.errors import PgQueueError
+from tests.sql import internals
 
 SECRET = "s3cr3t"
 SECOND = timedelta(seconds=1)
@@ -179,8 +180,7 @@ def test_parts_of_a_claim_are_settled_by_their_messages(queue):
     assert received(queue).messages[0].deliver_count == 2
     states = queue._rows("select state, last_error from pgqueue.message_states order by seq")
     assert states == [("claimed", "try again"), ("dead", "no"), ("claimed", None)]
-    details = queue._value("select details from pgqueue.dead_messages")
-    assert details == {"line": 3}
+    assert [row.details for row in internals.dead_letters(queue._conn)] == [{"line": 3}]
 
 
 def test_settling_by_number_as_another_process_does(queue):

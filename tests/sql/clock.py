@@ -1,0 +1,86 @@
+"""Time that passes at once: the server's clock stays, and the times that are stored move.
+
+To the queue, an hour that passes and stored times that are all an hour older are the same. With
+`internals` and `checker`, this is the only file that names columns of internal tables.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+
+# Where consumers keep when to look again. A look that comes too early is always allowed.
+HINTS = "consumer_cursors"
+
+# What was stored once and is compared with no clock.
+TIMES = """
+select c.relname, array_agg(quote_ident(a.attname))
+from pg_class c join pg_attribute a on a.attrelid = c.oid
+where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and not c.relispartition
+  and a.atttypid = 'timestamptz'::regtype and not a.attisdropped
+  and a.attname not in ('created_at', 'installed_at')
+group by c.relname order by c.relname
+"""
+
+
+def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
+    """All that the queue compares with its clock moves into the past: leases, delays, ages.
+
+    The messages themselves keep the time at which they were inserted.
+    """
+    with conn.transaction():
+        for table, columns in conn.execute(TIMES).fetchall():
+            moved = ", ".join(f"{column} = {column} - %(by)s" for column in columns)
+            conn.execute(f"update pgqueue.{table} set {moved}".encode(), {"by": by})
+
+
+def end_lease(conn: psycopg.Connection, *claims: int) -> None:
+    """The visibility timeout of these claims passes, and nothing else."""
+    conn.execute(
+        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
+        " where claim_id = any(%s)",
+        [list(claims)],
+    )
+    set_hints(conn)
+
+
+def end_leases(conn: psycopg.Connection) -> None:
+    """The visibility timeout of every claim passes, and nothing else."""
+    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    set_hints(conn)
+
+
+def end_delay(conn: psycopg.Connection, seq: int) -> None:
+    """A delayed message is due, with all that is in the same run, and nothing else."""
+    conn.execute(
+        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
+        " where seqs @> %s::bigint",
+        [seq],
+    )
+    set_hints(conn)
+
+
+def end_delays(conn: psycopg.Connection) -> None:
+    """Every message that was taken and is delayed is due, and nothing else."""
+    conn.execute(
+        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
+        " where not_visible_until is not null"
+    )
+    set_hints(conn)
+
+
+def look_again(conn: psycopg.Connection) -> None:
+    """The consumers look at the next chance for all that they look for once in a while."""
+    set_hints(conn)
+
+
+def set_clock_back(conn: psycopg.Connection, by: timedelta) -> None:
+    """The consumers looked a moment ago, when the clock was ahead."""
+    set_hints(conn, f"clock_timestamp() + interval '{by.total_seconds()} s'")
+
+
+def set_hints(conn: psycopg.Connection, to: str = "'-infinity'") -> None:
+    times = dict(conn.execute(TIMES).fetchall())
+    hints = ", ".join(f"{column} = {to}" for column in times[HINTS])
+    conn.execute(f"update pgqueue.{HINTS} set {hints}".encode())

@@ -1,0 +1,366 @@
+"""A look into the queue's tables, and states that take too long to reach through its functions.
+
+What the views `message_states` and `consumer_stats` say is asked there (`queue.states`, `stats`).
+With `clock` and `checker`, this is the only file that names columns of internal tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+from psycopg.types.range import Range
+
+# Plain words for the tables of the schema pgqueue.
+TABLES = {
+    "streams": "streams",
+    "messages": "messages",
+    "publications": "publications",
+    "consumers": "consumers",
+    "cursors": "consumer_cursors",
+    "runs": "consumer_messages",
+    "claims": "claims",
+    "dead letters": "dead_messages",
+    "readers": "readers",
+    "staged blocks": "staged_writes",
+    "sink batches": "sink_batches",
+}
+
+
+def rows(conn: psycopg.Connection, query: str, *args: Any) -> list[Any]:
+    """The rows of a query, as named tuples."""
+    return conn.cursor(row_factory=namedtuple_row).execute(query.encode(), args or None).fetchall()
+
+
+def count(conn: psycopg.Connection, what: str) -> int:
+    """How many rows there are of one of `TABLES`."""
+    return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
+
+
+def table(what: str) -> str:
+    """The name of one of `TABLES`, for a statement about the table itself."""
+    return f"pgqueue.{TABLES[what]}"
+
+
+# What consumers hold
+
+
+def runs(conn: psycopg.Connection) -> list[Any]:
+    """All runs with all that is known of them, in an order of their own: to be compared."""
+    return rows(conn, "select m.* from pgqueue.consumer_messages m order by m")
+
+
+def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
+    """The messages of a claim, by line, then arrival, then number."""
+    found = rows(
+        conn,
+        "select s from pgqueue.consumer_messages m, unnest(m.seqs) g,"
+        " generate_series(lower(g), upper(g) - 1) s"
+        " where claim_id = %s order by rank, position, s",
+        claim_id,
+    )
+    return [row.s for row in found]
+
+
+def claims(conn: psycopg.Connection) -> list[Any]:
+    """The claims that are stored, oldest first: claim_id, live, and seconds that are left."""
+    return rows(
+        conn,
+        "select claim_id, live,"
+        " extract(epoch from lease_until - clock_timestamp())::float as seconds_left"
+        " from pgqueue.claims order by claim_id",
+    )
+
+
+def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
+    """The newest claim of the consumers of this name."""
+    (row,) = rows(
+        conn,
+        "select max(claim_id) as claim_id from pgqueue.claims"
+        " join pgqueue.consumers using (consumer_id) where name = %s",
+        consumer,
+    )
+    return row.claim_id
+
+
+def unsplit_claim(conn: psycopg.Connection) -> int | None:
+    """The one claim of the only consumer whose messages were not yet split by key."""
+    (row,) = rows(conn, "select mixed_claim as claim_id from pgqueue.consumer_cursors")
+    return row.claim_id
+
+
+def dead_letters(conn: psycopg.Connection) -> list[Any]:
+    """The dead letters, oldest first, one per run that died."""
+    return rows(
+        conn,
+        "select n as message_count, priority, deliver_count, reason, details, claim_id"
+        " from pgqueue.dead_messages order by dead_id",
+    )
+
+
+def readers(conn: psycopg.Connection) -> list[Any]:
+    """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
+    return rows(conn, "select last_claim - acked_claim as claims_ahead, lost from pgqueue.readers")
+
+
+def forget_readers(conn: psycopg.Connection) -> None:
+    """Spark's readers are unknown, as in a database that was restored to before their time."""
+    conn.execute("delete from pgqueue.readers")
+
+
+# What is published
+
+
+def publications(conn: psycopg.Connection) -> list[Any]:
+    """The parts of all publications, by priority and time: their size, and for when they are."""
+    return rows(
+        conn,
+        "select n as message_count, priority, deliver_at::text from pgqueue.publications p"
+        " order by priority, p.deliver_at",
+    )
+
+
+def published(conn: psycopg.Connection) -> set[int]:
+    """The numbers of all messages that are published."""
+    found = rows(
+        conn,
+        "select s from pgqueue.publications p, unnest(p.seqs) g,"
+        " generate_series(lower(g), upper(g) - 1) s",
+    )
+    return {row.s for row in found}
+
+
+def data_published(conn: psycopg.Connection, stream: str) -> list[str]:
+    """The data of every published message as text, sorted; one published twice is there twice."""
+    found = rows(
+        conn,
+        "select convert_from(coalesce(data_bytes, convert_to(data, 'utf8')), 'utf8') as data"
+        " from pgqueue.streams s join pgqueue.publications p using (stream_id)"
+        " cross join lateral unnest(p.seqs) g join pgqueue.messages m"
+        " on m.stream_id = s.stream_id and m.seq >= lower(g) and m.seq < upper(g)"
+        " where s.name = %s",
+        stream,
+    )
+    return sorted(row.data for row in found)
+
+
+def staged_blocks(conn: psycopg.Connection) -> list[int]:
+    """The ids of what is staged and not published."""
+    found = rows(conn, "select staged_id from pgqueue.staged_writes order by staged_id")
+    return [row.staged_id for row in found]
+
+
+def sink_batches(conn: psycopg.Connection) -> list[str]:
+    """The sinks of the batches that are remembered, sorted."""
+    return [row.sink for row in rows(conn, "select sink from pgqueue.sink_batches order by sink")]
+
+
+def insert_messages(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> list[int]:
+    """Write messages that nobody sees yet, as a task of Spark's sink does; returns the numbers.
+
+    Args:
+        conn: in a transaction, or the numbers belong to messages that are never staged.
+        stream: the id of a text stream.
+        n: how many.
+        key: an SQL expression over i, which counts from 1.
+    """
+    found = rows(
+        conn,
+        "insert into pgqueue.messages (seq, stream_id, key, data)"
+        f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
+        f" from generate_series(1, {n}) i returning seq",
+    )
+    return [row.seq for row in found]
+
+
+# The cursor, and holes in what was taken
+
+
+@dataclass
+class Cursor:
+    """Which publications a consumer has taken, as multiranges of their ids.
+
+    Attributes:
+        taken: taken, or known to be dead.
+        watched: holes in it that every claim looks into.
+        parked: holes that are looked into once in a while.
+    """
+
+    taken: list[Range[int]]
+    watched: list[Range[int]]
+    parked: list[Range[int]]
+
+
+def cursor_of(conn: psycopg.Connection, consumer: str = "c") -> Cursor:
+    """The cursor of the one consumer of this name."""
+    (row,) = rows(
+        conn,
+        "select seen as taken, watched, parked from pgqueue.consumer_cursors"
+        " join pgqueue.consumers using (consumer_id) where name = %s",
+        consumer,
+    )
+    return Cursor(list(row.taken), list(row.watched), list(row.parked))
+
+
+def ids(first: int, last: int) -> list[Range[int]]:
+    """The ids from first to last, as `Cursor` has them."""
+    return [Range(first, last + 1)]
+
+
+def leave_hole(conn: psycopg.Connection, first: int, last: int) -> None:
+    """The only consumer takes back that it has taken these publications."""
+    conn.execute(
+        "update pgqueue.consumer_cursors set seen = seen - int8multirange(int8range(%s, %s, '[]'))",
+        [first, last],
+    )
+
+
+def restore_elsewhere(conn: psycopg.Connection, hole: int, parked: bool) -> None:
+    """The only consumer has a hole that waits for a transaction of a cluster far ahead of this."""
+    conn.execute(
+        "update pgqueue.consumer_cursors set seen = seen - int8multirange(int8range(%(hole)s,"
+        " %(hole)s, '[]')), watched = '{}', parked = '{}'",
+        {"hole": hole},
+    )
+    name = "parked" if parked else "watched"
+    conn.execute(
+        f"update pgqueue.consumer_cursors set {name} = int8multirange(int8range(%s, %s, '[]')),"
+        f" {name}_below = '4611686018427387904'".encode(),
+        [hole, hole],
+    )
+    if parked:
+        conn.execute("update pgqueue.consumer_cursors set parked_probe = 'infinity'")
+
+
+# One take of at most so many publications, as a claim does it but smaller.
+TAKE = """
+do $$
+declare
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+begin
+    select * into v_consumer from pgqueue.consumers where name = 'c';
+    perform pgqueue._lock_consumer(v_consumer.consumer_id);
+    v_stored := pgqueue._cursor(v_consumer.consumer_id);
+    perform pgqueue._save_cursor(v_stored, pgqueue._take(v_consumer, v_stored, null, {}), true);
+end $$
+"""
+
+
+def take(conn: psycopg.Connection, limit: int) -> None:
+    """Let the consumer c take what is new, at most so many publications, and claim nothing."""
+    conn.execute(TAKE.format(limit).encode())
+
+
+# What other sessions may be at
+
+
+def lock_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
+    """Hold a consumer to the end of the transaction, as a claimer does."""
+    conn.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+
+
+def lock_runs(conn: psycopg.Connection) -> None:
+    """Hold all runs to the end of the transaction, as one who claims or settles them does."""
+    conn.execute("select from pgqueue.consumer_messages for update")
+
+
+def lock_sink_batches(conn: psycopg.Connection) -> None:
+    """Let no batch of a sink be published until the end of the transaction."""
+    conn.execute("lock table pgqueue.sink_batches in share mode")
+
+
+# States that are large
+
+
+def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> None:
+    """Publish messages with one row of publications, without their way through Python."""
+    conn.execute(
+        (
+            "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
+            f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
+            f" from generate_series(1, {n}) i returning seq)"
+            f" select pgqueue.stage('bulk', nextval('pgqueue.claims_claim_id_seq'), {stream},"
+            " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
+        ).encode()
+    )
+    conn.execute(
+        "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], n)"
+        " from pgqueue.staged_writes"
+    )
+
+
+def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | None = None) -> None:
+    """Publish messages with a row of publications each, as n calls of send do, but faster.
+
+    Args:
+        conn: of the database.
+        stream: the id of a text stream.
+        n: how many.
+        key: an SQL expression over i, which counts from 1. Without it only the publications are
+            made: for those who read no payload.
+    """
+    numbers = f"select nextval('pgqueue.seq_{stream}') as seq from generate_series(1, {n}) i"
+    if key is not None:
+        numbers = (
+            "insert into pgqueue.messages (seq, stream_id, key, data)"
+            f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
+            f" from generate_series(1, {n}) i returning seq"
+        )
+    conn.execute(
+        (
+            f"with sent as ({numbers})"
+            " insert into pgqueue.publications (publication_id, n, published_at, stream_id,"
+            f" priority, seqs) select nextval('pgqueue.publication_{stream}'), 1,"
+            f" clock_timestamp(), {stream}, 0, int8multirange(int8range(seq, seq, '[]')) from sent"
+        ).encode()
+    )
+
+
+def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
+    """n messages of consumer 1, each in a run of its own: claimed and delayed ones in turn.
+
+    keyed: for an ordered consumer, whose messages are in n / 3 keys: one is claimed, one delayed
+    and one waiting.
+    """
+    state = "state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key"
+    in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
+    conn.execute(
+        (
+            f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
+            " not_visible_until)"
+            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 1000000 end,"
+            " case when m.state = 'delayed' then now() + interval '1 day' end"
+            f" from generate_series(1, {n}) i cross join lateral"
+            " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
+            "  as state,"
+            f"  case when {keyed} then 'other' || i / 3 end as key) m"
+            f" where {keyed} or i % 3 < 2"
+        ).encode()
+    )
+    conn.execute(
+        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
+        " visibility_timeout, n, remaining) overriding system value"
+        " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
+        " from pgqueue.consumer_messages where claim_id > 1000000",
+        [keyed],
+    )
+    if keyed:
+        conn.execute(
+            "update pgqueue.consumer_cursors set aside ="
+            " (select count(*) from pgqueue.consumer_messages where key is not null"
+            "  and state <> 'claimed'),"
+            " open_claims = (select count(*) from pgqueue.claims)"
+        )
+
+
+def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
+    """Messages of consumer 1 that are ready, each in a run of its own, behind one another."""
+    conn.execute(
+        "insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count,"
+        " position, turn, first_seq, n, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
+        " int8multirange(int8range(i, i, '[]')) from generate_series(%s::bigint, %s) i",
+        [first, last],
+    )

@@ -1,0 +1,550 @@
+"""A small model of the queue, and the steps by which hypothesis compares the queue with it.
+
+The model knows what may be delivered and in which order; after every step the tables have to pass
+the checker too. Time is the test's: the stored times move rather than that anybody waits.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
+
+from spark_pgqueue import connection
+from tests.sql import checker, clock, internals
+from tests.sql.queue import call, claim_of, one, seqs_of, value
+
+LONG = "10 days"
+KEYS = st.sampled_from(["a", "b", "c", None])
+HOURS = st.sampled_from([None, None, None, None, -1, 1, 2])
+SIZES = st.sampled_from([1, 1, 2, 3, 5, 100])
+MODES = st.sampled_from(["auto", "auto", "auto", "wrote", "savepoint", "rollback"])
+
+
+@dataclass
+class Message:
+    """What a consumer knows of a message."""
+
+    seq: int
+    key: str | None
+    priority: int
+    not_before: int | None
+    state: str = "new"  # new, queued, claimed, dead, acked
+    position: int = 0
+    deliver_count: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.position, self.seq
+
+
+@dataclass
+class Claim:
+    claim_id: int
+    consumer: Consumer
+    held: set[int]
+    original: set[int]
+    reader: Reader | None = None
+    live: bool = True
+    expired: bool = False
+    settled: int = 0
+
+
+@dataclass
+class Reader:
+    reader: uuid.UUID
+    claim: int = 0
+    messages: int = 0
+    end: tuple[int, int] | None = None  # of the batch that is being processed
+    lost: int = 0
+
+
+@dataclass
+class Consumer:
+    name: str
+    consumer_id: int
+    ordering: str
+    max_deliver_count: int | None
+    messages: dict[int, Message] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    claims: dict[int, Claim] = field(default_factory=dict)
+    readers: list[Reader] = field(default_factory=list)
+    takes: int = 0
+
+    def key(self, m: Message) -> str | None:
+        """What orders the message; None: nothing."""
+        return {"none": None, "key": m.key, "stream": ""}[self.ordering]
+
+    def give_up(self, m: Message) -> bool:
+        return self.max_deliver_count is not None and m.deliver_count >= self.max_deliver_count
+
+    def deliverable(self, clock: int) -> list[Message]:
+        """What a claim of any size has to return, in the order of delivery within each key."""
+        busy = {self.key(m) for m in self.messages.values() if m.state == "claimed"} - {None}
+        queued = [m for m in self.messages.values() if m.state == "queued"]
+        found = []
+        blocked = set(busy)
+        for m in sorted(queued, key=lambda m: m.place):
+            key, due = self.key(m), m.not_before is None or m.not_before <= clock
+            if due and (key is None or key not in blocked):
+                found.append(m)
+            else:
+                blocked.add(key)
+        if self.ordering == "none":
+            found.sort(key=lambda m: (-m.priority, *m.place))
+        return found
+
+
+@dataclass
+class Publication:
+    """Something sent, perhaps in a transaction that is still running."""
+
+    messages: list[tuple[int, str | None]]
+    priority: int
+    not_before: int | None
+    consumers: set[int] | None
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """A stream, its consumers, and transactions that take their time."""
+
+    url: str
+    ordering: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conn = connection.connect(self.url)
+        self.conn.execute("set client_min_messages = error")
+        self.conn.execute("set statement_timeout = '20s'")
+        self.stream = f"s{uuid.uuid4().hex[:8]}"
+        self.stream_id = value(self.conn, "create_stream", self.stream)
+        self.clock = 0
+        self.consumers: list[Consumer] = []
+        self.published: list[Publication] = []
+        self.slow: list[tuple[psycopg.Connection, list[Publication]]] = []
+        self.names = 0
+
+    # ------------------------------------------------------------------ helpers
+
+    def run(self, mode: str, operation: Any, conn: psycopg.Connection | None = None) -> Any:
+        """Do it in one of the ways that a transaction can go; None: it was rolled back."""
+        conn = conn or self.conn
+        if mode == "auto":
+            return operation()
+        conn.execute("begin")
+        try:
+            if mode == "wrote":
+                conn.execute("select pg_current_xact_id()")
+                result = operation()
+            elif mode == "savepoint":
+                conn.execute("savepoint one")
+                operation()
+                conn.execute("rollback to one")
+                result = operation()
+            else:
+                operation()
+                result = None
+        except BaseException:
+            conn.execute("rollback")
+            raise
+        conn.execute("rollback" if mode == "rollback" else "commit")
+        return result
+
+    def publish(self, p: Publication) -> None:
+        self.published.append(p)
+        for c in self.consumers:
+            self.deliver(c, p)
+
+    @staticmethod
+    def deliver(c: Consumer, p: Publication) -> None:
+        if p.consumers is None or c.consumer_id in p.consumers:
+            for seq, key in p.messages:
+                c.messages[seq] = Message(seq, key, p.priority, p.not_before)
+
+    def send_on(self, conn: psycopg.Connection, keys: Any, priority: int, hours: int | None,
+                named: bool) -> Publication:  # fmt: skip
+        if named:
+            names = [c.name for c in self.consumers[::2]]
+            ids = {c.consumer_id for c in self.consumers[::2]}
+        else:
+            names, ids = None, None
+        deliver_at = None
+        if hours is not None:
+            deliver_at = one(conn, "select clock_timestamp() + %s * interval '1 hour'", hours)
+        arguments = {
+            "p_priority": priority,
+            "p_deliver_at": deliver_at,
+            "p_consumers": names,
+        }
+        if len(keys) == 1:
+            seqs = [value(conn, "send", self.stream, "x", p_key=keys[0], **arguments)]
+        else:
+            rows = call(conn, "send_batch", self.stream, ["x"] * len(keys), p_keys=list(keys),
+                        **arguments)  # fmt: skip
+            seqs = [row[0] for row in rows]
+        not_before = None if hours is None else self.clock + hours
+        return Publication(list(zip(seqs, keys, strict=True)), priority, not_before, ids)
+
+    def done(self) -> dict[int, set[int]]:
+        return {
+            c.consumer_id: c.skipped | {m.seq for m in c.messages.values() if m.state == "acked"}
+            for c in self.consumers
+        }
+
+    def take(self, c: Consumer) -> None:
+        """A claim takes all that is published."""
+        c.takes += 1
+        for m in c.messages.values():
+            if m.state == "new":
+                m.state, m.position = "queued", c.takes
+
+    def put_back(self, claim: Claim, failed: set[int], hours: int, expiry: bool = False) -> int:
+        """Failed messages of a claim go back or die; returns how many left the claim."""
+        c = claim.consumer
+        failing = set()
+        left = 0
+        for m in sorted((c.messages[s] for s in claim.held), key=lambda m: m.place):
+            key = c.key(m)
+            fails = m.seq in failed
+            if fails and c.give_up(m):
+                m.state = "dead"
+            elif fails or (key is not None and key in failing):
+                failing.add(key)
+                m.state = "queued"
+                if fails:
+                    m.not_before = self.clock + hours if hours else None
+                else:
+                    m.not_before = None
+                    m.deliver_count -= 1
+            else:
+                continue
+            claim.held.discard(m.seq)
+            left += 1
+        claim.live = bool(claim.held)
+        if not expiry:
+            claim.settled += left
+        return left
+
+    @staticmethod
+    def finish(claim: Claim, part: set[int], state: str) -> None:
+        """Messages of a claim are done with."""
+        claim.held -= part
+        claim.settled += len(part)
+        claim.live = bool(claim.held)
+        for s in part:
+            claim.consumer.messages[s].state = state
+
+    def expire(self, c: Consumer) -> None:
+        """What a claimer in need does first."""
+        for claim in [x for x in c.claims.values() if x.expired and x.live]:
+            self.put_back(claim, set(claim.held), 0, expiry=True)
+
+    def hand_out(self, c: Consumer, seqs: list[int], size: int) -> list[int]:
+        """Check what a claim got; returns it."""
+        expected = c.deliverable(self.clock)
+        allowed = {m.seq for m in expected}
+        assert set(seqs) <= allowed, f"not deliverable: {sorted(set(seqs) - allowed)}"
+        assert len(seqs) == min(size, len(expected)), f"{len(seqs)} of {size}, {len(expected)}"
+        if c.ordering == "none":
+            # What is taken together has one place, and may be in several runs.
+            got = [(-c.messages[s].priority, c.messages[s].position) for s in seqs]
+            assert got == [(-m.priority, m.position) for m in expected][: len(seqs)]
+        per_key: dict[Any, list[int]] = defaultdict(list)
+        for m in expected:
+            if c.key(m) is not None:
+                per_key[c.key(m)].append(m.seq)
+        for key, line in per_key.items():
+            got = [s for s in seqs if c.key(c.messages[s]) == key]
+            assert got == line[: len(got)], f"key {key!r}: {got}, not the first of {line}"
+        for s in seqs:
+            m = c.messages[s]
+            m.state, m.not_before = "claimed", None
+            m.deliver_count += 1
+        return seqs
+
+    def open_claims(self) -> list[Claim]:
+        return [x for c in self.consumers for x in c.claims.values() if x.held and x.live]
+
+    # ------------------------------------------------------------------ rules
+
+    @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]))
+    def start(self, more: bool, limit: int | None) -> None:
+        self.add_consumer("earliest", limit)
+        if more:
+            self.add_consumer("latest", None)
+
+    def add_consumer(self, begin: str, limit: int | None) -> None:
+        self.names += 1
+        name = f"c{self.names}"
+        consumer_id = value(self.conn, "create_consumer", self.stream, name, begin, self.ordering,
+                            limit, LONG)  # fmt: skip
+        c = Consumer(name, consumer_id, self.ordering, limit)
+        for p in self.published:
+            if p.consumers is not None:
+                continue
+            if begin == "earliest":
+                self.deliver(c, p)
+            else:
+                c.skipped |= {seq for seq, _ in p.messages}
+        self.consumers.append(c)
+
+    @precondition(lambda self: len(self.consumers) < 3)
+    @rule(begin=st.sampled_from(["earliest", "latest"]), limit=st.sampled_from([None, 2]))
+    def create_consumer(self, begin: str, limit: int | None) -> None:
+        self.add_consumer(begin, limit)
+
+    @precondition(lambda self: len(self.consumers) == 3 and len(self.published) % 4 == 3)
+    @rule()
+    def drop_consumer(self) -> None:
+        gone = self.consumers.pop(0)
+        value(self.conn, "drop_consumer", self.stream, gone.name)
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=6), priority=st.sampled_from([0, 0, 1, -1]),
+          hours=HOURS, named=st.sampled_from([False, False, True]), mode=MODES)  # fmt: skip
+    def send(self, keys: Any, priority: int, hours: int | None, named: bool, mode: str) -> None:
+        p = self.run(mode, lambda: self.send_on(self.conn, keys, priority, hours, named))
+        if p is not None:
+            self.publish(p)
+
+    @precondition(lambda self: len(self.slow) < 2)
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=3), isolation=st.booleans())
+    def begin_slow_send(self, keys: Any, isolation: bool) -> None:
+        conn = connection.connect(self.url)
+        level = "repeatable read" if isolation else "read committed"
+        conn.execute(f"begin transaction isolation level {level}")  # type: ignore[arg-type]
+        conn.execute("savepoint one")
+        self.send_on(conn, keys, 0, None, False)
+        conn.execute("rollback to one")
+        self.slow.append((conn, [self.send_on(conn, keys, 0, None, False)]))
+
+    @precondition(lambda self: self.slow)
+    @rule(commit=st.booleans())
+    def end_slow_send(self, commit: bool) -> None:
+        conn, publications = self.slow.pop(0)
+        conn.execute("commit" if commit else "rollback")
+        conn.close()
+        if commit:
+            for p in publications:
+                self.publish(p)
+
+    @rule(data=st.data(), size=SIZES, mode=MODES, acks=st.booleans())
+    def receive(self, data: Any, size: int, mode: str, acks: bool) -> None:
+        c = data.draw(st.sampled_from(self.consumers))
+        done = data.draw(st.sampled_from(self.open_claims() or [None])) if acks else None
+        arguments = {"p_ack": done.claim_id} if done else {}
+        rows = self.run(
+            mode, lambda: call(self.conn, "receive", self.stream, c.name, size, **arguments)
+        )
+        if rows is None:
+            return
+        if done:
+            self.finish(done, set(done.held), "acked")
+        self.expire(c)
+        self.take(c)
+        seqs = self.hand_out(c, seqs_of(rows), size)
+        for row in rows:
+            m = c.messages[row.seq]
+            assert (row.key, row.priority, row.deliver_count) == (
+                m.key,
+                m.priority,
+                m.deliver_count,
+            )
+        if rows:
+            claim = Claim(claim_of(rows), c, set(seqs), set(seqs))
+            c.claims[claim.claim_id] = claim
+
+    @precondition(lambda self: self.open_claims())
+    @rule(data=st.data(), whole=st.booleans(), mode=MODES,
+          action=st.sampled_from(["ack", "ack", "nack", "nack", "dead_letter"]),
+          hours=st.sampled_from([0, 0, 1, 2]))  # fmt: skip
+    def settle(self, data: Any, whole: bool, mode: str, action: str, hours: int) -> None:
+        claim = data.draw(st.sampled_from(self.open_claims()))
+        part = set(claim.held)
+        if not whole:
+            part = data.draw(st.sets(st.sampled_from(sorted(claim.held)), min_size=1))
+        arguments: list[Any] = [claim.claim_id, None if whole else sorted(part)]
+        if action == "nack":
+            arguments += [f"{hours} hours", "no"]
+        n = self.run(mode, lambda: value(self.conn, action, *arguments))
+        if n is None:
+            return
+        if action == "nack":
+            assert n == self.put_back(claim, part, hours)
+            return
+        assert n == len(part)
+        self.finish(claim, part, "acked" if action == "ack" else "dead")
+
+    @precondition(lambda self: self.open_claims())
+    @rule(data=st.data())
+    def lease_ends(self, data: Any) -> None:
+        claim = data.draw(st.sampled_from(self.open_claims()))
+        claim.expired = True
+        clock.end_lease(self.conn, claim.claim_id)
+
+    @precondition(lambda self: any(c.claims for c in self.consumers))
+    @rule(data=st.data(), mode=MODES)
+    def extend(self, data: Any, mode: str) -> None:
+        claims = [x for c in self.consumers for x in c.claims.values()]
+        claim = data.draw(st.sampled_from(claims))
+        n = self.run(mode, lambda: value(self.conn, "extend", claim.claim_id))
+        if n is None:
+            return
+        assert n == (len(claim.held) if claim.live else 0)
+        claim.expired = False
+
+    @precondition(lambda self: any(not (x.held and x.live) for c in self.consumers
+                                   for x in c.claims.values()))  # fmt: skip
+    @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "dead_letter"]))
+    def settle_again(self, data: Any, action: str) -> None:
+        """A claim that ended changes nothing."""
+        over = [x for c in self.consumers for x in c.claims.values() if not (x.held and x.live)]
+        claim = data.draw(st.sampled_from(over))
+        before = internals.runs(self.conn)
+        assert value(self.conn, action, claim.claim_id) == 0
+        assert internals.runs(self.conn) == before
+
+    @rule(data=st.data(), size=st.sampled_from([None, 1, 2, 3, 100]), crash=st.booleans(),
+          mode=MODES)  # fmt: skip
+    def reader_claim(self, data: Any, size: int | None, crash: bool, mode: str) -> None:
+        c = data.draw(st.sampled_from(self.consumers))
+        if len(c.readers) < 2:
+            c.readers.append(Reader(uuid.uuid4()))
+        r = data.draw(st.sampled_from(c.readers))
+        start = r.end if r.end and not crash else (r.claim, r.messages)
+        rows = self.run(mode, lambda: call(self.conn, "reader_claim", r.reader, c.consumer_id,
+                                           *start, size))  # fmt: skip
+        if rows is None:
+            return
+        (got,) = rows
+        r.claim, r.messages = start
+        lost = 0
+        for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
+            lost += len(claim.original) - claim.settled - len(claim.held)
+            for s in claim.held:
+                c.messages[s].state = "acked"
+            claim.held, claim.live = set(), False
+            del c.claims[claim.claim_id]
+        assert got.lost == lost
+        later = [x for x in c.claims.values() if x.reader is r]
+        if later:
+            for claim in later:
+                claim.expired = claim.expired and not claim.live
+            assert (got.claim_id, got.messages) == r.end, "the batch has changed"
+            assert got.claimed == r.end[1] - r.messages
+            return
+        self.expire(c)
+        self.take(c)
+        seqs: list[int] = []
+        if got.claim_id != r.claim:
+            seqs = internals.held_by(self.conn, got.claim_id)
+        seqs = self.hand_out(c, seqs, size or 10**9)
+        assert got.claimed == len(seqs)
+        assert got.messages == r.messages + len(seqs)
+        r.end = None
+        if seqs:
+            r.end = got.claim_id, got.messages
+            c.claims[got.claim_id] = Claim(got.claim_id, c, set(seqs), set(seqs), reader=r)
+
+    @precondition(lambda self: any(r.end for c in self.consumers for r in c.readers))
+    @rule(data=st.data(), mode=MODES)
+    def reader_resume(self, data: Any, mode: str) -> None:
+        c, r = data.draw(st.sampled_from([(c, r) for c in self.consumers for r in c.readers
+                                          if r.end]))  # fmt: skip
+        assert r.end is not None
+        end = r.end[0]
+        rows = self.run(mode, lambda: call(self.conn, "reader_resume", r.reader, c.consumer_id,
+                                           r.claim, end))  # fmt: skip
+        if rows is None:
+            return
+        (got,) = rows
+        claim = c.claims[end]
+        claim.expired = False
+        plan = call(self.conn, "reader_plan", r.reader, r.claim, end)
+        planned = [s for row in plan for s in range(row.lo, row.hi)]
+        if claim.live:
+            assert set(planned) == claim.held
+        else:
+            back = set(planned)
+            free = {s for s in claim.original if c.messages[s].state == "queued"}
+            if claim.settled == len(claim.original):
+                free = set()  # its owner settled it all
+            assert back <= free, "taken back from another claim"
+            if c.ordering == "none" or not any(x.held for x in c.claims.values()):
+                assert back == free, "what was free was not taken back"
+            claim.live, claim.held = bool(back), back
+            for s in back:
+                m = c.messages[s]
+                m.state, m.not_before = "claimed", None
+                m.deliver_count += 1
+        assert got.planned == len(planned)
+        claim.settled = min(claim.settled, len(claim.original) - len(claim.held))
+        assert got.taken_over == len(claim.original) - claim.settled - len(claim.held)
+        assert got.gone == 0
+        per_key: dict[Any, list[Message]] = defaultdict(list)
+        for s in planned:
+            m = c.messages[s]
+            if c.key(m) is not None:
+                per_key[c.key(m)].append(m)
+        for messages in per_key.values():
+            assert messages == sorted(messages, key=lambda m: m.place)
+
+    @rule()
+    def an_hour_passes(self) -> None:
+        self.clock += 1
+        clock.pass_time(self.conn, timedelta(hours=1))
+
+    def check(self) -> None:
+        consumers = checker.read_here(self.conn)
+        checker.check(self.conn, self.done(), consumers)
+        for c, table in zip(sorted(self.consumers, key=lambda c: c.consumer_id), consumers,
+                            strict=True):  # fmt: skip
+            assert set(table.dead) == {m.seq for m in c.messages.values() if m.state == "dead"}
+
+    def check_invariants(self, *args: Any, **kwargs: Any) -> None:
+        self.check()
+        super().check_invariants(*args, **kwargs)
+
+    def teardown(self) -> None:
+        try:
+            for conn, publications in self.slow:
+                conn.execute("commit")
+                conn.close()
+                for p in publications:
+                    self.publish(p)
+            self.slow = []
+            for _ in range(3):
+                self.an_hour_passes()
+            clock.end_leases(self.conn)
+            for c in self.consumers:
+                for claim in c.claims.values():
+                    claim.expired = True
+                while True:
+                    rows = call(self.conn, "receive", self.stream, c.name, 7)
+                    self.expire(c)
+                    self.take(c)
+                    self.hand_out(c, seqs_of(rows), 7)
+                    if not rows:
+                        break
+                    value(self.conn, "ack", claim_of(rows))
+                    for row in rows:
+                        c.messages[row.seq].state = "acked"
+                assert {m.state for m in c.messages.values()} <= {"acked", "dead"}
+            self.check()
+            value(self.conn, "drop_stream", self.stream)
+            for what in internals.TABLES:
+                assert internals.count(self.conn, what) == 0, what
+        finally:
+            for conn, _ in self.slow:
+                conn.close()
+            self.conn.close()

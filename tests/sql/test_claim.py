@@ -1,0 +1,123 @@
+"""Claiming: what a claim takes, what it passes over, and whom it waits for."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from spark_pgqueue import connection
+from tests.sql import internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Session,
+    call,
+    claim_of,
+    claim_one,
+    consumer,
+    now,
+    receive,
+    seconds,
+    send,
+    send_all,
+    states,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_that_is_rolled_back_never_was(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
+    send(conn)
+    with conn.transaction(force_rollback=True):
+        assert len(receive(conn)) == 1
+    assert [r.deliver_count for r in receive(conn)] == [1]
+
+
+def test_claim_answers_what_it_took_or_no_row(conn: Conn) -> None:
+    consumer(conn)
+    assert call(conn, "claim", "s", "c") == []
+    send_all(conn, ["x"] * 5)
+    assert [r.n for r in call(conn, "claim", "s", "c")] == [1], "one by default"
+    (row,) = call(conn, "claim", "s", "c", 10)
+    assert row.n == 4
+    assert value(conn, "ack", row.claim_id) == 4
+
+
+@pytest.mark.parametrize("function", ["claim", "receive"])
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_acknowledges_the_one_before_it(conn: Conn, ordering: str, function: str) -> None:
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 5, p_keys=["k"] * 5)
+    claim = claim_of(receive(conn, 2))
+    with conn.transaction(force_rollback=True):
+        assert call(conn, function, "s", "c", 2, p_ack=claim) != []
+    assert list(states(conn).values()).count("claimed") == 2
+    claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
+    assert sorted(states(conn)) == sent[2:], "the first two are done, and so their key is free"
+    assert list(states(conn).values()).count("claimed") == 2
+    claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
+    assert call(conn, function, "s", "c", 2, p_ack=claim) == []
+    assert states(conn) == {}
+
+
+def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 2)
+    warnings: list[str] = []
+    conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    assert len(call(conn, "claim", "s", "c", p_ack=10**15)) == 1
+    (warning,) = warnings
+    assert f"claim {10**15} is not live" in warning
+
+
+@pytest.mark.parametrize("how", ["published", "published late", "due"])
+def test_what_comes_before_a_backlog_does_not_wait_for_its_end(
+    conn: Conn, session: Session, how: str
+) -> None:
+    """However cheaply the backlog is claimed, each claim looks for what is new, late or due."""
+    consumer(conn)
+    late = session()
+    urgent = 0
+    if how == "published late":
+        late.execute("begin")
+        urgent = send(late, p_priority=9)
+    elif how == "due":
+        urgent = send(conn, p_priority=9, p_deliver_at=now(conn) + seconds(1))
+    sent = send_all(conn, ["x"] * 5)
+    assert [claim_one(conn), claim_one(conn)] == sent[:2]
+    if how == "published":
+        urgent = send(conn, p_priority=9)
+    elif how == "published late":
+        late.execute("commit")
+    else:
+        time.sleep(1.05)
+    assert [claim_one(conn), claim_one(conn)] == [urgent, sent[2]]
+
+
+def test_a_claim_passes_over_what_an_open_transaction_has_claimed(conn: Conn, url: str) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert claim_one(conn) == sent[0]
+    conn.execute("set statement_timeout = '5 s'")
+    with connection.connect(url) as other, other.transaction():
+        assert claim_one(other) == sent[1]
+        assert claim_one(conn) == sent[2]
+
+
+def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
+    conn: Conn, url: str
+) -> None:
+    consumer(conn)
+    send(conn)
+    value(conn, "nack", claim_of(receive(conn, 1)))  # a run that is ready, and taken before
+    conn.execute("set statement_timeout = '10 s'")
+    with connection.connect(url) as other, other.transaction():
+        internals.lock_runs(other)
+        began = time.monotonic()
+        assert receive(conn, 1) == []
+        assert time.monotonic() - began < 0.9, "less than deadlock_timeout"
+    assert len(receive(conn, 1)) == 1

@@ -1,0 +1,127 @@
+"""Publishing: send and send_batch, to whom, in whose transaction, and who is notified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from spark_pgqueue import connection
+from tests.sql import internals
+from tests.sql.queue import (
+    Conn,
+    acked,
+    call,
+    consumer,
+    one,
+    publish,
+    receive,
+    send,
+    send_all,
+    seqs_of,
+    stage,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def test_a_batch_becomes_visible_as_one_publication_in_the_order_given(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, [str(i) for i in range(500)])
+    assert sent == sorted(sent)
+    assert internals.count(conn, "publications") == 1
+    assert [r.data for r in receive(conn, 1000)] == [str(i) for i in range(500)]
+    assert send_all(conn, []) == []
+    assert internals.count(conn, "publications") == 1
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_batch_whose_numbers_others_interrupt_knows_its_own(
+    conn: Conn, url: str, level: str
+) -> None:
+    consumer(conn)
+
+    def produce(name: str) -> dict[int, str]:
+        """What was sent, by the numbers that were returned."""
+        data = [f"{name}{i}" for i in range(3000)]
+        with connection.connect(url) as own:
+            own.execute(f"begin transaction isolation level {level}".encode())
+            own.execute("savepoint s")
+            seqs = send_all(own, data)
+            own.execute("commit")
+        assert seqs == sorted(seqs)
+        return dict(zip(seqs, data, strict=True))
+
+    for _ in range(50):
+        with ThreadPoolExecutor(3) as pool:
+            sent = list(pool.map(produce, "abc"))
+        received = {row.seq: row.data for row in receive(conn, 10_000)}
+        assert received == sent[0] | sent[1] | sent[2]
+        if any(max(each) - min(each) >= 3000 for each in sent):
+            return
+    pytest.fail("the producers never got into each other's way")
+
+
+def test_every_consumer_gets_every_message_unless_it_was_sent_to_others(conn: Conn) -> None:
+    for name in "abc":
+        consumer(conn, name)
+    everyone = send(conn)
+    two = send(conn, p_consumers=["a", "b", "a"])
+    batch = send_all(conn, ["x", "y"], p_consumers=["b"])
+    consumer(conn, "late")
+    assert acked(conn, "s", "a") == [everyone, two]
+    assert acked(conn, "s", "b") == [everyone, two, *batch]
+    assert acked(conn, "s", "c") == acked(conn, "s", "late") == [everyone]
+
+
+def test_sending_is_part_of_the_callers_transaction(conn: Conn, url: str) -> None:
+    consumer(conn)
+    conn.execute("create table orders (id int)")
+    with connection.connect(url) as other:
+        with other.transaction(force_rollback=True):
+            other.execute("insert into orders values (1)")
+            send(other)
+            send_all(other, ["x", "y"])
+        assert receive(conn) == []
+        with other.transaction():
+            other.execute("insert into orders values (2)")
+            sent = send(other, "kept")
+            with other.transaction(force_rollback=True):
+                send(other, "of a savepoint that is rolled back")
+            assert receive(conn) == []
+    assert seqs_of(receive(conn)) == [sent]
+    assert one(conn, "select array_agg(id) from orders") == [2]
+
+
+def test_each_publication_notifies_once_and_none_when_the_stream_says_so(
+    conn: Conn, stream: int
+) -> None:
+    quiet = value(conn, "create_stream", "quiet", p_notify=False)
+    heard: list[str] = []
+    conn.add_notify_handler(lambda notify: heard.append(notify.channel))
+    for id_ in (stream, quiet):
+        conn.execute(f"listen pgqueue_{id_}".encode())
+    channel = f"pgqueue_{stream}"
+    publications: list[Callable[[], Any]] = [
+        lambda: send(conn),
+        lambda: send_all(conn, ["x"] * 10),
+        lambda: publish(conn, stream, [stage(conn, stream, 2), stage(conn, stream, 2)], 4),
+    ]
+    for publication in publications:
+        publication()
+        conn.execute("select 1")
+        assert heard == [channel]
+        heard.clear()
+    with conn.transaction(force_rollback=True):
+        send(conn)
+    send_all(conn, [])
+    stage(conn, stream, 1, 1)
+    publish(conn, stream, [], 0, 2)
+    value(conn, "send", "quiet", "x")
+    call(conn, "send_batch", "quiet", ["x", "y"])
+    publish(conn, quiet, [stage(conn, quiet, 1)], 1)
+    conn.execute("select 1")
+    assert heard == []

@@ -1,0 +1,374 @@
+"""The source's side: readers that go from batch to batch, and resume from checkpoints."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import psycopg
+import pytest
+
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    call,
+    claim_of,
+    consumer,
+    now,
+    one,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_all,
+    seqs_of,
+    stage,
+    state,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_reader_goes_from_batch_to_batch(conn: Conn, ordering: str) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    end = reader.ask()
+    assert (end.claim_id, end.messages, end.claimed, end.lost) == (0, 0, 0, 0)
+    sent = send_all(conn, ["x"] * 5, p_keys=[*"kklkl"])
+    first = reader.ask(2)
+    assert (first.messages, first.claimed) == (2, 2)
+    assert reader.resume(first) == (2, 0, 0)
+    assert reader.plan(first) == sent[:2]
+    reader.move(first)
+    second = reader.ask(100)
+    assert (second.messages, second.claimed, second.lost) == (5, 3, 0)
+    assert second.claim_id > first.claim_id
+    assert reader.plan(second) == sent[2:]
+    assert stats(conn).claimed == 3, "the start offset acknowledged the first batch"
+    reader.move(second)
+    third = reader.ask(100)
+    assert (third.claim_id, third.messages, third.claimed) == (second.claim_id, 5, 0)
+    assert states(conn) == {}
+
+
+def test_asking_again_after_a_lost_answer_gives_the_same_batch(conn: Conn, reader: Reader) -> None:
+    sent = send_all(conn, ["x"] * 3)
+    first = reader.ask(2)
+    send(conn)
+    again = reader.ask(100)
+    assert (again.claim_id, again.messages, again.claimed) == (first.claim_id, 2, 2)
+    assert reader.plan(again) == sent[:2]
+    reader.move(first)
+    second = reader.ask(1)
+    assert tuple(reader.ask(1))[:4] == tuple(second)[:4]
+    assert len(reader.plan(second)) == 1
+
+
+def test_the_plan_has_priorities_and_deliver_counts_in_the_order_of_delivery(
+    conn: Conn, reader: Reader
+) -> None:
+    low = send(conn)
+    value(conn, "nack", claim_of(receive(conn)))
+    high = send(conn, p_priority=5)
+    end = reader.ask()
+    plan = call(conn, "reader_plan", reader.id, 0, end.claim_id)
+    assert [(r.lo, r.hi, r.priority, r.deliver_count) for r in plan] == [
+        (high, high + 1, 5, 1),
+        (low, low + 1, 0, 2),
+    ]
+
+
+def test_a_resumed_batch_claims_back_what_is_free_and_tells_what_is_not(
+    conn: Conn, reader: Reader
+) -> None:
+    sent = send_all(conn, ["x"] * 4)
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    worker = receive(conn, 2, p_visibility_timeout=seconds(60))
+    assert [r.deliver_count for r in worker] == [2, 2]
+    assert reader.resume(end) == (2, 2, 0)
+    assert reader.plan(end) == sent[2:]
+    assert reader.resume(end) == (2, 2, 0), "as often as it is asked"
+    reader.move(end)
+    assert reader.ask().lost == 2
+    assert value(conn, "ack", claim_of(worker)) == 2, "its claim is its own"
+
+
+def test_a_batch_that_was_taken_over_as_a_whole_is_claimed_back_once_it_is_free(
+    conn: Conn, reader: Reader
+) -> None:
+    sent = send_all(conn, ["x"] * 3)
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    claim = claim_of(receive(conn))
+    assert reader.resume(end) == (0, 3, 0)
+    assert reader.plan(end) == []
+    value(conn, "nack", claim)
+    assert reader.resume(end) == (3, 0, 0)
+    assert reader.plan(end) == sent
+    reader.move(end)
+    assert reader.ask().lost == 0
+    assert states(conn) == {}
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, ordering: str) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 3, p_keys=["k", "k", "l"])
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    worker = receive(conn, 1, p_visibility_timeout=seconds(60))
+    assert seqs_of(worker) == sent[:1]
+    planned, taken_over, gone = reader.resume(end)
+    assert (planned + taken_over, gone) == (3, 0)
+    assert not set(reader.plan(end)) & set(sent[:2])
+    value(conn, "ack", claim_of(worker))
+    assert reader.resume(end) == (2, 1, 0)
+    assert reader.plan(end) == sent[1:]
+
+
+def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn) -> None:
+    """One that was alone until then, and did not need to know them."""
+    reader = Reader(conn, consumer(conn, ordering="key"))
+    sent = send_all(conn, ["x"] * 6, p_keys=["w", "k1", "k2", "x", "y", "z"])
+    first = claim_of(receive(conn, 1))
+    end = reader.ask(2, p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    clock.look_again(conn)
+    for claim in (claim_of(receive(conn, 1)), first):  # takes over one key; the other stands aside
+        value(conn, "ack", claim)
+    (alone,) = receive(conn, 1)
+    assert alone.seq in sent[3:]
+    assert internals.unsplit_claim(conn) == alone.claim_id
+    assert reader.resume(end) == (1, 1, 0)
+    checker.check(conn)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_the_greatest_limit_is_one(conn: Conn, ordering: str) -> None:
+    """Also where a claim beside it makes the keys matter."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    send_all(conn, ["x"] * 3, p_keys=["k", "l", "l"])
+    worker = claim_of(receive(conn, 1))
+    got = reader.ask(2**63 - 1).claimed
+    assert got == (0 if ordering == "stream" else 2)
+    assert value(conn, "ack", worker) == 1
+
+
+def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reader) -> None:
+    """Also for its checkpoint, which cannot go back before it."""
+    send_all(conn, ["x"] * 3)
+    start, end = reader.claim_id, reader.ask()
+    assert value(conn, "ack", end.claim_id) == 3
+    assert reader.resume(end) == (0, 0, 0)
+    reader.move(end)
+    assert (reader.ask().claimed, reader.ask().lost) == (0, 0)
+    reader.claim_id = start
+    with pytest.raises(psycopg.Error, match="older") as caught:
+        reader.ask()
+    assert caught.value.sqlstate == "PQ010"
+
+
+def test_messages_that_were_deleted_meanwhile_are_gone(conn: Conn, reader: Reader) -> None:
+    sent = send_all(conn, ["x"] * 3)
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    value(conn, "ack", claim_of(receive(conn)), sent[:2])
+    conn.execute("delete from pgqueue.messages where seq = %s", [sent[0]])
+    planned, taken_over, gone = reader.resume(end)
+    assert (planned, taken_over, gone) == (0, 2, 1)
+
+
+def test_messages_acknowledged_after_the_lease_was_lost_are_counted(
+    conn: Conn, reader: Reader
+) -> None:
+    send_all(conn, ["x"] * 3)
+    reader.move(reader.ask(p_visibility_timeout=seconds(0.05)))
+    time.sleep(0.1)
+    value(conn, "ack", claim_of(receive(conn)))
+    assert reader.ask().lost == 3
+    assert reader.ask().lost == 0, "told once"
+    send_all(conn, ["x"] * 2)
+    reader.move(reader.ask(p_visibility_timeout=seconds(0.05)))
+    time.sleep(0.1)
+    value(conn, "ack", claim_of(receive(conn)))
+    assert reader.ask().lost == 2
+    assert [row.lost for row in internals.readers(conn)] == [5], "of all its batches"
+
+
+def test_a_claim_of_a_reader_that_was_taken_over_is_not_live(conn: Conn, reader: Reader) -> None:
+    """It is kept for the reader to be told, but nobody settles it."""
+    send(conn)
+    end = reader.ask(p_visibility_timeout=seconds(0.05))
+    time.sleep(0.1)
+    receive(conn)
+    warnings: list[str] = []
+    conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    for settle in ("ack", "nack", "extend", "dead_letter"):
+        assert value(conn, settle, end.claim_id) == 0
+    assert len(warnings) == 4
+    assert all(f"claim {end.claim_id} is not live" in text for text in warnings)
+
+
+@pytest.mark.parametrize("again", ["asked for", "resumed"])
+def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again: str) -> None:
+    """A query that was away for longer than its lease is safe as soon as it is back."""
+    send(conn)
+    end = reader.ask(p_visibility_timeout=seconds(1))
+    clock.end_lease(conn, end.claim_id)
+    if again == "asked for":
+        assert reader.ask().claim_id == end.claim_id
+    else:
+        assert reader.resume(end) == (1, 0, 0)
+    assert receive(conn) == []
+
+
+def test_what_spark_is_told_is_on_disk_before(conn: Conn, reader: Reader, stream: int) -> None:
+    """Also where synchronous_commit is off; what changes nothing waits for no disk."""
+    send_all(conn, ["x"] * 2)
+    for setting, durable in (("off", "local"), ("on", "on")):
+        conn.execute(f"set synchronous_commit = {setting}".encode())
+        with conn.transaction():
+            assert one(conn, "show synchronous_commit") == setting
+            end = reader.ask(1)
+            assert one(conn, "show synchronous_commit") == durable
+        reader.move(end)
+    conn.execute("set synchronous_commit = off")
+    with conn.transaction():
+        assert reader.ask().claimed == 0
+        assert one(conn, "show synchronous_commit") == "local", "it acknowledged"
+    with conn.transaction():
+        assert reader.ask().claimed == 0
+        assert one(conn, "show synchronous_commit") == "off", "it changed nothing"
+    with conn.transaction():
+        block = stage(conn, stream, 1)
+        assert one(conn, "show synchronous_commit") == "local"
+    with conn.transaction():
+        assert publish(conn, stream, [block], 1)
+        assert one(conn, "show synchronous_commit") == "local"
+
+
+def test_the_heartbeat_extends_the_live_claims_of_its_reader(conn: Conn, reader: Reader) -> None:
+    send_all(conn, ["x"] * 2)
+    assert value(conn, "reader_extend", reader.id) == 0
+    reader.ask(1, p_visibility_timeout=seconds(0.4))
+    receive(conn, 1)
+    for _ in range(3):
+        time.sleep(0.2)
+        assert value(conn, "reader_extend", reader.id) == 1
+        assert receive(conn) == []
+    time.sleep(0.5)
+    assert len(receive(conn)) == 1
+    assert value(conn, "reader_extend", reader.id) == 0
+    assert value(conn, "reader_extend", uuid.uuid4()) == 0
+
+
+def test_a_bound_leaves_later_publications_for_later(
+    conn: Conn, reader: Reader, stream: int
+) -> None:
+    assert value(conn, "last_publication", stream) == 0
+    sent = [send(conn), send(conn)]
+    bound = value(conn, "last_publication", stream)
+    later = send(conn)
+    end = reader.ask(p_upto_publication=bound)
+    assert reader.plan(end) == sent
+    reader.move(end)
+    assert reader.ask(p_upto_publication=bound).claimed == 0
+    assert reader.plan(reader.ask()) == [later]
+
+
+@pytest.mark.parametrize(
+    ("case", "sqlstate", "says"),
+    [
+        ("dropped", "PQ002", "dropped"),
+        ("never made", "PQ002", "dropped"),
+        ("unknown reader", "PQ005", "does not know"),
+        ("other consumer", "PQ005", "consumer 'c' of stream 's', not of consumer 'd'"),
+        ("ahead", "PQ005", "ahead of the database"),
+        ("older", "PQ010", "older"),
+    ],
+)
+@pytest.mark.parametrize("function", ["reader_claim", "reader_resume"])
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    conn: Conn, reader: Reader, function: str, case: str, sqlstate: str, says: str
+) -> None:
+    send_all(conn, ["x"] * 3)
+    first = reader.ask(1)
+    reader.move(first)
+    second = reader.ask(1)
+    start, end = first.claim_id, second.claim_id
+    if case == "dropped":
+        value(conn, "drop_consumer", "s", "c")
+    elif case == "never made":
+        reader.consumer_id = 999
+    elif case == "unknown reader":
+        reader.id = uuid.uuid4()
+    elif case == "other consumer":
+        reader.consumer_id = consumer(conn, "d")
+    elif case == "ahead":
+        start, end = second.claim_id + 100, second.claim_id + 200
+    else:
+        start, end = 0, first.claim_id
+    before = states(conn)
+    with pytest.raises(psycopg.Error, match=says) as caught:
+        call(
+            conn, function, reader.id, reader.consumer_id, start,
+            1 if function == "reader_claim" else end,
+        )  # fmt: skip
+    assert caught.value.sqlstate == sqlstate
+    assert caught.value.diag.message_hint
+    assert states(conn) == before
+
+
+def test_two_readers_of_one_consumer_in_one_query_are_refused(conn: Conn, reader: Reader) -> None:
+    send_all(conn, ["x"] * 3)
+    twin = Reader(conn, reader.consumer_id)
+    other = Reader(conn, consumer(conn, "d"))
+    for r in (reader, twin, other):
+        r.ask(1)
+    value(conn, "reader_query", reader.id, "q1")
+    value(conn, "reader_query", reader.id, "q1")
+    value(conn, "reader_query", other.id, "q1")
+    with pytest.raises(psycopg.Error, match="query q1 reads consumer 'c'") as caught:
+        value(conn, "reader_query", twin.id, "q1")
+    assert caught.value.sqlstate == "PQ009"
+    value(conn, "reader_query", twin.id, "q2")
+
+
+def test_next_due_is_when_the_first_delayed_message_is_due(conn: Conn, reader: Reader) -> None:
+    assert reader.ask().next_due is None
+    due = now(conn) + seconds(60)
+    send(conn, p_deliver_at=due + seconds(60))
+    send(conn, p_deliver_at=due)
+    assert reader.ask().next_due == due
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_next_due_is_when_a_failed_message_comes_back(conn: Conn, ordering: str) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    seq = send(conn, p_key="k")
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(60))
+    assert reader.ask().next_due == state(conn, seq).not_visible_until
+
+
+def test_next_due_is_when_the_next_lease_ends(conn: Conn, reader: Reader) -> None:
+    seq = send(conn)
+    receive(conn)
+    assert reader.ask().next_due == state(conn, seq).lease_until
+    send(conn)
+    assert reader.ask().claimed == 1
+
+
+def test_the_backlog_is_what_nobody_has_claimed(conn: Conn, reader: Reader) -> None:
+    assert value(conn, "reader_backlog", reader.consumer_id) == 0
+    send_all(conn, ["x"] * 5)
+    send(conn)
+    assert value(conn, "reader_backlog", reader.consumer_id) == 6
+    reader.ask(2)
+    assert value(conn, "reader_backlog", reader.consumer_id) == 4 == stats(conn).backlog

@@ -1,0 +1,53 @@
+"""Messages that failed come back: when, and with what is known of the failure."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    claim_of,
+    consumer,
+    now,
+    receive,
+    seconds,
+    send,
+    send_all,
+    seqs_of,
+    state,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_failed_message_comes_back_after_its_delay_with_its_reason(
+    conn: Conn, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    seq = send(conn, p_key="k")
+    before = now(conn)
+    assert value(conn, "nack", claim_of(receive(conn)), None, seconds(0.5), "no such user") == 1
+    assert receive(conn) == []
+    row = state(conn, seq)
+    assert (row.state, row.last_error, row.deliver_count) == ("delayed", "no such user", 1)
+    assert before + seconds(0.5) <= row.not_visible_until <= now(conn) + seconds(0.5)
+    time.sleep(0.6)
+    (again,) = receive(conn)
+    assert (again.seq, again.deliver_count) == (seq, 2)
+
+
+def test_what_failed_together_keeps_its_reason_when_it_is_claimed_in_parts(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(0), "no such user")
+    assert seqs_of(receive(conn, 2)) == sent[:2]
+    assert [(r.last_error, r.deliver_count) for r in (state(conn, seq) for seq in sent)] == [
+        ("no such user", 2),
+        ("no such user", 2),
+        *[("no such user", 1)] * 3,
+    ]

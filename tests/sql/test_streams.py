@@ -1,0 +1,266 @@
+"""Streams and consumers: making them again, where a consumer starts, and dropping them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from psycopg import IsolationLevel
+
+from spark_pgqueue import connection
+from tests.sql import internals
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    dead_publication,
+    now,
+    one,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_key,
+    seqs_of,
+    stage,
+    states,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def test_creating_again_answers_the_same_id_if_asked_to(conn: Conn, stream: int) -> None:
+    assert value(conn, "create_stream", "s", p_if_not_exists=True) == stream
+    made = consumer(conn, ordering="key")
+    assert consumer(conn, ordering="key", p_if_not_exists=True) == made
+    assert consumer(conn, "new", p_if_not_exists=True) != made
+    assert value(conn, "create_stream", "new", "json", p_if_not_exists=True) != stream
+
+
+def test_the_same_consumer_name_is_another_consumer_in_another_stream(conn: Conn) -> None:
+    value(conn, "create_stream", "other")
+    mine, other = consumer(conn), value(conn, "create_consumer", "other", "c")
+    assert mine != other
+    seq = send(conn)
+    assert call(conn, "receive", "other", "c") == []
+    assert seqs_of(receive(conn)) == [seq]
+
+
+def test_names_are_looked_up_with_what_the_source_and_sink_need(conn: Conn, stream: int) -> None:
+    id_ = consumer(conn, ordering="key", p_visibility_timeout=seconds(7))
+    assert call(conn, "open_stream", "s") == [(stream, "text")]
+    assert call(conn, "open_consumer", "s", "c") == [(stream, "text", id_, "key", seconds(7))]
+    assert call(conn, "open_sink", "s") == [(stream, "text")]
+    assert call(conn, "open_sink", "s", ["c"]) == [(stream, "text")]
+
+
+def test_a_consumer_starts_at_what_comes_unless_it_is_told_otherwise(conn: Conn) -> None:
+    old = send(conn)
+    since = now(conn)
+    recent = send(conn)
+    value(conn, "create_consumer", "s", "default")
+    for name, start in {"latest": "latest", "all": "earliest", "since": str(since)}.items():
+        consumer(conn, name, p_start=start)
+    new = send(conn)
+    assert acked(conn, "s", "default") == acked(conn, "s", "latest") == [new]
+    assert acked(conn, "s", "all") == [old, recent, new]
+    assert acked(conn, "s", "since") == [recent, new]
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest", "timestamp"])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_new_consumer_starts_exactly(
+    conn: Conn, session: Session, stream: int, start: str, others: bool
+) -> None:
+    """What runs while it is made counts as later, what was committed as before."""
+    before = [send_key(conn), send_key(conn)]
+    early, late = session(), session()
+    early.execute("begin")
+    running = [send_key(early)]
+    dead_publication(conn)
+    before.append(send_key(conn))
+    if others:
+        consumer(conn, "other")
+        acked(conn, "s", "other")
+        before.append(send_key(conn))
+    if start == "timestamp":
+        start = str(one(conn, "select clock_timestamp()"))
+    consumer(conn, p_start=start)
+    late.execute("begin")
+    running.append(send_key(late))
+    after = [send_key(conn)]
+    early.execute("commit")
+    late.execute("commit")
+    after.append(send_key(conn))
+    expected = {*after, *running, *(before if start == "earliest" else [])}
+    got = acked(conn, "s", "c")
+    assert sorted(got) == sorted(expected)
+    assert acked(conn, "s", "c") == []
+
+
+def test_a_consumer_can_start_at_a_time(conn: Conn, stream: int) -> None:
+    first = send_key(conn)
+    time.sleep(0.01)
+    since = one(conn, "select clock_timestamp()")
+    second = send_key(conn)
+    consumer(conn, p_start=str(since))
+    consumer(conn, "all", p_start="-infinity")
+    consumer(conn, "latest", p_start="infinity")
+    assert acked(conn, "s", "c") == [second]
+    assert acked(conn, "s", "all") == [first, second]
+    assert acked(conn, "s", "latest") == []
+
+
+def test_consumers_made_while_producers_run_get_each_message_once(
+    conn: Conn, url: str, stream: int
+) -> None:
+    """Each published message was visible when the consumer was made, or is delivered once."""
+    stop = threading.Event()
+
+    def produce(seed: int) -> None:
+        rng = random.Random(seed)
+        with connection.connect(url) as other:
+            while not stop.is_set():
+                other.execute("begin")
+                send_key(other)
+                time.sleep(rng.choice([0, 0, 0.002]))
+                send_key(other)
+                other.execute(rng.choice(["commit", "commit", "rollback"]))
+
+    threads = [threading.Thread(target=produce, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    skipped: dict[str, set[int]] = {}
+    delivered: dict[str, list[int]] = {}
+    visible = "select seq from pgqueue.messages"
+    try:
+        with connection.connect(url) as maker:
+            maker.autocommit = False
+            maker.isolation_level = IsolationLevel.REPEATABLE_READ
+            for i in range(20):
+                seen = {row[0] for row in maker.execute(visible).fetchall()}
+                consumer(maker, f"c{i}", ["none", "key"][i % 2], p_start="latest")
+                maker.commit()
+                skipped[f"c{i}"], delivered[f"c{i}"] = seen, []
+                for name, got in delivered.items():
+                    if rows := call(conn, "receive", "s", name, 7):
+                        value(conn, "ack", claim_of(rows))
+                        got += seqs_of(rows)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    published = {row[0] for row in conn.execute(visible).fetchall()}
+    for name, got in delivered.items():
+        got += acked(conn, "s", name)
+        assert len(got) == len(set(got)), f"{name}: delivered twice"
+        assert set(got) == published - skipped[name], name
+
+
+def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream: int) -> None:
+    objects = "select count(*) from pg_class where relnamespace = 'pgqueue'::regnamespace"
+    tables = [
+        row[0]
+        for row in conn.execute(
+            "select oid::regclass::text from pg_class where relkind in ('r', 'p')"
+            " and relnamespace = 'pgqueue'::regnamespace and not relispartition"
+        ).fetchall()
+    ]
+
+    def sizes() -> dict[str, int]:
+        return {t: one(conn, f"select count(*) from {t}") for t in tables}
+
+    value(conn, "drop_stream", "s")
+    value(conn, "create_stream", "kept")
+    value(conn, "create_consumer", "kept", "c", p_start="earliest")
+    value(conn, "send", "kept", "x")
+    before, objects_before = sizes(), one(conn, objects)
+    new = value(conn, "create_stream", "s")
+    id_ = consumer(conn)
+    send_all(conn, ["x"] * 4)
+    receive(conn, 1)
+    value(conn, "dead_letter", claim_of(receive(conn, 1)))
+    call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
+    stage(conn, new, 2)
+    publish(conn, new, [stage(conn, new, 1)], 1)
+    assert all(n > before[table] for table, n in sizes().items() if table != "pgqueue.installed")
+    value(conn, "drop_stream", "s")
+    assert sizes() == before
+    assert one(conn, objects) == objects_before
+    assert len(call(conn, "receive", "kept", "c")) == 1
+
+
+def test_a_dropped_consumer_leaves_nothing_and_the_others_go_on(conn: Conn) -> None:
+    for name in "ab":
+        consumer(conn, name)
+    sent = send_all(conn, ["x"] * 3)
+    for name in "ab":
+        value(conn, "dead_letter", claim_of(receive(conn, 1, name)))
+    lost, kept = receive(conn, 1, "a"), receive(conn, 1, "b")
+    value(conn, "drop_consumer", "s", "a")
+    assert value(conn, "ack", claim_of(lost)) == 0
+    assert value(conn, "ack", claim_of(kept)) == 1
+    assert states(conn, "a") == {}
+    assert states(conn, "b") == {sent[0]: "dead", sent[2]: "ready"}
+    assert internals.count(conn, "consumers") == 1
+    consumer(conn, "a")
+    assert acked(conn, "s", "a") == sent, "made again, it begins again"
+
+
+def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
+    conn: Conn, url: str
+) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 50)
+    value(conn, "ack", claim_of(receive(conn, 1)))  # what comes next needs no lock
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            assert len(receive(conn, 1)) == 1
+            dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+            wait_for_a_lock(conn)
+        dropped.result()
+    assert internals.count(conn, "claims") == 0
+    assert internals.count(conn, "runs") == 0
+
+
+def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn, url: str) -> None:
+    """Longer than a single try does."""
+    consumer(conn)
+    send(conn)
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            assert len(receive(conn)) == 1
+            dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+            time.sleep(1)
+            assert not dropped.done()
+        dropped.result()
+    assert internals.count(conn, "claims") == 0
+
+
+def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
+    conn: Conn, url: str
+) -> None:
+    consumer_id = consumer(conn)
+    send_all(conn, ["x"] * 1000)
+    value(conn, "ack", claim_of(receive(conn, 300)))
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            internals.lock_consumer(other, consumer_id)
+            conn.execute("begin")
+            assert len(receive(conn, 10)) == 10, "without the lock: from what is ready"
+        dropped = pool.submit(value, other, "drop_consumer", "s", "c")
+        wait_for_a_lock(conn)
+        conn.execute("commit")
+        dropped.result()
+    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "claims") == 0

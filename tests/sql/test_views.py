@@ -1,0 +1,60 @@
+"""What the views say of a queue."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.sql.queue import (
+    Conn,
+    claim_of,
+    consumer,
+    receive,
+    rows,
+    seconds,
+    send,
+    send_all,
+    stage,
+    state,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
+    consumer(conn, ordering="key", p_visibility_timeout=seconds(0.05))
+    k1, k2, a, b = send_all(conn, ["x"] * 4, p_keys=["k", "k", "l", "m"])
+    assert set(states(conn).values()) == {"new"}
+    assert (stats(conn).new, stats(conn).backlog, stats(conn).ready) == (4, 4, 0)
+    claim = claim_of(receive(conn, p_visibility_timeout=seconds(60)))
+    value(conn, "ack", claim, [b])
+    value(conn, "dead_letter", claim, [a])
+    value(conn, "nack", claim, None, seconds(60), "busy")
+    new = send(conn)
+    now_ = states(conn)
+    assert (now_[k1], now_[a], now_[new]) == ("delayed", "dead", "new")
+    assert now_.keys() == {k1, k2, a, new}
+    s = stats(conn)
+    assert (s.stream, s.consumer, s.ordering, s.new, s.dead) == ("s", "c", "key", 1, 1)
+    assert s.ready + s.delayed + s.waiting == 2
+    assert s.backlog == s.new + s.ready + s.delayed + s.waiting == 3
+    assert (s.claimed, s.claims, s.expired, s.next_expiry) == (0, 0, 0, None)
+    receive(conn, 1)
+    row = state(conn, new)
+    assert row.state == "claimed"
+    assert row.lease_until is not None
+    assert row.claim_id is not None
+    assert stats(conn).next_expiry == row.lease_until
+    time.sleep(0.1)
+    assert (stats(conn).claimed, stats(conn).claims, stats(conn).expired) == (1, 1, 1)
+    stage(conn, stream, 2)
+    conn.execute("analyze pgqueue.messages")
+    (row,) = rows(conn, "select * from pgqueue.stream_stats")
+    assert (row.stream, row.kind, row.consumers, row.messages) == ("s", "text", 1, 7)
+    assert row.last_publication == value(conn, "last_publication", stream) == 2
+    assert row.staged_blocks == 1
+    assert row.bytes > 0
