@@ -656,7 +656,7 @@ class Client:
         """
         return dict(
             self._rows(
-                "select what, n from pgqueue.maintain(%s::interval)",
+                "select what, deleted from pgqueue.maintain(%s::interval)",
                 _duration("staged_age", staged_age),
             )
         )

@@ -43,6 +43,7 @@ SETTINGS = {
     "full_page_writes": "off",
     "max_connections": 200,
     "max_wal_size": "4GB",
+    "max_prepared_transactions": 10,
     "log_lock_waits": "on",
 }
 

@@ -5,7 +5,7 @@
 -- txnAppId, whose names are used once. It releases no claim and deletes no published message.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 -- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks that it deletes.
-create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, message_count bigint)
+create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, deleted bigint)
 language plpgsql
 as $$
 declare

@@ -32,7 +32,7 @@ class Consumer:
     stream_id: int
     ordering: str
     cursor: Any
-    floors: list[tuple[int, int, int]]
+    scan_from: list[tuple[int, int, int]]
     max_ranges: int
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
@@ -60,19 +60,25 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     max_ranges = limit(conn, "ranges", 64)
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
-            "select seen, watched, parked, turn, open_claims, aside, mixed_claim, first_claim,"
-            " greatest(due_floor, '2000-01-01') as due_floor, clock_timestamp() as now"
-            " from pgqueue.consumer_cursors where consumer_id = %s",
+            "select k.next_publication, k.gaps, k.last_line_no, k.scan_lanes_from, k.open_claims,"
+            " k.blocked, k.unsplit_claim, k.busy_from, g.gap_nos, g.ids as gap_ids, g.total,"
+            " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
+            " from pgqueue.consumer_cursors k cross join lateral ("
+            " select coalesce(array_agg(gap_no), '{}') as gap_nos,"
+            " coalesce(range_agg(publication_ids), '{}') as ids,"
+            " coalesce(sum(pgqueue._cardinality(publication_ids)), 0) as total"
+            " from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g"
+            " where k.consumer_id = %s",
             [row.consumer_id],
         ).fetchall()
         assert len(cursors) == 1, f"consumer {row.consumer_id} has {len(cursors)} cursors"
-        floors = cur.execute(
-            "select (f).* from pgqueue.consumer_cursors, unnest(floors) f where consumer_id = %s",
+        scan_from = cur.execute(
+            "select (f).* from pgqueue.consumer_cursors, unnest(scan_from) f where consumer_id = %s",
             [row.consumer_id],
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
-            [tuple(f) for f in floors], max_ranges,
+            [tuple(f) for f in scan_from], max_ranges,
         )  # fmt: skip
     keys: dict[int, dict[int, str | None]] = defaultdict(dict)
     for row in cur.execute("select stream_id, seq, key from pgqueue.messages").fetchall():
@@ -87,16 +93,18 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         consumers[claim.consumer_id].claims.append(claim)
     for p in cur.execute("select * from pgqueue.publications").fetchall():
         seqs = numbers(p.seqs)
-        assert len(seqs) == p.n, f"publication {p.publication_id} counts {p.n}: {p.seqs}"
+        assert len(seqs) == p.message_count, f"{p}"
         for c in consumers.values():
             if c.stream_id == p.stream_id and (p.consumers is None or c.consumer_id in p.consumers):
                 assert not c.published & seqs, f"published twice: {c.published & seqs}"
                 c.published |= seqs
-                if not any(p.publication_id in r for r in c.cursor.seen):
+                if p.publication_id >= c.cursor.next_publication or any(
+                    p.publication_id in r for r in c.cursor.gap_ids
+                ):
                     c.untaken |= seqs
     for d in cur.execute("select * from pgqueue.dead_messages").fetchall():
         seqs = numbers(d.seqs)
-        assert len(seqs) == d.n, f"a dead letter counts {d.n}: {d.seqs}"
+        assert len(seqs) == d.message_count, f"{d}"
         consumers[d.consumer_id].dead.update(seqs)
     return list(consumers.values())
 
@@ -123,11 +131,11 @@ def check(
                 check_order(c)
         except AssertionError as error:
             error.add_note(f"in consumer {c.consumer_id}, ordering={c.ordering}")
-            for run in sorted(c.runs, key=lambda r: (r.position, r.first_seq))[:50]:
+            for run in sorted(c.runs, key=lambda r: (r.arrival_no, r.first_seq))[:50]:
                 error.add_note(f"{run}")
             for claim in c.claims[:20]:
                 error.add_note(f"{claim}")
-            error.add_note(f"{c.cursor} floors={c.floors}")
+            error.add_note(f"{c.cursor} scan_from={c.scan_from}")
             raise
 
 
@@ -137,7 +145,7 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
     for run in c.runs:
         seqs = numbers(run.seqs)
         assert seqs, f"an empty run: {run}"
-        assert run.n == len(seqs), f"a run of {len(seqs)} counts {run.n}: {run}"
+        assert run.message_count == len(seqs), f"a run of {len(seqs)}: {run}"
         assert run.first_seq == min(seqs), f"first_seq of {run}"
         assert len(run.seqs) <= c.max_ranges, f"a run of {len(run.seqs)} ranges: {run}"
         places.update(seqs)
@@ -150,10 +158,10 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
         assert not again, f"acknowledged, but still there: {again[:20]}"
         lost = sorted(c.published - places.keys() - done)
         assert not lost, f"lost: {lost[:20]}"
-    holes = numbers(c.cursor.watched), numbers(c.cursor.parked)
-    assert not holes[0] & holes[1], "holes both watched and parked"
-    for name, hole in zip(("watched", "parked"), holes, strict=True):
-        assert not any(h in r for h in hole for r in c.cursor.seen), f"seen, but still {name}"
+    gaps = numbers(c.cursor.gap_ids)
+    assert sorted(c.cursor.gaps) == sorted(c.cursor.gap_nos), "gaps that the cursor does not know"
+    assert len(gaps) == c.cursor.total, "an id in two gaps"
+    assert all(1 <= g < c.cursor.next_publication for g in gaps), "a gap beyond what was taken"
 
 
 def check_claims(c: Consumer) -> None:
@@ -162,11 +170,11 @@ def check_claims(c: Consumer) -> None:
     for run in c.runs:
         assert (run.claim_id is not None) == (run.state == "claimed"), f"a claim of {run}"
         if run.claim_id is not None:
-            held[run.claim_id] += run.n
+            held[run.claim_id] += run.message_count
     for claim in c.claims:
         assert claim.remaining == held.pop(claim.claim_id, 0), f"remaining of {claim}"
         assert claim.live or claim.remaining == 0, f"a claim that ended holds messages: {claim}"
-        assert claim.remaining + claim.settled <= claim.n, f"{claim}"
+        assert claim.remaining + claim.settled + claim.dead_lettered <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
         assert claim.ordered == (c.ordering != "none")
     assert not held, f"claimed by no claim: {held}"
@@ -176,22 +184,27 @@ def check_line(c: Consumer) -> None:
     """1 no loss: what is ready or delayed will be found by a claim."""
     now: datetime = c.cursor.now
     for run in c.runs:
-        assert run.turn <= c.cursor.turn, f"a place not given out yet: {run}"
-        assert run.position <= c.cursor.turn, f"a position not given out yet: {run}"
+        assert run.line_no <= c.cursor.last_line_no, f"a place not given out yet: {run}"
+        assert run.arrival_no <= c.cursor.last_line_no, f"an arrival not given out yet: {run}"
         if run.state == "ready":
-            floor = [f for f in c.floors if f[0] == run.rank]
-            assert floor, f"no floor for the rank of a ready run: {run}"
-            assert (run.turn, run.first_seq) >= floor[0][1:], f"below the floor {floor[0]}: {run}"
+            place = [f for f in c.scan_from if f[0] == run.lane]
+            beyond = c.cursor.scan_lanes_from is not None and run.lane >= c.cursor.scan_lanes_from
+            assert place or beyond, f"a ready run in a lane that is not looked at: {run}"
+            if place:
+                assert (run.line_no, run.first_seq) >= place[0][1:], f"before {place[0]}: {run}"
         if run.state == "delayed":
             assert run.not_visible_until is not None, f"delayed for ever: {run}"
-            assert run.not_visible_until >= c.cursor.due_floor, f"below the due floor: {run}"
+            assert run.not_visible_until >= c.cursor.due_from, f"before due_from: {run}"
         if c.ordering == "none":
             assert run.key is None, f"a key: {run}"
             assert run.state != "waiting", f"waiting for nothing: {run}"
-            assert run.rank == -run.priority, f"the rank of {run}"
+            assert run.lane == -run.priority, f"the lane of {run}"
             if run.state == "ready" and run.not_visible_until is not None:
                 assert run.not_visible_until <= now, f"ready too early: {run}"
-    assert len({f[0] for f in c.floors}) == len(c.floors), f"two floors of a rank: {c.floors}"
+    lanes = [f[0] for f in c.scan_from]
+    assert lanes == sorted(set(lanes)), f"a lane twice, or out of order: {c.scan_from}"
+    if c.cursor.scan_lanes_from is not None:
+        assert all(lane < c.cursor.scan_lanes_from for lane in lanes), f"{c.scan_from}"
 
 
 def check_order(c: Consumer) -> None:
@@ -199,15 +212,15 @@ def check_order(c: Consumer) -> None:
     cursor = c.cursor
     claims_open = [claim for claim in c.claims if claim.remaining > 0]
     assert cursor.open_claims == len(claims_open), f"open_claims {cursor.open_claims}"
-    aside_runs = [run for run in c.runs if run.state != "claimed" and run.key is not None]
-    assert cursor.aside == len(aside_runs), f"aside is {cursor.aside}, not {len(aside_runs)}"
-    if cursor.mixed_claim is not None:
-        assert [cursor.mixed_claim] == [claim.claim_id for claim in claims_open], "mixed_claim"
-    assert all(claim.claim_id >= cursor.first_claim for claim in claims_open), "first_claim"
+    blocked_runs = [run for run in c.runs if run.state != "claimed" and run.key is not None]
+    assert cursor.blocked == len(blocked_runs), f"blocked: {cursor.blocked}"
+    if cursor.unsplit_claim is not None:
+        assert [cursor.unsplit_claim] == [claim.claim_id for claim in claims_open], "unsplit"
+    assert all(claim.claim_id >= cursor.busy_from for claim in claims_open), "busy_from"
     if c.ordering == "stream":
         assert len(claims_open) <= 1, f"{len(claims_open)} claims of a stream are open"
 
-    # by key, (position, seq) and where it is
+    # by key, (arrival_no, seq) and where it is
     claimed: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     line: dict[str, list[tuple[int, int]]] = defaultdict(list)
     aside: dict[str, list[Any]] = defaultdict(list)
@@ -218,30 +231,30 @@ def check_order(c: Consumer) -> None:
             assert keys == {run.key}, f"keys {keys} in {run}"
         if run.state == "claimed":
             if run.key is None and keys != {None}:
-                assert run.claim_id == cursor.mixed_claim, f"not split by key: {run}"
+                assert run.claim_id == cursor.unsplit_claim, f"not split by key: {run}"
             for s in seqs:
                 key = "" if c.ordering == "stream" else c.keys[s]
                 if key is not None:
-                    claimed[key].append((run.position, s, run.claim_id))
+                    claimed[key].append((run.arrival_no, s, run.claim_id))
         elif run.key is not None:
-            assert run.rank == -1, f"the rank of {run}"
+            assert run.lane == -1, f"the lane of {run}"
             aside[run.key].append(run)
         else:
-            assert run.rank == 0, f"the rank of {run}"
-            assert run.turn == run.position, f"the place in the line of {run}"
+            assert run.lane == 0, f"the lane of {run}"
+            assert run.line_no == run.arrival_no, f"the place in the line of {run}"
             assert run.state in ("ready", "delayed"), f"waiting without a key: {run}"
             if run.state == "delayed":
                 assert keys == {None}, f"keys {keys} in {run}"
             for s in seqs:
                 key = "" if c.ordering == "stream" else c.keys[s]
                 if key is not None:
-                    line[key].append((run.position, s))
+                    line[key].append((run.arrival_no, s))
 
     for key, messages in claimed.items():
         holders = {claim for _, _, claim in messages}
         assert len(holders) == 1, f"key {key!r} is in the claims {holders}"
     for key, runs in aside.items():
-        runs.sort(key=lambda r: (r.position, r.first_seq))
+        runs.sort(key=lambda r: (r.arrival_no, r.first_seq))
         first, *later = runs
         for run in later:
             assert run.state == "waiting", f"key {key!r}: not its first, but {run.state}: {run}"
@@ -253,7 +266,7 @@ def check_order(c: Consumer) -> None:
             assert first.not_visible_until <= cursor.now, f"ready too early: {first}"
     for key in claimed.keys() | aside.keys():
         held = [(p, s) for p, s, _ in claimed.get(key, [])]
-        set_aside = [(r.position, s) for r in aside.get(key, []) for s in numbers(r.seqs)]
+        set_aside = [(r.arrival_no, s) for r in aside.get(key, []) for s in numbers(r.seqs)]
         in_line = line.get(key, [])
         for before, after in ((held, set_aside), (held, in_line), (set_aside, in_line)):
             if before and after:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import namedtuple_row
+from psycopg.types.multirange import Multirange
 from psycopg.types.range import Range
 
 # Plain words for the tables of the schema pgqueue.
@@ -20,6 +21,7 @@ TABLES = {
     "publications": "publications",
     "consumers": "consumers",
     "cursors": "consumer_cursors",
+    "gaps": "consumer_gaps",
     "runs": "consumer_messages",
     "claims": "claims",
     "dead letters": "dead_messages",
@@ -58,7 +60,7 @@ def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
         conn,
         "select s from pgqueue.consumer_messages m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s"
-        " where claim_id = %s order by rank, position, s",
+        " where claim_id = %s order by lane, arrival_no, s",
         claim_id,
     )
     return [row.s for row in found]
@@ -87,7 +89,7 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
 
 def unsplit_claim(conn: psycopg.Connection) -> int | None:
     """The one claim of the only consumer whose messages were not yet split by key."""
-    (row,) = rows(conn, "select mixed_claim as claim_id from pgqueue.consumer_cursors")
+    (row,) = rows(conn, "select unsplit_claim as claim_id from pgqueue.consumer_cursors")
     return row.claim_id
 
 
@@ -95,7 +97,7 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
     """The dead letters, oldest first, one per run that died."""
     return rows(
         conn,
-        "select n as message_count, priority, deliver_count, reason, details, claim_id"
+        "select message_count, priority, deliver_count, reason, details, claim_id"
         " from pgqueue.dead_messages order by dead_id",
     )
 
@@ -117,7 +119,7 @@ def publications(conn: psycopg.Connection) -> list[Any]:
     """The parts of all publications, by priority and time: their size, and for when they are."""
     return rows(
         conn,
-        "select n as message_count, priority, deliver_at::text from pgqueue.publications p"
+        "select message_count, priority, deliver_at::text from pgqueue.publications p"
         " order by priority, p.deliver_at",
     )
 
@@ -175,7 +177,7 @@ def insert_messages(conn: psycopg.Connection, stream: int, n: int, key: str = "n
     return [row.seq for row in found]
 
 
-# The cursor, and holes in what was taken
+# The cursor, and gaps in what was taken
 
 
 @dataclass
@@ -184,54 +186,44 @@ class Cursor:
 
     Attributes:
         taken: taken, or known to be dead.
-        watched: holes in it that every claim looks into.
-        parked: holes that are looked into once in a while.
+        gaps: not visible when it looked, and watched since.
+        rows: how many rows the gaps are stored in.
     """
 
-    taken: list[Range[int]]
-    watched: list[Range[int]]
-    parked: list[Range[int]]
+    taken: Multirange[int]
+    gaps: Multirange[int]
+    rows: int
 
 
 def cursor_of(conn: psycopg.Connection, consumer: str = "c") -> Cursor:
     """The cursor of the one consumer of this name."""
     (row,) = rows(
         conn,
-        "select seen as taken, watched, parked from pgqueue.consumer_cursors"
-        " join pgqueue.consumers using (consumer_id) where name = %s",
+        "select int8multirange(int8range(1, next_publication)) - g.ids as taken, g.ids as gaps,"
+        " cardinality(k.gaps) as rows"
+        " from pgqueue.consumer_cursors k join pgqueue.consumers using (consumer_id)"
+        " cross join lateral (select coalesce(range_agg(publication_ids), '{}') as ids"
+        " from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g where name = %s",
         consumer,
     )
-    return Cursor(list(row.taken), list(row.watched), list(row.parked))
+    return Cursor(row.taken, row.gaps, row.rows)
 
 
-def ids(first: int, last: int) -> list[Range[int]]:
+def ids(first: int, last: int) -> Multirange[int]:
     """The ids from first to last, as `Cursor` has them."""
-    return [Range(first, last + 1)]
+    return Multirange([Range(first, last + 1)])
 
 
-def leave_hole(conn: psycopg.Connection, first: int, last: int) -> None:
+def leave_gap(conn: psycopg.Connection, first: int, last: int) -> None:
     """The only consumer takes back that it has taken these publications."""
     conn.execute(
-        "update pgqueue.consumer_cursors set seen = seen - int8multirange(int8range(%s, %s, '[]'))",
+        "with gap as (insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids,"
+        " range_count, publishers, look) select consumer_id, nextval('pgqueue.gap_numbers'),"
+        " int8multirange(int8range(%s, %s, '[]')), 1, '{}', true from pgqueue.consumers"
+        " returning gap_no)"
+        " update pgqueue.consumer_cursors set gaps = gaps || gap_no from gap",
         [first, last],
     )
-
-
-def restore_elsewhere(conn: psycopg.Connection, hole: int, parked: bool) -> None:
-    """The only consumer has a hole that waits for a transaction of a cluster far ahead of this."""
-    conn.execute(
-        "update pgqueue.consumer_cursors set seen = seen - int8multirange(int8range(%(hole)s,"
-        " %(hole)s, '[]')), watched = '{}', parked = '{}'",
-        {"hole": hole},
-    )
-    name = "parked" if parked else "watched"
-    conn.execute(
-        f"update pgqueue.consumer_cursors set {name} = int8multirange(int8range(%s, %s, '[]')),"
-        f" {name}_below = '4611686018427387904'".encode(),
-        [hole, hole],
-    )
-    if parked:
-        conn.execute("update pgqueue.consumer_cursors set parked_probe = 'infinity'")
 
 
 # One take of at most so many publications, as a claim does it but smaller.
@@ -244,7 +236,8 @@ begin
     select * into v_consumer from pgqueue.consumers where name = 'c';
     perform pgqueue._lock_consumer(v_consumer.consumer_id);
     v_stored := pgqueue._cursor(v_consumer.consumer_id);
-    perform pgqueue._save_cursor(v_stored, pgqueue._take(v_consumer, v_stored, null, {}), true);
+    perform pgqueue._save_cursor(
+        v_stored, (pgqueue._take(v_consumer, v_stored, null, {})).o_cursor, true);
 end $$
 """
 
@@ -282,12 +275,12 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
             "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
             f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
             f" from generate_series(1, {n}) i returning seq)"
-            f" select pgqueue.stage('bulk', nextval('pgqueue.claims_claim_id_seq'), {stream},"
+            f" select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), {stream},"
             " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
         ).encode()
     )
     conn.execute(
-        "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], n)"
+        "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], message_count)"
         " from pgqueue.staged_writes"
     )
 
@@ -312,7 +305,7 @@ def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | Non
     conn.execute(
         (
             f"with sent as ({numbers})"
-            " insert into pgqueue.publications (publication_id, n, published_at, stream_id,"
+            " insert into pgqueue.publications (publication_id, message_count, published_at, stream_id,"
             f" priority, seqs) select nextval('pgqueue.publication_{stream}'), 1,"
             f" clock_timestamp(), {stream}, 0, int8multirange(int8range(seq, seq, '[]')) from sent"
         ).encode()
@@ -325,7 +318,9 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     keyed: for an ordered consumer, whose messages are in n / 3 keys: one is claimed, one delayed
     and one waiting.
     """
-    state = "state, rank, priority, deliver_count, position, turn, first_seq, n, seqs, key"
+    state = (
+        "state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key"
+    )
     in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
     conn.execute(
         (
@@ -342,14 +337,14 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     )
     conn.execute(
         "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-        " visibility_timeout, n, remaining) overriding system value"
+        " visibility_timeout, message_count, remaining)"
         " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
         " from pgqueue.consumer_messages where claim_id > 1000000",
         [keyed],
     )
     if keyed:
         conn.execute(
-            "update pgqueue.consumer_cursors set aside ="
+            "update pgqueue.consumer_cursors set blocked ="
             " (select count(*) from pgqueue.consumer_messages where key is not null"
             "  and state <> 'claimed'),"
             " open_claims = (select count(*) from pgqueue.claims)"
@@ -359,8 +354,8 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
 def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
     """Messages of consumer 1 that are ready, each in a run of its own, behind one another."""
     conn.execute(
-        "insert into pgqueue.consumer_messages (consumer_id, state, rank, priority, deliver_count,"
-        " position, turn, first_seq, n, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
+        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
+        " arrival_no, line_no, first_seq, message_count, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
         " int8multirange(int8range(i, i, '[]')) from generate_series(%s::bigint, %s) i",
         [first, last],
     )

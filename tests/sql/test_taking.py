@@ -29,14 +29,6 @@ from tests.sql.queue import (
 )
 
 
-def taken_beside_rollbacks(conn: Conn, n: int) -> None:
-    """A hole, and a message behind it that is taken; n times."""
-    for _ in range(n):
-        dead_publication(conn)
-        send_key(conn)
-        acked(conn, "s", "c")
-
-
 @pytest.mark.all_versions
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
@@ -87,7 +79,7 @@ def test_a_publication_that_was_rolled_back_is_closed(
     assert got == [2, 4, 6]
     assert acked(conn, "s", "c") == []
     assert cursor_of(conn).taken == ids(1, 6)
-    assert not cursor_of(conn).watched
+    assert not cursor_of(conn).gaps
 
 
 def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
@@ -114,7 +106,7 @@ def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
 def test_a_taker_that_has_an_id_already_does_not_close_younger_holes(
     conn: Conn, session: Session, stream: int, ordering: str, twice: bool
 ) -> None:
-    """The bound of a hole is an id that was assigned after the look."""
+    """Who may fill it is asked after the look."""
     consumer(conn, ordering=ordering)
     taker, late = session(), session()
     taker.execute("begin")
@@ -156,34 +148,10 @@ def test_a_taker_that_rolls_back_to_a_savepoint_has_taken_nothing(
     checker.check(conn, {1: {first, second}})
 
 
-def test_holes_of_another_cluster_are_dead(conn: Conn, stream: int) -> None:
-    """After a restore, the ids of transactions mean nothing."""
-    consumer(conn)
-    dead_publication(conn)
-    send_key(conn)
-    acked(conn, "s", "c")
-    internals.restore_elsewhere(conn, hole=1, parked=False)
-    assert acked(conn, "s", "c") == []
-    send_key(conn)
-    assert acked(conn, "s", "c") == [3]
-    assert cursor_of(conn).taken == ids(1, 3)
-
-
-def test_parked_holes_of_another_cluster_are_dead(conn: Conn, stream: int) -> None:
-    consumer(conn)
-    dead_publication(conn)
-    send_key(conn)
-    acked(conn, "s", "c")
-    internals.restore_elsewhere(conn, hole=1, parked=True)
-    send_key(conn)
-    assert acked(conn, "s", "c") == [3]
-    assert cursor_of(conn).taken == ids(1, 3)
-
-
-def test_a_taker_that_has_written_trusts_no_id_beyond_its_snapshot(
+def test_a_taker_that_takes_often_in_one_transaction_keeps_the_gap_of_a_running_publisher(
     conn: Conn, session: Session, stream: int
 ) -> None:
-    """It may be its own: taken twice in one transaction, the hole of a running publisher stays."""
+    """Taken twice in one transaction, the gap of a running publisher stays."""
     consumer(conn)
     taker, late = session(), session()
     late.execute("begin")
@@ -196,76 +164,6 @@ def test_a_taker_that_has_written_trusts_no_id_beyond_its_snapshot(
         value(taker, "ack", claim_of(rows))
     taker.execute("commit")
     late.execute("commit")
-    assert acked(conn, "s", "c") == [first]
-
-
-@pytest.mark.parametrize("ordering", ["none", "key"])
-def test_old_transactions_park_holes_and_lose_none(
-    conn: Conn, session: Session, stream: int, ordering: str
-) -> None:
-    """An idle transaction keeps every rollback open: they are parked, and nothing is lost."""
-    consumer(conn, ordering=ordering)
-    idle = session()
-    idle.execute("begin")
-    first = send_key(idle, "old")
-    got, sent = [], []
-    for _ in range(150):
-        dead_publication(conn)
-        sent.append(send_key(conn))
-        got += acked(conn, "s", "c")
-    assert got == sent
-    assert cursor_of(conn).parked
-    watched = len(cursor_of(conn).watched)
-    assert watched <= 65, f"{watched} holes are looked into at every claim"
-    idle.execute("commit")
-    clock.look_again(conn)
-    got = acked(conn, "s", "c")
-    assert got == [first]
-    sent = send_key(conn)
-    assert acked(conn, "s", "c") == [sent]
-    acked(conn, "s", "c")
-    assert cursor_of(conn).taken == ids(1, 302)
-    assert not cursor_of(conn).parked
-
-
-def test_a_parked_hole_is_found_within_about_a_second(
-    conn: Conn, session: Session, stream: int
-) -> None:
-    """A publisher that commits while another old transaction goes on."""
-    consumer(conn)
-    idle, late = session(), session()
-    idle.execute("begin")
-    idle.execute("select pg_current_xact_id()")
-    late.execute("begin")
-    first = send_key(late)
-    taken_beside_rollbacks(conn, 80)
-    assert any(1 in hole for hole in cursor_of(conn).parked)
-    late.execute("commit")
-    end = time.monotonic() + 3
-    while not (got := acked(conn, "s", "c")) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert got == [first]
-
-
-def test_a_hole_that_is_parked_beside_older_ones_waits_for_its_own_publisher(
-    conn: Conn, session: Session, stream: int
-) -> None:
-    consumer(conn)
-    old, late = session(), session()
-    old.execute("begin")
-    old.execute("select pg_current_xact_id()")
-    taken_beside_rollbacks(conn, 70)
-    assert cursor_of(conn).parked
-    late.execute("begin")
-    first = send_key(late)
-    taken_beside_rollbacks(conn, 140)
-    assert any(141 in hole for hole in cursor_of(conn).parked)
-    old.execute("commit")
-    for _ in range(3):
-        send_key(conn)
-        assert len(acked(conn, "s", "c")) == 1
-    late.execute("commit")
-    clock.look_again(conn)
     assert acked(conn, "s", "c") == [first]
 
 
@@ -312,7 +210,7 @@ def test_a_rewind_larger_than_the_limit_is_taken_again_whole(conn: Conn, stream:
     for _ in range(12):
         send_key(conn)
     assert len(acked(conn, "s", "c")) == 12
-    internals.leave_hole(conn, 2, 10)
+    internals.leave_gap(conn, 2, 10)
     for _ in range(6):
         internals.take(conn, 3)
     (c,) = checker.read(conn)
@@ -452,22 +350,3 @@ def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
     assert got[-1] == second
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
-def test_for_order_many_old_holes_come_before_what_is_beyond(
-    conn: Conn, stream: int, session: Session, ordering: str
-) -> None:
-    """Without order, more than 64 beside an old transaction are looked into once a second."""
-    consumer(conn, ordering=ordering)
-    producer, old = session(), session()
-    old.execute("begin")
-    old.execute("select pg_current_xact_id()")
-    producer.execute("begin")
-    for _ in range(70):
-        send_key(producer)
-        send_key(conn, "other")
-        acked(conn, "s", "c")
-    assert cursor_of(conn).parked
-    producer.execute("commit")
-    second = send_key(producer)
-    got = acked(conn, "s", "c")
-    assert (len(got), got[-1]) == (71, second)

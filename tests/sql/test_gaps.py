@@ -1,0 +1,380 @@
+"""Gaps in what was taken: found whenever their producer commits, closed when it cannot any more.
+
+Who may still fill a gap is told by the publish lock, so nothing that does not publish matters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from spark_pgqueue import connection, schema
+from tests.conftest import GivenServer, Server
+from tests.sql import checker, internals
+from tests.sql.cost import cost as buffers
+from tests.sql.internals import cursor_of, ids
+from tests.sql.queue import Session, acked, call, consumer, dead_publication, send_key, value
+
+Conn = psycopg.Connection
+ORDERINGS = ["none", "key", "stream"]
+
+
+def idle_with_an_id(session: Session) -> Conn:
+    """A transaction that has an id, publishes nothing, and stays open."""
+    conn = session()
+    conn.execute("begin")
+    conn.execute("select pg_current_xact_id()")
+    return conn
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
+    conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    idle_with_an_id(session)
+    got = []
+    for _ in range(20):
+        dead_publication(conn)
+        send_key(conn)
+        got += acked(conn, "s", "c")
+    assert got == list(range(2, 41, 2))
+    assert not cursor_of(conn).gaps
+    assert cursor_of(conn).taken == ids(1, 40)
+
+
+def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """6. By buffers, as nothing is left of the gaps once the rollbacks were seen."""
+    consumer(conn)
+    idle_with_an_id(session)
+
+    def cycle() -> int:
+        send_key(conn)
+        cost = buffers(conn, "select pgqueue.claim('s', 'c', 10)")
+        acked(conn, "s", "c")
+        value(conn, "ack", internals.last_claim(conn, "c"))
+        return cost
+
+    few = max(cycle() for _ in range(3))
+    conn.execute(
+        "do $$ begin for i in 1..30000 loop begin perform pgqueue.send('s', 'x');"
+        " raise exception using errcode = 'P0009'; exception when sqlstate 'P0009' then null;"
+        " end; end loop; end $$"
+    )
+    for _ in range(3):
+        cycle()
+    assert min(cycle() for _ in range(3)) <= few + 10
+    assert not cursor_of(conn).gaps
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_ends(
+    conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    """Its ids alternate with those of others: claims neither look into it nor write it anew."""
+    consumer(conn, ordering=ordering)
+    late = session()
+    late.execute("begin")
+
+    def cycle() -> tuple[int, int]:
+        before = wal(conn)
+        first = send_key(late, "late")
+        sent = send_key(conn)
+        cost = buffers(conn, "select pgqueue.claim('s', 'c', 10)")
+        value(conn, "ack", internals.last_claim(conn, "c"))
+        mine.append(first)
+        assert sent
+        return cost, wal(conn) - before
+
+    mine: list[int] = []
+    for _ in range(30):
+        cycle()
+    few = [cycle() for _ in range(20)]
+    for _ in range(400):
+        mine.append(send_key(late, "late"))
+        send_key(conn)
+        acked(conn, "s", "c")
+    many = [cycle() for _ in range(20)]
+    assert cursor_of(conn).rows <= 40
+    # the middle of each: now and then small gaps are merged
+    assert sorted(m[0] for m in many)[10] <= sorted(f[0] for f in few)[10] * 1.5 + 20
+    assert sorted(m[1] for m in many)[10] <= sorted(f[1] for f in few)[10] * 2 + 4000
+    late.execute("commit")
+    assert acked(conn, "s", "c") == mine
+    assert acked(conn, "s", "c") == []
+    assert not cursor_of(conn).gaps
+    checker.check(conn)
+
+
+def wal(conn: Conn) -> int:
+    row = conn.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def test_a_transaction_of_20000_sends_is_walked_over_once(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """What is published and not visible yet costs a poll nothing, with nothing behind it."""
+    consumer(conn)
+    poll = "select pgqueue.claim('s', 'c', 10)"
+    conn.execute(poll)
+    few = buffers(conn, poll)
+    late = session()
+    late.execute("begin")
+    late.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 20000)")
+    for _ in range(3):
+        conn.execute(poll)
+    assert buffers(conn, poll) <= few + 30
+    after = send_key(conn)
+    assert acked(conn, "s", "c") == [after]
+    late.execute("commit")
+    assert len(acked(conn, "s", "c", 30000)) == 20000
+    assert not cursor_of(conn).gaps
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_gap_of_two_producers_is_found_when_the_first_commits(
+    conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    one, two = session(), session()
+    for late in (one, two):
+        late.execute("begin")
+    first, second, third = send_key(one, "1"), send_key(two, "2"), send_key(one, "1")
+    last = send_key(conn)
+    for _ in range(3):
+        assert acked(conn, "s", "c") in ([last], [])
+    two.execute("commit")
+    assert acked(conn, "s", "c") == [second]
+    for _ in range(3):
+        assert acked(conn, "s", "c") == []
+    one.execute("commit")
+    assert acked(conn, "s", "c") == [first, third]
+    acked(conn, "s", "c")
+    assert cursor_of(conn).taken == ids(1, 4)
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_for_order_what_was_in_gaps_comes_before_what_is_beyond(
+    conn: Conn, stream: int, session: Session, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    producer = session()
+    idle_with_an_id(session)
+    producer.execute("begin")
+    for _ in range(70):
+        send_key(producer)
+        send_key(conn, "other")
+        acked(conn, "s", "c")
+    producer.execute("commit")
+    second = send_key(producer)
+    got = acked(conn, "s", "c")
+    assert (len(got), got[-1]) == (71, second)
+
+
+def test_a_consumer_made_beside_an_open_producer_gets_what_it_commits(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Latest: what is visible now is skipped, and nothing else."""
+    late = session()
+    late.execute("begin")
+    first = send_key(late)
+    send_key(conn)
+    consumer(conn, p_start="latest")
+    assert acked(conn, "s", "c") == []
+    late.execute("commit")
+    assert acked(conn, "s", "c") == [first]
+
+
+def test_a_gap_of_a_killed_producer_is_closed(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    with connection.connect(conn.info.dsn) as late:
+        late.execute("begin")
+        send_key(late)
+        last = send_key(conn)
+        assert acked(conn, "s", "c") == [last]
+        conn.execute("select pg_terminate_backend(%s)", [late.info.backend_pid])
+        with pytest.raises(psycopg.Error):
+            late.execute("select 1")
+    end = time.monotonic() + 10
+    while cursor_of(conn).gaps and time.monotonic() < end:
+        assert acked(conn, "s", "c") == []
+    assert cursor_of(conn).taken == ids(1, 2)
+
+
+def prepare(conn: Conn, name: str) -> list[int]:
+    """Two messages of a prepared transaction (notifications cannot be part of one)."""
+    conn.execute("begin")
+    sent = [send_key(conn), send_key(conn)]
+    conn.execute(f"prepare transaction '{name}'".encode())
+    return sent
+
+
+@pytest.mark.parametrize("restart", ["", "fast", "immediate"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
+    server: Server, url: str, restart: str, end: str
+) -> None:
+    if isinstance(server, GivenServer):
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+    name = f"gap_{restart}_{end}"
+    with connection.connect(url) as conn, connection.connect(url) as late:
+        value(conn, "create_stream", "s", p_notify=False)
+        consumer(conn)
+        sent = prepare(late, name)
+        last = send_key(conn)
+        assert acked(conn, "s", "c") == [last]
+        assert acked(conn, "s", "c") == []
+        conn.execute("checkpoint")
+    if restart:
+        server.restart(restart)
+    with connection.connect(url) as conn:
+        for _ in range(3):
+            assert acked(conn, "s", "c") == []
+        other = send_key(conn)
+        assert acked(conn, "s", "c") == [other]
+        assert cursor_of(conn).gaps == ids(1, 2)
+        conn.execute(f"{end} prepared '{name}'".encode())
+        assert acked(conn, "s", "c") == (sent if end == "commit" else [])
+        acked(conn, "s", "c")
+        assert cursor_of(conn).taken == ids(1, 4)
+
+
+def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
+    """Producers died with the server; the virtual ids of theirs may be given out again."""
+    if isinstance(server, GivenServer):
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+    late = connection.connect(url)
+    with connection.connect(url) as conn:
+        value(conn, "create_stream", "s")
+        consumer(conn)
+        late.execute("begin")
+        send_key(late)
+        last = send_key(conn)
+        assert acked(conn, "s", "c") == [last]
+        conn.execute("checkpoint")
+    server.restart("immediate")
+    late.close()
+    with connection.connect(url) as conn:
+        sent = send_key(conn)
+        assert sent in acked(conn, "s", "c")
+        acked(conn, "s", "c")
+        assert not cursor_of(conn).gaps
+
+
+def test_nothing_is_lost_across_a_dump_and_restore(
+    server: Server, conn: Conn, session: Session, stream: int
+) -> None:
+    """In another cluster ids of transactions start anew; what holds a gap open is not among them."""
+    consumer(conn)
+    for _ in range(80):
+        dead_publication(conn)
+        send_key(conn)
+        acked(conn, "s", "c")
+    other = session()
+    other.execute("begin")
+    send_key(other)
+    kept = send_key(conn)
+    assert acked(conn, "s", "c") == [kept]
+
+    tables = ["streams", "publications", "consumers", "cursors", "gaps", "runs", "claims"]
+    copies = {}
+    for what in tables:
+        name = internals.table(what)
+        with conn.cursor().copy(f"copy {name} to stdout".encode()) as copy:
+            copies[name] = b"".join(copy)
+    other.execute("rollback")
+    with connection.connect(conn.info.dsn) as restored:
+        restored.execute("drop schema pgqueue cascade")
+        schema.install(restored)
+        value(restored, "create_stream", "s")
+        restored.execute("delete from pgqueue.streams")
+        for name, data in copies.items():
+            with restored.cursor().copy(f"copy {name} from stdin".encode()) as copy:
+                copy.write(data)
+        restored.execute("select setval('pgqueue.publication_1', 162), setval('pgqueue.seq_1', 162),"
+                         " setval('pgqueue.gap_numbers', 1000000)")  # fmt: skip
+        late = session()
+        late.execute("begin")
+        first = send_key(late)
+        second = send_key(restored)
+        assert acked(restored, "s", "c") == [second]
+        for _ in range(3):
+            assert acked(restored, "s", "c") == []
+        late.execute("commit")
+        assert acked(restored, "s", "c") == [first]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_racing_producers_and_takers_lose_and_repeat_nothing(
+    url: str, ordering: str
+) -> None:
+    """Producers that abort, use savepoints, sleep, publish from several levels, and are killed."""
+    with connection.connect(url) as conn:
+        value(conn, "create_stream", "s", p_notify=False)
+        consumer(conn, ordering=ordering)
+    stop = threading.Event()
+    sent: list[int] = []
+    got: list[int] = []
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[Conn], None]) -> None:
+        try:
+            while not stop.is_set():
+                with connection.connect(url) as conn:
+                    work(conn)
+        except BaseException as error:
+            errors.append(error)
+
+    def produce(conn: Conn) -> None:
+        isolation = ["read committed", "repeatable read"][len(sent) % 2]
+        for turn in range(15):
+            try:
+                conn.execute(f"begin transaction isolation level {isolation}".encode())
+                mine = [send_key(conn, f"k{turn % 3}")]
+                conn.execute("savepoint a")
+                send_key(conn)
+                conn.execute("rollback to a")
+                conn.execute("select pg_sleep(random() * 0.01)")
+                mine.append(send_key(conn, f"k{turn % 3}"))
+                if turn == 7:
+                    os.kill(conn.info.backend_pid, signal.SIGTERM)
+                    conn.execute("select pg_sleep(1)")
+                conn.execute("rollback" if turn % 4 == 1 else "commit")
+                if turn % 4 != 1:
+                    sent.extend(mine)
+            except psycopg.OperationalError:
+                return
+
+    def take(conn: Conn) -> None:
+        for _ in range(40):
+            rows = call(conn, "receive", "s", "c", 7)
+            if rows:
+                value(conn, "ack", rows[0].claim_id)
+                got.extend(row.seq for row in rows)
+
+    threads = [threading.Thread(target=run, args=[work]) for work in [produce] * 3 + [take] * 3]
+    for thread in threads:
+        thread.start()
+    time.sleep(4)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    with connection.connect(url) as conn:
+        for _ in range(3):
+            got += acked(conn, "s", "c")
+        assert sorted(got) == sorted(sent)
+        assert len(sent) > 100
+        assert not cursor_of(conn).gaps
+
+
