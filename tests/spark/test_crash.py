@@ -16,6 +16,7 @@ import pytest
 
 from tests.processes import Child
 from tests.spark.conftest import Queue
+from tests.sql import internals
 
 pytestmark = [
     *(pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)),
@@ -80,10 +81,9 @@ def application(queue: Queue, trigger: str) -> Child:
 def wait_for_more(queue: Queue, child: Child) -> None:
     """Wait until the application has published something that was not there before."""
     child.wait_for("started", 180)
-    count = "select count(*) from pgqueue.sink_batches"
-    before = queue.sql(count)
+    before = queue.look(internals.count, "sink batches")
     end = time.monotonic() + 180
-    while queue.sql(count) == before:
+    while queue.look(internals.count, "sink batches") == before:
         assert child.process.poll() is None, child.output[-5000:]
         assert time.monotonic() < end, child.output[-5000:]
         time.sleep(0.05)

@@ -46,6 +46,17 @@ def table(what: str) -> str:
     return f"pgqueue.{TABLES[what]}"
 
 
+def index_of(conn: psycopg.Connection, what: str) -> str:
+    """The name of an index of one of `TABLES` that is no constraint."""
+    (row,) = rows(
+        conn,
+        "select min(indexrelid::regclass::text) as name from pg_index where not indisunique"
+        " and indrelid = %s::regclass",
+        table(what),
+    )
+    return row.name
+
+
 # What consumers hold
 
 

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spark_pgqueue import connection, embedded, schema
 from spark_pgqueue.errors import PgQueueError
-from tests.sql import checker
+from tests.sql import checker, internals
 from tests.sql.queue import acked, call, claim_of, one, value
 
 Conn = psycopg.Connection
@@ -96,25 +96,25 @@ def test_installing_over_an_earlier_state_leaves_one_function_of_each_name(
         "create function pgqueue.claim(text, text, int default 1, interval default null)"
         " returns bigint language sql as 'select 0::bigint'"
     )
-    conn.execute(
-        "alter table pgqueue.consumer_messages add constraint consumer_messages_state_check"
-        " check (state <> '')"
-    )
+    runs = internals.table("runs")
+    check = "constraint consumer_messages_state_check check (true)"
+    conn.execute(f"alter table {runs} add {check}".encode())
     done = psql(url)
     assert (done.returncode, done.stderr) == (0, "")
     assert conn.execute(
         "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
         " group by proname having count(*) > 1"
     ).fetchall() == []  # fmt: skip
-    assert one(conn, "select count(*) from pg_constraint where conrelid ="
-                     " 'pgqueue.consumer_messages'::regclass and contype = 'c'") == 0  # fmt: skip
+    checks = "select count(*) from pg_constraint where conrelid = %s::regclass and contype = 'c'"
+    assert one(conn, checks, runs) == 0
 
 
 def test_an_older_installer_is_refused_and_changes_nothing(conn: Conn, url: str) -> None:
     newer = schema.expected_version() + 1
     conn.execute("insert into pgqueue.installed (version) values (%s)", [newer])
     conn.execute("drop view pgqueue.message_states")
-    conn.execute("drop index pgqueue.dead_messages_consumer")
+    index = internals.index_of(conn, "dead letters")
+    conn.execute(f"drop index {index}".encode())
     conn.execute(
         "create or replace function pgqueue.schema_version() returns int language sql"
         " as 'select max(version) from pgqueue.installed'"
@@ -124,8 +124,8 @@ def test_an_older_installer_is_refused_and_changes_nothing(conn: Conn, url: str)
     assert done.returncode != 0
     assert f"version {newer}, newer than this installer" in done.stderr
     assert content(conn) == before
-    for relation in ("message_states", "dead_messages_consumer"):
-        assert one(conn, "select to_regclass(%s)", f"pgqueue.{relation}") is None
+    for relation in ("pgqueue.message_states", index):
+        assert one(conn, "select to_regclass(%s)", relation) is None
 
 
 def test_an_installation_that_fails_leaves_nothing(empty_url: str) -> None:
