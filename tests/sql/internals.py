@@ -337,7 +337,7 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
         (
             f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
             " not_visible_until)"
-            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 1000000 end,"
+            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 100000000000000000 end,"
             " case when m.state = 'delayed' then now() + interval '1 day' end"
             f" from generate_series(1, {n}) i cross join lateral"
             " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
@@ -350,7 +350,7 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
         "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
         " visibility_timeout, message_count, remaining)"
         " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-        " from pgqueue.consumer_messages where claim_id > 1000000",
+        " from pgqueue.consumer_messages where claim_id > 100000000000000000",
         [keyed],
     )
     if keyed:

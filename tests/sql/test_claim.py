@@ -41,9 +41,9 @@ def test_claim_answers_what_it_took_or_no_row(conn: Conn) -> None:
     consumer(conn)
     assert call(conn, "claim", "s", "c") == []
     send_all(conn, ["x"] * 5)
-    assert [r.n for r in call(conn, "claim", "s", "c")] == [1], "one by default"
+    assert [r.message_count for r in call(conn, "claim", "s", "c")] == [1], "one by default"
     (row,) = call(conn, "claim", "s", "c", 10)
-    assert row.n == 4
+    assert row.message_count == 4
     assert value(conn, "ack", row.claim_id) == 4
 
 
