@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from spark_pgqueue.errors import PgQueueError
-from spark_pgqueue.options import (
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     duration,

@@ -15,9 +15,10 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from spark_pgqueue.arrow import Piece, Range, read_piece
-from spark_pgqueue.datasource import source_schema
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.partitions import Piece, Range
+from spark_pgqueue.spark.reading import read_piece
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark

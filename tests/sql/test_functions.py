@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 

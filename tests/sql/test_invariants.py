@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker, test_plans
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 

@@ -11,7 +11,7 @@ import statistics
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql.queue import call, claim_of, one, value
 
 MANY = 1_000_000

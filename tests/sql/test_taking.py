@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker
 from tests.sql.queue import acked, call, claim_of, one, seqs_of, value
 

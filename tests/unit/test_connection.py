@@ -7,8 +7,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_pgqueue import connection
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres import connection, retrying
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
 
 SECRET = "s3cr3t"
 
@@ -112,7 +113,7 @@ def test_errors_that_will_not_go_away_are_raised_at_once(empty_url, connect, cha
     with pytest.raises(PgQueueError, match=message) as caught:
         connect(url, patience=60)
     assert time.monotonic() - began < 20
-    assert not connection.is_passing(caught.value)
+    assert not retrying.is_passing(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert caught.value.hint
 
@@ -123,7 +124,7 @@ def test_patience_ends_with_an_error_that_names_the_place(connect):
     with pytest.raises(PgQueueError, match=r"host=127.0.0.1 port=1 .*refused") as caught:
         connect(f"postgresql://u:{SECRET}@127.0.0.1:1/d", patience=1.0)
     assert 1.0 <= time.monotonic() - began < 5
-    assert connection.is_passing(caught.value)
+    assert retrying.is_passing(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
@@ -157,7 +158,7 @@ def test_connecting_waits_out_a_restart(server, empty_url, mode):
                 connected.append(both(empty_url, patience=30))
             except Exception as error:
                 # What broke after connecting is not connect's to wait out; what it is must show.
-                if not connection.is_passing(error):
+                if not retrying.is_passing(error):
                     failures.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -192,7 +193,7 @@ def test_too_many_connections_pass(server, empty_url):
             url = make_conninfo(empty_url, user="few")
             with pytest.raises(PgQueueError, match="too many connections") as caught:
                 connection.connect(url, patience=0)
-            assert connection.is_passing(caught.value)
+            assert retrying.is_passing(caught.value)
         finally:
             conn.execute("drop role few")
 
@@ -206,7 +207,7 @@ def test_a_terminated_backend_is_a_passing_error(empty_url, connect):
         for _ in range(2):  # the first says so, the second has no connection
             with pytest.raises(Exception, match=r"terminat|clos|lost|no connection") as caught:
                 cursor.execute("select 1")
-            assert connection.is_passing(caught.value), caught.value
+            assert retrying.is_passing(caught.value), caught.value
 
 
 def test_other_errors_do_not_pass_and_come_through(empty_url):
@@ -215,14 +216,14 @@ def test_other_errors_do_not_pass_and_come_through(empty_url):
             conn.execute("select 1/0")
 
     with pytest.raises(psycopg.errors.DivisionByZero):
-        connection.with_backoff(divide, empty_url, 60)
-    assert not connection.is_passing(ValueError("connection refused"))
-    assert not connection.is_passing(OSError("connection refused"))
+        retrying.with_backoff(divide, empty_url, 60)
+    assert not retrying.is_passing(ValueError("connection refused"))
+    assert not retrying.is_passing(OSError("connection refused"))
 
 
 def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
     lost = "[libpq] Failed to execute query 'SET': FATAL:  terminating connection due to"
-    assert connection.is_passing(OSError(f"{lost} administrator command"))
+    assert retrying.is_passing(OSError(f"{lost} administrator command"))
 
 
 @pytest.mark.parametrize(
@@ -240,13 +241,13 @@ def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
     ],
 )
 def test_redact_hides_passwords(text):
-    assert SECRET not in connection.redact(text)
-    assert "***" in connection.redact(text)
+    assert SECRET not in redact(text)
+    assert "***" in redact(text)
 
 
 def test_redact_leaves_other_text_alone():
     text = "connection to host=h port=1 user=u failed: a@b postgresql://u@h/d"
-    assert connection.redact(text) == text
+    assert redact(text) == text
 
 
 def test_describe_shows_the_place_and_no_password(monkeypatch):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from spark_pgqueue.connection import conninfo
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import conninfo
 
 
 @dataclass(frozen=True)
@@ -300,6 +300,28 @@ SINK_OPTIONS = (
     ),
     Option("txnVersion", _not_negative, "a whole number of at least 0", None, "See txnAppId."),
 )
+
+# What the user calls the arguments of SQL functions.
+SOURCE_NAMES = {
+    "p_stream": "option stream",
+    "p_consumer": "option consumer",
+    "p_name": "option consumer",
+    "p_start": "option startingPosition",
+    "p_ordering": "option ordering",
+    "p_visibility_timeout": "option visibilityTimeout",
+    "p_max": "option maxMessagesPerTrigger",
+}
+SINK_NAMES = {
+    "p_stream": "option stream",
+    "p_consumers": "option consumers",
+    "p_sink": "option txnAppId",
+    "p_batch": "option txnVersion",
+    "p_priority": "column priority",
+    "p_deliver_at": "column deliver_at",
+    "p_key": "column key",
+    "p_headers": "column headers",
+    "p_data": "column data",
+}
 
 # What Spark itself puts among the options of a sink.
 _SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}

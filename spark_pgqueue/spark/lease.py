@@ -14,9 +14,9 @@ from datetime import timedelta
 
 import psycopg
 
-from spark_pgqueue.connection import connect
-from spark_pgqueue.database import Database
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
 
 log = logging.getLogger("spark_pgqueue")
 
@@ -46,7 +46,7 @@ class Lease:
 
     def __init__(self, url: str | None, visibility_timeout: timedelta, parent: Parent):
         self._every = visibility_timeout.total_seconds() / 3
-        self._database = Database(url, patience=self._every)
+        self._statements = Statements(url, patience=self._every, repeat=True)
         self._parent = parent
         self._reader: str | None = None
         self._stopped = threading.Event()
@@ -65,12 +65,12 @@ class Lease:
     def _run(self) -> None:
         while not self._stopped.wait(self._every) and self._parent.lives():
             try:
-                self._database.row("select pgqueue.reader_extend(%s)", [self._reader])
+                self._statements.row("select pgqueue.reader_extend(%s)", [self._reader])
             except Exception as error:
                 # The next beat tries again. A lease that is lost meanwhile is reported by the
                 # claim that finds it so, in the main thread.
                 log.warning("could not extend the claims of reader %s: %s", self._reader, error)
-        self._database.close()
+        self._statements.close()
 
 
 class Wakeup:
