@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
-from spark_pgqueue.client.waiting import wait_for
+from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
@@ -69,6 +69,7 @@ class Client:
                 hint="to connect by url, use spark_pgqueue.connect(url)",
             )
         self._statements = _statements or _make_statements(connection=connection)
+        self._waiting = Waiting(self._statements)
 
     # Streams and consumers
 
@@ -304,7 +305,8 @@ class Client:
                 round trip; None for none. A warning is logged for one that is not live.
             wait: when there is nothing, wait so long for a message; None for not at all. It ends
                 at once with a publication, within a second with a delay or another worker's lease
-                that is over. Other threads that share the client wait too.
+                that is over. Other threads that share the client wait too. From the first such
+                call on the connection listens to the stream for as long as it lives.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time.
@@ -321,10 +323,10 @@ class Client:
                 hint="leave wait out, or make the client with spark_pgqueue.connect(url)",
             )
         claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
-        claim = claim_now(ack)
-        if claim is None and patience:
-            return wait_for(self._statements, partial(claim_now, None), stream, patience)
-        return claim
+        if patience:
+            first, again = partial(claim_now, ack), partial(claim_now, None)
+            return self._waiting.claim(stream, first, again, patience)
+        return claim_now(ack)
 
     def _claim(
         self,

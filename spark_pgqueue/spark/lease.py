@@ -16,6 +16,7 @@ import psycopg
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.notifications import Listener
 from spark_pgqueue.postgres.statements import Statements
 
 log = logging.getLogger("spark_pgqueue")
@@ -80,15 +81,15 @@ class Wakeup:
         self._url = url
         self._channel = channel
         self._parent = parent
-        self._conn: psycopg.Connection | None = None
+        self._listener: Listener | None = None
 
     def arm(self) -> None:
         """Listen, and forget the notifications so far. To be called before looking for messages."""
         try:
-            if self._conn is None:
-                self._conn = connect(self._url, patience=0)
-                self._conn.execute(f"listen {self._channel}".encode())
-            self._notified(0)
+            if self._listener is None:
+                self._listener = Listener(connect(self._url, patience=0))
+                self._listener.listen(self._channel)
+            self._listener.forget(self._channel)
         except (psycopg.Error, PgQueueError):
             self.close()
 
@@ -107,19 +108,15 @@ class Wakeup:
 
     def close(self) -> None:
         """Stop listening."""
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        if self._listener is not None:
+            self._listener.conn.close()
+            self._listener = None
 
     def _wait(self, seconds: float) -> bool:
-        if self._conn is not None:
+        if self._listener is not None:
             try:
-                return self._notified(seconds)
+                return self._listener.wait(self._channel, seconds)
             except psycopg.Error:
                 self.close()
         time.sleep(seconds)
         return False
-
-    def _notified(self, seconds: float) -> bool:
-        assert self._conn is not None
-        return bool(list(self._conn.notifies(timeout=seconds, stop_after=1)))

@@ -94,7 +94,6 @@ def test_waiting_ends_with_the_publication(queue, url):
         assert [message.data for message in claim.messages] == [data]
         assert claim.ack() == 1
     assert min(latencies) < 0.4
-    assert queue._statements.rows("select pg_listening_channels()") == []
 
 
 def test_waiting_finds_a_delay_that_ends_and_a_lease_that_ends(queue):
