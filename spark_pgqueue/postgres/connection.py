@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
+from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ def connect(
 ) -> psycopg.Connection:
     """Connect with psycopg, waiting out a restart of Postgres.
 
+    Within 2 s the log says, once, where it is still trying to connect to.
+
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
         patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
@@ -36,10 +38,14 @@ def connect(
         PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
     """
     info = conninfo(url)
-    # Prepared statements would not survive the change of backend that a transaction pooler makes.
-    return with_backoff(
-        lambda: psycopg.connect(info, autocommit=autocommit, prepare_threshold=None), url, patience
-    )
+
+    def attempt() -> psycopg.Connection:
+        with told_if_slow(url):
+            # Prepared statements would not survive the change of backend that a transaction pooler
+            # makes.
+            return psycopg.connect(info, autocommit=autocommit, prepare_threshold=None)
+
+    return with_backoff(attempt, url, patience)
 
 
 def connect_adbc(
@@ -53,4 +59,9 @@ def connect_adbc(
     from adbc_driver_postgresql import dbapi
 
     info = conninfo(url)
-    return with_backoff(lambda: dbapi.connect(info, autocommit=autocommit), url, patience)
+
+    def attempt() -> adbc.Connection:
+        with told_if_slow(url):
+            return dbapi.connect(info, autocommit=autocommit)
+
+    return with_backoff(attempt, url, patience)

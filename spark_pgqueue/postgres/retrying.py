@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NoReturn, TypeVar
 
 import psycopg
@@ -15,8 +19,13 @@ from spark_pgqueue.postgres.url import describe, without_passwords
 
 T = TypeVar("T")
 
+log = logging.getLogger("spark_pgqueue")
+
 PATIENCE = 30.0
 """Seconds for which connecting is tried again while Postgres may be restarting."""
+
+_SILENT = 1.5
+"""Seconds after which somebody who waits is told so."""
 
 # A connection that is refused has no SQLSTATE in libpq, only text. What a restart, a failover or a
 # moment of too many connections explains; everything else is final.
@@ -77,19 +86,78 @@ def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PA
             error (see `errors.translate`). Other errors come through as they are.
     """
     pause, end = 0.1, None
-    while True:
-        try:
-            return attempt()
-        except Exception as error:
-            if not is_passing(error):
-                raise_clear(error, url)
-            now = time.monotonic()
-            end = now + patience if end is None else end
-            if now >= end:
-                raise_clear(error, url)
-        # Jitter: the tasks of a cluster must not all come back at the same moment.
-        time.sleep(min(pause * random.uniform(0.5, 1.0), max(end - now, 0.0)))
-        pause = min(pause * 2, 2.0)
+    with _notice_of(url, patience) as notice:
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if not is_passing(error):
+                    raise_clear(error, url)
+                now = time.monotonic()
+                end = now + patience if end is None else end
+                if now >= end:
+                    raise_clear(error, url)
+            notice.expect()
+            # Jitter: the tasks of a cluster must not all come back at the same moment.
+            time.sleep(min(pause * random.uniform(0.5, 1.0), max(end - now, 0.0)))
+            pause = min(pause * 2, 2.0)
+
+
+@contextmanager
+def told_if_slow(url: str | None) -> Iterator[None]:
+    """Around one attempt to connect: when it takes long, the log says once where to."""
+    with _notice_of(url, 0) as notice:
+        notice.expect()
+        yield
+        notice.cancel()
+
+
+class _Notice:
+    """Tells the log once that Postgres is being waited for; by a timer, as who waits cannot."""
+
+    def __init__(self, url: str | None, patience: float):
+        self._url = url
+        self._patience = patience
+        self._timer: threading.Timer | None = None
+        self._told = False
+
+    def expect(self) -> None:
+        """Tell it in a moment, unless `cancel` comes first."""
+        if self._timer is None and not self._told:
+            self._timer = threading.Timer(_SILENT, self._tell)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self) -> None:
+        self._told = True
+        limit = f", for {self._patience:.0f} s" if self._patience else ""
+        log.warning(
+            "no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit
+        )
+
+
+# An attempt of `with_backoff` has attempts to connect in it: only the outermost gives notice.
+_notice: ContextVar[_Notice | None] = ContextVar("_notice", default=None)
+
+
+@contextmanager
+def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
+    outer = _notice.get()
+    if outer is not None:
+        yield outer
+        return
+    notice = _Notice(url, patience)
+    token = _notice.set(notice)
+    try:
+        yield notice
+    finally:
+        _notice.reset(token)
+        notice.cancel()
 
 
 def raise_clear(error: Exception, url: str | None) -> NoReturn:

@@ -86,6 +86,14 @@ def parse(url: str | None) -> dict[str, str]:
     )
     if url is not None and not isinstance(url, str):
         raise PgQueueError(f"url must be a string, not {type(url).__name__}", hint=hint)
+    if url is not None and re.match(r"\s*jdbc:", url, re.IGNORECASE):
+        # Only what is surely a host, a port and a database is repeated.
+        same = re.match(r"\s*jdbc:(postgresql://[\w.:-]+(?:/[\w-]+)?)(?![^?])", url, re.IGNORECASE)
+        instead = same[1] if same else "postgresql://host:5432/dbname"
+        raise PgQueueError(
+            "url is not valid: it is for JDBC",
+            hint=f"give {instead} as a libpq URI, with user@ in front of the host",
+        )
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url or "").items()}
     except psycopg.ProgrammingError as error:

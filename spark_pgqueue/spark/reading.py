@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
+from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import Piece, Range, after
 
 if TYPE_CHECKING:
@@ -35,27 +36,27 @@ FAILURES_IN_A_ROW = 5
 
 
 def read_piece(
-    url: str | None, piece: Piece, schema: StructType, query_id: str | None, fail_on_data_loss: bool
+    options: SourceOptions, piece: Piece, schema: StructType, query_id: str | None
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition, in order; goes on where it was when the connection breaks.
 
     Args:
-        url: the database.
+        options: the source's.
         piece: what to read.
         schema: the columns to return.
         query_id: the Spark query's id, by which two readers of one consumer in it are noticed.
-        fail_on_data_loss: whether missing messages are an error or a warning.
 
     Raises:
-        PgQueueError: messages are gone, and fail_on_data_loss is true; the query reads the consumer
+        PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the consumer
             twice; or Postgres stayed away too long.
     """
+    url, patience = options.url, options.retry_timeout.total_seconds()
     target = to_arrow_schema(schema, timezone="UTC")
     ranges, rows, failures = piece.ranges, 0, 0
     while ranges:
         last = None
         try:
-            with kept_connection(url) as conn, conn.cursor() as cursor:
+            with kept_connection(url, patience) as conn, conn.cursor() as cursor:
                 if piece.index == 0:
                     _check_query(cursor, piece, query_id)
                 for batch in _select(cursor, piece, ranges, target):
@@ -74,11 +75,11 @@ def read_piece(
             ranges = after(ranges, last)
     if piece.buckets > 1 and piece.index == 0:
         # The first of them counts for all: it alone cannot tell from its share what is missing.
-        rows = with_backoff(lambda: _count(url, piece), url)
+        rows = with_backoff(lambda: _count(url, piece), url, patience)
     if piece.buckets == 1 or piece.index == 0:
         missing = sum(each.hi - each.lo for each in piece.ranges) - rows
         if missing > 0:
-            report_loss(missing, piece.stream, fail_on_data_loss)
+            report_loss(missing, piece.stream, options.fail_on_data_loss)
 
 
 def report_loss(count: int, stream: str, fail: bool) -> None:

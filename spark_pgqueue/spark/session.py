@@ -60,7 +60,10 @@ class Session:
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
         self._parent = Parent()
-        self._statements = Statements(options.url, repeat=True, names=SOURCE_NAMES.get)
+        patience = options.retry_timeout.total_seconds()
+        self._statements = Statements(
+            options.url, patience=patience, repeat=True, names=SOURCE_NAMES.get
+        )
         self._consumer = open_consumer(self._statements, options)
         self._check_kind(schema)
         timeout = options.visibility_timeout or self._consumer.visibility_timeout

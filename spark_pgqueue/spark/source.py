@@ -89,9 +89,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        return read_piece(
-            self._options.url, partition, self._schema, query_id, self._options.fail_on_data_loss
-        )
+        return read_piece(self._options, partition, self._schema, query_id)
 
     def stop(self) -> None:
         """Let go of connections and of the lease."""

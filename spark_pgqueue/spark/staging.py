@@ -52,6 +52,7 @@ class Target:
 
     def __init__(self, options: SinkOptions, schema: StructType):
         self._options = options
+        self._patience = options.retry_timeout.total_seconds()
         statements = self._statements()
         try:
             self._stream_id, self._kind = statements.row(
@@ -76,7 +77,9 @@ class Target:
             # A chunk is staged again when its connection broke, even if it had been committed: only
             # the ids that reach `publish` count.
             staged += with_backoff(
-                lambda messages=messages: self._store(messages, sink, batch), self._options.url
+                lambda messages=messages: self._store(messages, sink, batch),
+                self._options.url,
+                self._patience,
             )
             rows += chunk.num_rows
         return Staged(sink, tuple(staged), rows)
@@ -109,7 +112,7 @@ class Target:
                 sql = "select pgqueue.is_published($1, $2::int4, $3)"
                 return call(cursor, sql, (sink, self._stream_id, batch))[0][0]
 
-        return with_backoff(ask, self._options.url)
+        return with_backoff(ask, self._options.url, self._patience)
 
     def _store(self, rows: pa.Table, sink: str, batch: int) -> list[int]:
         """Copy one chunk in one transaction; returns the ids under which its groups are staged."""
@@ -145,7 +148,9 @@ class Target:
             self._raise_unfit(error)
 
     def _statements(self) -> Statements:
-        return Statements(self._options.url, repeat=True, names=SINK_NAMES.get)
+        return Statements(
+            self._options.url, patience=self._patience, repeat=True, names=SINK_NAMES.get
+        )
 
     def _consumers(self) -> list[str] | None:
         return None if self._options.consumers is None else list(self._options.consumers)

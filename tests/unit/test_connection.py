@@ -1,4 +1,7 @@
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -7,8 +10,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_pgqueue.postgres import connection, retrying
+from spark_pgqueue.postgres import connection, retrying, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.url import redact
 
 SECRET = "s3cr3t"
@@ -268,3 +272,46 @@ def test_a_password_in_the_wrong_place_is_not_shown_either(url):
     with pytest.raises(PgQueueError, match="no connection") as error:
         connection.connect(url, patience=0)
     assert SECRET not in str(error.value)
+
+
+@pytest.fixture
+def silent():
+    """The host and port of a server that never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"host=127.0.0.1 port={server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_the_log_says_within_two_seconds_where_it_is_still_trying(connect, silent, caplog):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        refused = f"host=127.0.0.1 port={held.getsockname()[1]}"
+        for where, patience in ((refused, 2.5), (silent, 0)):
+            caplog.clear()
+            began = time.time()
+            with pytest.raises(PgQueueError):
+                connect(f"{where} user=u password={SECRET} connect_timeout=3", patience=patience)
+            (record,) = caplog.records
+            assert record.levelname == "WARNING"
+            assert record.created - began < 2
+            assert f"{where} user=u" in record.message
+            assert "still trying" in record.message
+            assert SECRET not in record.message
+
+
+def test_a_quick_answer_is_not_logged_and_neither_is_slow_work(empty_url, caplog):
+    statements = Statements(empty_url, repeat=True)
+    schema.install(statements.connection())
+    statements.rows("select pg_sleep(2)")
+    assert not caplog.records
+
+
+def test_the_command_line_says_on_standard_error_where_it_is_still_trying(silent):
+    command = [sys.executable, "-m", "spark_pgqueue", "stream", "list"]
+    done = subprocess.run(
+        [*command, "--url", f"{silent} user=u connect_timeout=3"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"no connection to Postgres ({silent} user=u) yet, still trying" in done.stderr
