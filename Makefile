@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 demo: .venv/demo
-	$(BIN)/python -m spark_pgqueue.cli demo $(ARGS)
+	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -46,6 +46,6 @@ clean:
 
 # The machine's Java when it will do; else PyPI's.
 define need-java
-@$(BIN)/python -m spark_pgqueue.java 2>/dev/null || \
-	{ $(BIN)/pip install --quiet --editable ".[java]" && $(BIN)/python -m spark_pgqueue.java; }
+@$(BIN)/python -m spark_pgqueue.spark.java 2>/dev/null || \
+	{ $(BIN)/pip install --quiet --editable ".[java]" && $(BIN)/python -m spark_pgqueue.spark.java; }
 endef

@@ -1,15 +1,31 @@
-"""A message queue and stream in Postgres, with a Spark structured streaming source and sink."""
+"""A message queue and stream in Postgres, with a Spark structured streaming source and sink.
+
+`postgres` connects, retries, runs statements and installs the SQL; `client` is the Python client;
+`spark` the source and the sink; `command_line` the program pgqueue. `client` and `spark` need
+`postgres` and not each other; `command_line` needs all, and nothing needs it.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from spark_pgqueue.postgres.errors import PgQueueError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_pgqueue.client import Client
+    from spark_pgqueue.postgres import embedded
+    from spark_pgqueue.spark import java
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "connect", "register"]
+__all__ = ["PgQueueError", "__version__", "connect", "embedded", "java", "register"]
+
+# Imported when they are first asked for: Spark's processes import this package for every
+# micro-batch, and need neither.
+_LAZY = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
 
 
 def register(spark: SparkSession) -> None:
@@ -24,7 +40,7 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark import cloudpickle
 
-    from spark_pgqueue.datasource import PgQueueDataSource
+    from spark_pgqueue.spark.datasource import PgQueueDataSource
 
     if not _installed():
         import spark_pgqueue
@@ -33,11 +49,17 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(PgQueueDataSource)
 
 
-def connect(url: str | None = None, **options: Any):
+def connect(url: str | None = None, **options: Any) -> Client:
     """Connect the Python client. See `spark_pgqueue.client.connect`."""
     from spark_pgqueue import client
 
     return client.connect(url, **options)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(_LAZY[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _installed() -> bool:

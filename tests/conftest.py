@@ -21,8 +21,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import connection, embedded, java, schema
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue import embedded, java
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import limits
 
 # Modules of helpers that assert; pytest says why an assertion fails only where it is told to.

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from rich.console import Console
 
-from spark_pgqueue import demo, embedded
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue import embedded
+from spark_pgqueue.command_line import demo
+from spark_pgqueue.postgres.errors import PgQueueError
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +38,7 @@ def folder() -> Iterator[Path]:
 def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`pgqueue demo` in a process of its own, with temporary files in the folder."""
     return subprocess.run(
-        [sys.executable, "-m", "spark_pgqueue.cli", "demo", "--rows", "3000", *arguments],
+        [sys.executable, "-m", "spark_pgqueue", "demo", "--rows", "3000", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "COLUMNS": "80"},
         capture_output=True,

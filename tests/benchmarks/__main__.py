@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from spark_pgqueue import connection, embedded, schema
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection, schema
 from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
 from tests.benchmarks.publish import publish

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_pgqueue.connection import connect
+from spark_pgqueue.postgres.connection import connect
 from tests.sql import internals
 
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from spark_pgqueue.errors import PgQueueError
-from spark_pgqueue.options import (
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     duration,
@@ -47,7 +47,9 @@ def test_defaults():
     assert options.include_headers is True
     assert options.create_consumer is False
     assert options.max_messages_per_trigger is None
+    assert options.retry_timeout == timedelta(minutes=5)
     assert parse_sink({"stream": "s"}, streaming=True).consumers is None
+    assert parse_sink({"stream": "s"}, streaming=True).retry_timeout == timedelta(minutes=5)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,48 @@ def test_names_of_other_connectors_say_what_to_use(name):
     assert "secret" not in str(error.value)
     assert error.value.hint
     assert "did you mean" not in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("subscribe", "use stream"),
+        ("topic", "use stream"),
+        ("kafka.bootstrap.servers", "use url"),
+        ("kafka.security.protocol", "goes into url"),
+        ("startingOffsets", "use startingPosition"),
+        ("maxOffsetsPerTrigger", "use maxMessagesPerTrigger"),
+    ],
+)
+def test_the_options_of_kafka_say_what_to_use(name, use):
+    for parse in (parse_source, lambda given: parse_sink(given, streaming=True)):
+        given = SOURCE if parse is parse_source else {"stream": "s"}
+        with pytest.raises(PgQueueError, match=f"no option {name.lower()}") as error:
+            parse(given | {name.lower(): "x"})
+        assert use in (error.value.hint or "")
+
+
+def test_a_url_for_jdbc_says_what_to_give_instead():
+    for url, instead in (
+        ("jdbc:postgresql://h:5433/d?user=me&password=secret", "give postgresql://h:5433/d as"),
+        ("jdbc:postgresql://me:secret@h/d", "give postgresql://host:5432/dbname as"),
+        ("JDBC:postgresql:d", "give postgresql://host:5432/dbname as"),
+    ):
+        with pytest.raises(PgQueueError, match="it is for JDBC") as error:
+            parse_source(SOURCE | {"url": url})
+        assert instead in (error.value.hint or "")
+        assert "secret" not in str(error.value)
+
+
+def test_the_options_show_no_password():
+    url = "postgresql://me:secret@host/d"
+    for options in (
+        parse_source(SOURCE | {"url": url}),
+        parse_sink({"stream": "s", "url": url}, streaming=True),
+    ):
+        assert options.url == url
+        assert "secret" not in repr(options)
+        assert "stream='s'" in repr(options)
 
 
 def test_the_options_of_both_take_no_path():

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_pgqueue.arrow import Range, after
-from spark_pgqueue.errors import PgQueueError
-from spark_pgqueue.options import parse_source
-from spark_pgqueue.sink import Group, chunks, multirange, sort_into_groups, to_messages
-from spark_pgqueue.source import Consumer, Offset, cut_into_pieces, split
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.consumer import Consumer
+from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.partitions import Range, after, cut_into_pieces, split
+from spark_pgqueue.spark.rows import Group, chunks, multirange, sort_into_groups, to_messages
+from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
     lambda gaps: [

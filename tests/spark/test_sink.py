@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from spark_pgqueue.options import parse_sink
-from spark_pgqueue.sink import PgQueueBatchWriter
+from spark_pgqueue.spark.options import parse_sink
+from spark_pgqueue.spark.sink import PgQueueBatchWriter
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
 
@@ -38,7 +38,7 @@ def frame(queue: Queue, first: int, last: int, partitions: int = 2) -> DataFrame
 def test_what_spark_starts_for_each_micro_batch_imports_no_arrow():
     """It would take a tenth of a second of each, twice."""
     check = (
-        "import sys, spark_pgqueue.datasource\n"
+        "import sys, spark_pgqueue.spark.datasource\n"
         "sys.exit(str({'adbc_driver_manager', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

@@ -15,9 +15,11 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from spark_pgqueue.arrow import Piece, Range, read_piece
-from spark_pgqueue.datasource import source_schema
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.partitions import Piece, Range
+from spark_pgqueue.spark.reading import read_piece
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
 
@@ -375,8 +377,9 @@ def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(que
     ranges = (Range(1, 9_001, 0, 1), Range(9_001, 30_001, 2, 3))
     piece = Piece(0, 1, "text", "s", "r", ranges)
     schema = source_schema("text", include_headers=True)
+    options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
     batches: list[list[int]] = []
-    for batch in read_piece(queue.url, piece, schema, None, True):
+    for batch in read_piece(options, piece, schema, None):
         batches.append(batch["seq"].to_pylist())
         if len(batches) in (1, 3):
             queue.terminate_backends()
@@ -396,10 +399,11 @@ def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(que
     for ranges, lost in (((Range(1, last + 1, 0, 1),), 0), ((Range(1, last + 1, 0, 1),), 1)):
         piece = Piece(0, 1, "text", "s", "r", ranges, buckets=2)
         schema, got = source_schema("text", include_headers=True), 0
+        options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
         if lost:
             queue.sql(f"delete from pgqueue.messages where seq < %s and not {mine}", last)
         with nullcontext() if not lost else pytest.raises(PgQueueError, match="were deleted"):
-            for batch in read_piece(queue.url, piece, schema, None, True):
+            for batch in read_piece(options, piece, schema, None):
                 got += batch.num_rows
                 if got == count:
                     queue.terminate_backends()

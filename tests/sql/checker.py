@@ -73,7 +73,8 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         ).fetchall()
         assert len(cursors) == 1, f"consumer {row.consumer_id} has {len(cursors)} cursors"
         scan_from = cur.execute(
-            "select (f).* from pgqueue.consumer_cursors, unnest(scan_from) f where consumer_id = %s",
+            "select (f).* from pgqueue.consumer_cursors, unnest(scan_from) f"
+            " where consumer_id = %s",
             [row.consumer_id],
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
@@ -174,7 +175,8 @@ def check_claims(c: Consumer) -> None:
     for claim in c.claims:
         assert claim.remaining == held.pop(claim.claim_id, 0), f"remaining of {claim}"
         assert claim.live or claim.remaining == 0, f"a claim that ended holds messages: {claim}"
-        assert claim.remaining + claim.settled + claim.dead_lettered <= claim.message_count, f"{claim}"
+        accounted = claim.remaining + claim.settled + claim.dead_lettered
+        assert accounted <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
         assert claim.ordered == (c.ordering != "none")
     assert not held, f"claimed by no claim: {held}"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker
 from tests.sql.queue import Conn, Reader, Session, consumer, value
 

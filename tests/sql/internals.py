@@ -316,8 +316,8 @@ def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | Non
     conn.execute(
         (
             f"with sent as ({numbers})"
-            " insert into pgqueue.publications (publication_id, message_count, published_at, stream_id,"
-            f" priority, seqs) select nextval('pgqueue.publication_{stream}'), 1,"
+            " insert into pgqueue.publications (publication_id, message_count, published_at,"
+            f" stream_id, priority, seqs) select nextval('pgqueue.publication_{stream}'), 1,"
             f" clock_timestamp(), {stream}, 0, int8multirange(int8range(seq, seq, '[]')) from sent"
         ).encode()
     )
@@ -330,14 +330,16 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     and one waiting.
     """
     state = (
-        "state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key"
+        "state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,"
+        " key"
     )
+    beyond = 10**17  # the ids of claims are far below
     in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
     conn.execute(
         (
             f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
             " not_visible_until)"
-            f" select 1, {in_flight}, case when m.state = 'claimed' then i + 100000000000000000 end,"
+            f" select 1, {in_flight}, case when m.state = 'claimed' then i + {beyond} end,"
             " case when m.state = 'delayed' then now() + interval '1 day' end"
             f" from generate_series(1, {n}) i cross join lateral"
             " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
@@ -347,10 +349,12 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
         ).encode()
     )
     conn.execute(
-        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-        " visibility_timeout, message_count, remaining)"
-        " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-        " from pgqueue.consumer_messages where claim_id > 100000000000000000",
+        (
+            "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
+            " visibility_timeout, message_count, remaining)"
+            " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
+            f" from pgqueue.consumer_messages where claim_id > {beyond}"
+        ).encode(),
         [keyed],
     )
     if keyed:
@@ -366,7 +370,8 @@ def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
     """Messages of consumer 1 that are ready, each in a run of its own, behind one another."""
     conn.execute(
         "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
-        " arrival_no, line_no, first_seq, message_count, seqs) select 1, 'ready', 0, 0, 0, 2, 2, i, 1,"
-        " int8multirange(int8range(i, i, '[]')) from generate_series(%s::bigint, %s) i",
+        " arrival_no, line_no, first_seq, message_count, seqs)"
+        " select 1, 'ready', 0, 0, 0, 2, 2, i, 1, int8multirange(int8range(i, i, '[]'))"
+        " from generate_series(%s::bigint, %s) i",
         [first, last],
     )

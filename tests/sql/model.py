@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.conftest import _database
 from tests.sql import internals
 from tests.sql.queue import call, claim_of, one, value

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from spark_pgqueue import connection, schema
+from spark_pgqueue.postgres import connection, schema
 from tests.conftest import GivenServer, Server
 from tests.sql import checker, internals
 from tests.sql.cost import cost as buffers
@@ -273,7 +273,7 @@ def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
 def test_nothing_is_lost_across_a_dump_and_restore(
     server: Server, conn: Conn, session: Session, stream: int
 ) -> None:
-    """In another cluster ids of transactions start anew; what holds a gap open is not among them."""
+    """In another cluster transactions have other ids; nothing of a gap depends on them."""
     consumer(conn)
     for _ in range(80):
         dead_publication(conn)
@@ -300,8 +300,10 @@ def test_nothing_is_lost_across_a_dump_and_restore(
         for name, data in copies.items():
             with restored.cursor().copy(f"copy {name} from stdin".encode()) as copy:
                 copy.write(data)
-        restored.execute("select setval('pgqueue.publication_1', 162), setval('pgqueue.seq_1', 162),"
-                         " setval('pgqueue.gap_numbers', 1000000)")  # fmt: skip
+        restored.execute(
+            "select setval('pgqueue.publication_1', 162), setval('pgqueue.seq_1', 162),"
+            " setval('pgqueue.gap_numbers', 1000000)"
+        )
         late = session()
         late.execute("begin")
         first = send_key(late)
@@ -315,9 +317,7 @@ def test_nothing_is_lost_across_a_dump_and_restore(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_racing_producers_and_takers_lose_and_repeat_nothing(
-    url: str, ordering: str
-) -> None:
+def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering: str) -> None:
     """Producers that abort, use savepoints, sleep, publish from several levels, and are killed."""
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s", p_notify=False)
@@ -376,5 +376,3 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(
         assert sorted(got) == sorted(sent)
         assert len(sent) > 100
         assert not cursor_of(conn).gaps
-
-

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_pgqueue import connection, embedded, schema
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, internals
 from tests.sql.queue import acked, call, claim_of, one, value
 

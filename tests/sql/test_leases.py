@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import internals
 from tests.sql.queue import (
     ORDERINGS,

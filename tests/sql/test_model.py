@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql.model import QueueMachine
 from tests.sql.queue import ORDERINGS
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals, queue
 from tests.sql.cost import GROWTH, assert_flat, claim_cost, cost
 from tests.sql.queue import ORDERINGS, Conn, call, claim_of, one, value

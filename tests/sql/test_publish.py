@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import internals
 from tests.sql.queue import (
     Conn,

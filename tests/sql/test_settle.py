@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql.queue import (
     ORDERINGS,
     Conn,

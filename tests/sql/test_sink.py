@@ -10,7 +10,7 @@ from itertools import pairwise
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import internals
 from tests.sql.queue import (
     Conn,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from psycopg import IsolationLevel
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import internals
 from tests.sql.queue import (
     Conn,

@@ -10,7 +10,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
+from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import (
@@ -348,5 +348,3 @@ def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
     got = acked(conn, "s", "c", 5000)
     assert len(got) == 10501
     assert got[-1] == second
-
-

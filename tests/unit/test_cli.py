@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue import cli, connection
+from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import connection, schema
 
 SECRET = "s3cr3t"
 
@@ -47,7 +48,7 @@ def queue(url, run):
 def process(*arguments, url, **options):
     """As a user runs it."""
     return subprocess.run(
-        [sys.executable, "-m", "spark_pgqueue.cli", *arguments],
+        [sys.executable, "-m", "spark_pgqueue", *arguments],
         env={**os.environ, "PGQUEUE_URL": url},
         capture_output=True,
         text=True,
@@ -58,7 +59,7 @@ def process(*arguments, url, **options):
 def test_install(empty_url, run):
     assert "not installed" in run("stats", "--url", empty_url, code=1)
     for _ in range(2):
-        assert "version 1" in run("install", "--url", empty_url)
+        assert f"version {schema.expected_version()}" in run("install", "--url", empty_url)
     assert run("stats", "--url", empty_url, "--json") == ""
 
 
@@ -178,7 +179,7 @@ def test_a_stale_claim_is_an_error_that_says_why(queue, url):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_what_could_not_be_printed_is_not_acknowledged(queue, url):
     queue.send("s", "x")
-    command = [sys.executable, "-m", "spark_pgqueue.cli", "receive", "s", "c", "--url", url]
+    command = [sys.executable, "-m", "spark_pgqueue", "receive", "s", "c", "--url", url]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode != 0
@@ -198,7 +199,7 @@ def test_stats(run, queue):
 def test_watching_goes_on_until_interrupted(queue, url):
     options = ["stats", "--watch", "--interval", "0.2", "--url", url]
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "spark_pgqueue.cli", *options]
+    command = [sys.executable, "-m", "spark_pgqueue", *options]
     # Where the tests run in a shell's background, Ctrl-C is ignored, and by children too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE
@@ -327,7 +328,8 @@ def test_other_database_errors_are_one_line_too(run, queue, url):
 
 def test_the_demo_says_what_is_missing(url):
     blocker = (
-        "import sys; sys.modules['pyspark'] = None;from spark_pgqueue.cli import app; app(['demo'])"
+        "import sys; sys.modules['pyspark'] = None;"
+        "from spark_pgqueue.command_line.cli import app; app(['demo'])"
     )
     done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True)
     assert done.returncode == 1

@@ -8,9 +8,9 @@ import pytest
 from psycopg.rows import dict_row
 
 import spark_pgqueue
-from spark_pgqueue import connection
 from spark_pgqueue.client import Claim, Client, Message
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres import connection, retrying
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import internals
 
 SECRET = "s3cr3t"
@@ -34,7 +34,7 @@ def received(queue, n=1, stream="s", consumer="c", **options) -> Claim:
 
 def terminate_backend_of(client, url):
     with connection.connect(url) as killer:
-        pid = client._conn.info.backend_pid
+        pid = client._statements.connection().info.backend_pid
         killer.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
 
@@ -95,7 +95,6 @@ def test_waiting_ends_with_the_publication(queue, url):
         assert [message.data for message in claim.messages] == [data]
         assert claim.ack() == 1
     assert min(latencies) < 0.4
-    assert queue._rows("select pg_listening_channels()") == []
 
 
 def test_waiting_finds_a_delay_that_ends_and_a_lease_that_ends(queue):
@@ -178,7 +177,9 @@ def test_parts_of_a_claim_are_settled_by_their_messages(queue):
     assert claim.dead_letter([hopeless], reason="no", details={"line": 3}) == 1
     assert claim.extend(SECOND * 60) == 1
     assert received(queue).messages[0].deliver_count == 2
-    states = queue._rows("select state, last_error from pgqueue.message_states order by seq")
+    states = queue._statements.rows(
+        "select state, last_error from pgqueue.message_states order by seq"
+    )
     assert states == [("claimed", "try again"), ("dead", "no"), ("claimed", None)]
     assert [row.details for row in internals.dead_letters(queue._conn)] == [{"line": 3}]
 
@@ -336,7 +337,7 @@ def test_a_lost_connection_is_an_error_and_then_replaced(queue, url):
     with pytest.raises(PgQueueError, match="was lost") as caught:
         queue.send("s", "x")
     assert "the next call reconnects" in (caught.value.hint or "")
-    assert connection.is_passing(caught.value)
+    assert retrying.is_passing(caught.value)
     queue.send("s", "y")
     assert received(queue, 9).messages[0].data == "y"
 

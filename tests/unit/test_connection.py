@@ -1,4 +1,7 @@
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -7,8 +10,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_pgqueue import connection
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres import connection, retrying, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.url import redact
 
 SECRET = "s3cr3t"
 
@@ -112,7 +117,7 @@ def test_errors_that_will_not_go_away_are_raised_at_once(empty_url, connect, cha
     with pytest.raises(PgQueueError, match=message) as caught:
         connect(url, patience=60)
     assert time.monotonic() - began < 20
-    assert not connection.is_passing(caught.value)
+    assert not retrying.is_passing(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert caught.value.hint
 
@@ -123,7 +128,7 @@ def test_patience_ends_with_an_error_that_names_the_place(connect):
     with pytest.raises(PgQueueError, match=r"host=127.0.0.1 port=1 .*refused") as caught:
         connect(f"postgresql://u:{SECRET}@127.0.0.1:1/d", patience=1.0)
     assert 1.0 <= time.monotonic() - began < 5
-    assert connection.is_passing(caught.value)
+    assert retrying.is_passing(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
@@ -157,7 +162,7 @@ def test_connecting_waits_out_a_restart(server, empty_url, mode):
                 connected.append(both(empty_url, patience=30))
             except Exception as error:
                 # What broke after connecting is not connect's to wait out; what it is must show.
-                if not connection.is_passing(error):
+                if not retrying.is_passing(error):
                     failures.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -192,7 +197,7 @@ def test_too_many_connections_pass(server, empty_url):
             url = make_conninfo(empty_url, user="few")
             with pytest.raises(PgQueueError, match="too many connections") as caught:
                 connection.connect(url, patience=0)
-            assert connection.is_passing(caught.value)
+            assert retrying.is_passing(caught.value)
         finally:
             conn.execute("drop role few")
 
@@ -206,7 +211,7 @@ def test_a_terminated_backend_is_a_passing_error(empty_url, connect):
         for _ in range(2):  # the first says so, the second has no connection
             with pytest.raises(Exception, match=r"terminat|clos|lost|no connection") as caught:
                 cursor.execute("select 1")
-            assert connection.is_passing(caught.value), caught.value
+            assert retrying.is_passing(caught.value), caught.value
 
 
 def test_other_errors_do_not_pass_and_come_through(empty_url):
@@ -215,14 +220,14 @@ def test_other_errors_do_not_pass_and_come_through(empty_url):
             conn.execute("select 1/0")
 
     with pytest.raises(psycopg.errors.DivisionByZero):
-        connection.with_backoff(divide, empty_url, 60)
-    assert not connection.is_passing(ValueError("connection refused"))
-    assert not connection.is_passing(OSError("connection refused"))
+        retrying.with_backoff(divide, empty_url, 60)
+    assert not retrying.is_passing(ValueError("connection refused"))
+    assert not retrying.is_passing(OSError("connection refused"))
 
 
 def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
     lost = "[libpq] Failed to execute query 'SET': FATAL:  terminating connection due to"
-    assert connection.is_passing(OSError(f"{lost} administrator command"))
+    assert retrying.is_passing(OSError(f"{lost} administrator command"))
 
 
 @pytest.mark.parametrize(
@@ -240,13 +245,13 @@ def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
     ],
 )
 def test_redact_hides_passwords(text):
-    assert SECRET not in connection.redact(text)
-    assert "***" in connection.redact(text)
+    assert SECRET not in redact(text)
+    assert "***" in redact(text)
 
 
 def test_redact_leaves_other_text_alone():
     text = "connection to host=h port=1 user=u failed: a@b postgresql://u@h/d"
-    assert connection.redact(text) == text
+    assert redact(text) == text
 
 
 def test_describe_shows_the_place_and_no_password(monkeypatch):
@@ -267,3 +272,46 @@ def test_a_password_in_the_wrong_place_is_not_shown_either(url):
     with pytest.raises(PgQueueError, match="no connection") as error:
         connection.connect(url, patience=0)
     assert SECRET not in str(error.value)
+
+
+@pytest.fixture
+def silent():
+    """The host and port of a server that never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"host=127.0.0.1 port={server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_the_log_says_within_two_seconds_where_it_is_still_trying(connect, silent, caplog):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        refused = f"host=127.0.0.1 port={held.getsockname()[1]}"
+        for where, patience in ((refused, 2.5), (silent, 0)):
+            caplog.clear()
+            began = time.time()
+            with pytest.raises(PgQueueError):
+                connect(f"{where} user=u password={SECRET} connect_timeout=3", patience=patience)
+            (record,) = caplog.records
+            assert record.levelname == "WARNING"
+            assert record.created - began < 2
+            assert f"{where} user=u" in record.message
+            assert "still trying" in record.message
+            assert SECRET not in record.message
+
+
+def test_a_quick_answer_is_not_logged_and_neither_is_slow_work(empty_url, caplog):
+    statements = Statements(empty_url, repeat=True)
+    schema.install(statements.connection())
+    statements.rows("select pg_sleep(2)")
+    assert not caplog.records
+
+
+def test_the_command_line_says_on_standard_error_where_it_is_still_trying(silent):
+    command = [sys.executable, "-m", "spark_pgqueue", "stream", "list"]
+    done = subprocess.run(
+        [*command, "--url", f"{silent} user=u connect_timeout=3"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"no connection to Postgres ({silent} user=u) yet, still trying" in done.stderr

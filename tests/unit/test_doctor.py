@@ -7,7 +7,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-from spark_pgqueue import cli, connection, doctor
+from spark_pgqueue.command_line import cli, doctor
+from spark_pgqueue.postgres import connection
 
 SECRET = "s3cr3t"
 
@@ -22,7 +23,7 @@ def without(module, *arguments):
         "import sys, importlib.util as u; find = u.find_spec;"
         f"u.find_spec = lambda n, *a: None if n.split('.')[0] == '{module}' else find(n, *a);"
         f"sys.modules['{module}'] = None;"
-        f"from spark_pgqueue.cli import app; app(['doctor', *{list(arguments)!r}])"
+        f"from spark_pgqueue.command_line.cli import app; app(['doctor', *{list(arguments)!r}])"
     )
     return subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
 
@@ -141,7 +142,7 @@ def test_an_old_pyspark_fails(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "datasource.py").touch()
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(doctor.__file__).parent.parent}")
-    command = [sys.executable, "-m", "spark_pgqueue.cli", "doctor"]
+    command = [sys.executable, "-m", "spark_pgqueue", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "fail PySpark: 4.1.0.dev3" in done.stdout

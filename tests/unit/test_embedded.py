@@ -7,13 +7,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from spark_pgqueue import connection, embedded
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import Child
 
 USE = """
     import sys, time
-    from spark_pgqueue import connection, embedded
+    from spark_pgqueue import embedded
+    from spark_pgqueue.postgres import connection
     server = embedded.start(sys.argv[1], keep="keep" in sys.argv)
     with connection.connect(server.url) as conn:
         print("server", conn.execute("select pg_postmaster_start_time()").fetchone(), flush=True)

@@ -1,10 +1,11 @@
 import pickle
+import re
 
 import psycopg
 import pytest
 
-from spark_pgqueue import connection
-from spark_pgqueue.errors import PgQueueError, translate, translated
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import CODES, PgQueueError, translate, translated
 
 RAISE = "do $$ begin raise exception 'no stream %', 'a' using errcode = 'PQ001', hint = 'b'; end $$"
 
@@ -34,20 +35,59 @@ def test_our_own_errors_keep_message_and_hint_through_adbc(empty_url):
     assert caught.value.sqlstate == "PQ001"
 
 
-@pytest.mark.parametrize(
-    ("statement", "names"),
-    [
-        ("select pgqueue.f()", "usage on schema pgqueue"),
-        ("select * from pgqueue_t", "on table pgqueue.pgqueue_t"),
-        ("select pg_read_file('x')", "execute on function pgqueue.pg_read_file"),
-    ],
+NAMED = (
+    "do $$ begin raise exception 'p_at is a time, not %', quote_literal('p_at') "
+    "using errcode = 'PQ003', column = 'p_at', hint = 'Leave p_at_all and p_at out.'; end $$"
 )
-def test_a_refused_permission_names_what_to_grant(empty_url, statement, names):
+
+
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_an_argument_is_called_what_the_user_calls_it_but_not_in_what_was_given(empty_url, connect):
+    with (
+        connect(empty_url) as conn,
+        conn.cursor() as cursor,
+        pytest.raises(PgQueueError) as caught,
+        translated({"p_at": "option at"}.get),
+    ):
+        cursor.execute(NAMED)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.message == "option at is a time, not 'p_at'"
+    assert error.hint == "Leave p_at_all and option at out."
+    assert error.argument == "p_at"
+
+
+def test_an_argument_without_another_name_keeps_its_own(empty_url):
+    with (
+        connection.connect(empty_url) as conn,
+        pytest.raises(PgQueueError) as caught,
+        translated({}.get),
+    ):
+        conn.execute(NAMED)
+    assert caught.value.message == "p_at is a time, not 'p_at'"
+
+
+def test_every_code_that_the_sql_raises_is_in_the_table():
+    sql = "".join(file.read_text() for file in schema.sql_directory().rglob("*.sql"))
+    internal = {"PQ099"}  # caught where it is raised
+    assert set(re.findall(r"errcode = '(PQ\d{3})'", sql)) - internal <= set(CODES)
+
+
+def test_an_error_without_a_hint_has_the_way_out_of_its_code(empty_url):
+    with connection.connect(empty_url) as conn, pytest.raises(PgQueueError) as caught, translated():
+        conn.execute("do $$ begin raise exception 'no' using errcode = 'PQ004'; end $$")
+    assert caught.value.hint == CODES["PQ004"].way_out
+
+
+@pytest.mark.parametrize(
+    "statement", ["select pgqueue.f()", "select * from pgqueue_t", "select pg_read_file('x')"]
+)
+def test_a_refused_permission_says_who_may_and_how_to_find_what_is_missing(empty_url, statement):
     with connection.connect(empty_url) as conn:
         conn.execute("create schema pgqueue; create table pgqueue_t (); set role pg_monitor")
         with pytest.raises(PgQueueError, match="permission denied") as caught, translated():
             conn.execute(statement)
-    assert names in (caught.value.hint or "")
+    assert "owner" in (caught.value.hint or "")
+    assert "pgqueue doctor" in (caught.value.hint or "")
     assert caught.value.sqlstate == "42501"
 
 

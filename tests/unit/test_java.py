@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from spark_pgqueue import java
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError
 
 
 def fake_java(home, version: str):
@@ -68,7 +68,7 @@ def test_no_java_at_all_says_so(nothing_installed):
 
 
 def test_run_as_a_program_it_fails_without_java(monkeypatch):
-    command = [sys.executable, "-m", "spark_pgqueue.java"]
+    command = [sys.executable, "-m", "spark_pgqueue.spark.java"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Java ")

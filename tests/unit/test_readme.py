@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_pgqueue.options import SINK_OPTIONS, SOURCE_OPTIONS
+from spark_pgqueue.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -35,9 +35,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 import spark_pgqueue
-from spark_pgqueue import connection, embedded, java
 from spark_pgqueue.client import Client
-from spark_pgqueue.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres import connection, embedded
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.spark import java
 
 FILES = 8  # the publisher reads one of them in each micro-batch
 FLIGHT = (

@@ -14,8 +14,10 @@ from typing import Literal
 
 import psycopg
 
-from spark_pgqueue import __version__, connection, embedded, java, schema
-from spark_pgqueue.errors import PgQueueError, how_to_install
+from spark_pgqueue import __version__
+from spark_pgqueue.postgres import connection, embedded, schema
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.spark import java
 
 PYSPARK = (4, 2)
 """The lowest PySpark whose Python data sources have what the source needs."""

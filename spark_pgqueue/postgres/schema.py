@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg
 from psycopg.rows import tuple_row
 
-from spark_pgqueue.errors import SCHEMA_VERSION, PgQueueError, translated
+from spark_pgqueue.postgres.errors import SCHEMA_VERSION, PgQueueError, translated
 
 
 def sql_directory() -> Path:
     """The folder of the SQL files: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "sql", package.parent / "sql"):
         if (folder / "install.sql").is_file():
             return folder

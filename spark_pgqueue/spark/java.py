@@ -2,7 +2,7 @@
 
     java.ensure_java_home()      # before the first SparkSession
 
-`python -m spark_pgqueue.java` prints what was found, and fails when there is none.
+`python -m spark_pgqueue.spark.java` prints what was found, and fails when there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from spark_pgqueue.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 
 MINIMUM = 17
 """The lowest Java version that Spark 4 runs on."""

@@ -38,7 +38,7 @@ from types import TracebackType
 from typing import IO
 from urllib.parse import quote
 
-from spark_pgqueue.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 
 ROOT_RUNS_AS = "pgserver"
 _PORT = 5432  # only a part of the socket's name

@@ -14,9 +14,10 @@ from datetime import timedelta
 
 import psycopg
 
-from spark_pgqueue.connection import connect
-from spark_pgqueue.database import Database
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.notifications import Listener
+from spark_pgqueue.postgres.statements import Statements
 
 log = logging.getLogger("spark_pgqueue")
 
@@ -46,7 +47,7 @@ class Lease:
 
     def __init__(self, url: str | None, visibility_timeout: timedelta, parent: Parent):
         self._every = visibility_timeout.total_seconds() / 3
-        self._database = Database(url, patience=self._every)
+        self._statements = Statements(url, patience=self._every, repeat=True)
         self._parent = parent
         self._reader: str | None = None
         self._stopped = threading.Event()
@@ -65,12 +66,12 @@ class Lease:
     def _run(self) -> None:
         while not self._stopped.wait(self._every) and self._parent.lives():
             try:
-                self._database.row("select pgqueue.reader_extend(%s)", [self._reader])
+                self._statements.row("select pgqueue.reader_extend(%s)", [self._reader])
             except Exception as error:
                 # The next beat tries again. A lease that is lost meanwhile is reported by the
                 # claim that finds it so, in the main thread.
                 log.warning("could not extend the claims of reader %s: %s", self._reader, error)
-        self._database.close()
+        self._statements.close()
 
 
 class Wakeup:
@@ -80,15 +81,15 @@ class Wakeup:
         self._url = url
         self._channel = channel
         self._parent = parent
-        self._conn: psycopg.Connection | None = None
+        self._listener: Listener | None = None
 
     def arm(self) -> None:
         """Listen, and forget the notifications so far. To be called before looking for messages."""
         try:
-            if self._conn is None:
-                self._conn = connect(self._url, patience=0)
-                self._conn.execute(f"listen {self._channel}".encode())
-            self._notified(0)
+            if self._listener is None:
+                self._listener = Listener(connect(self._url, patience=0))
+                self._listener.listen(self._channel)
+            self._listener.forget(self._channel)
         except (psycopg.Error, PgQueueError):
             self.close()
 
@@ -107,19 +108,15 @@ class Wakeup:
 
     def close(self) -> None:
         """Stop listening."""
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        if self._listener is not None:
+            self._listener.conn.close()
+            self._listener = None
 
     def _wait(self, seconds: float) -> bool:
-        if self._conn is not None:
+        if self._listener is not None:
             try:
-                return self._notified(seconds)
+                return self._listener.wait(self._channel, seconds)
             except psycopg.Error:
                 self.close()
         time.sleep(seconds)
         return False
-
-    def _notified(self, seconds: float) -> bool:
-        assert self._conn is not None
-        return bool(list(self._conn.notifies(timeout=seconds, stop_after=1)))

@@ -1,25 +1,18 @@
-"""The data source "pgqueue": what Spark asks for first, and the schema."""
+"""The data source "pgqueue": what Spark asks for first."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
-from spark_pgqueue.errors import PgQueueError
-from spark_pgqueue.options import parse_sink, parse_source
-from spark_pgqueue.sink import PgQueueBatchWriter, PgQueueStreamWriter
-from spark_pgqueue.source import PgQueueStreamReader, find_stream
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.columns import check_source_schema, source_schema
+from spark_pgqueue.spark.consumer import find_stream
+from spark_pgqueue.spark.options import parse_sink, parse_source
+from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
+from spark_pgqueue.spark.source import PgQueueStreamReader
 
 
 class PgQueueDataSource(DataSource):
@@ -65,7 +58,7 @@ class PgQueueDataSource(DataSource):
             PgQueueError: the user specified another schema than the source's.
         """
         options = parse_source(self._given)
-        _check_schema(schema, options.include_headers)
+        check_source_schema(schema, options.include_headers)
         return PgQueueStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PgQueueStreamWriter:
@@ -95,32 +88,3 @@ class PgQueueDataSource(DataSource):
                 hint='use mode("append")',
             )
         return PgQueueBatchWriter(options, schema)
-
-
-def source_schema(kind: str, include_headers: bool) -> StructType:
-    """The columns of a stream of this kind (text, json or binary)."""
-    data = BinaryType() if kind == "binary" else StringType()
-    columns = [
-        StructField("seq", LongType(), nullable=False),
-        StructField("key", StringType()),
-        StructField("data", data, nullable=False),
-        StructField("headers", MapType(StringType(), StringType())),
-        StructField("priority", IntegerType(), nullable=False),
-        StructField("deliver_count", IntegerType(), nullable=False),
-        StructField("inserted_at", TimestampType(), nullable=False),
-    ]
-    return StructType([c for c in columns if include_headers or c.name != "headers"])
-
-
-def _check_schema(schema: StructType, include_headers: bool) -> None:
-    allowed = [source_schema(kind, include_headers) for kind in ("text", "binary")]
-    if _types(schema) not in [_types(each) for each in allowed]:
-        raise PgQueueError(
-            f"the schema of pgqueue cannot be chosen: given {schema.simpleString()}, must be "
-            f"{allowed[0].simpleString()}",
-            hint="remove schema(...) from readStream, and use select() afterwards",
-        )
-
-
-def _types(schema: StructType) -> list[tuple]:
-    return [(field.name, field.dataType) for field in schema.fields]

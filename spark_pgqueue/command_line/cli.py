@@ -28,9 +28,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from spark_pgqueue import __version__, client, options
-from spark_pgqueue.connection import redact
-from spark_pgqueue.errors import PgQueueError, how_to_install
+from spark_pgqueue import __version__, client
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.spark import options
 
 # Hints of the database in this program's words.
 _AS_COMMANDS = {
@@ -430,7 +431,7 @@ def demo(
 ) -> None:
     """Send a year of flights through Postgres and Spark, and check what comes out."""
     try:
-        from spark_pgqueue.demo import run
+        from spark_pgqueue.command_line.demo import run
     except ModuleNotFoundError as error:
         raise PgQueueError(
             f"the demo needs the module {error.name}", hint=how_to_install("demo")
@@ -442,7 +443,7 @@ def demo(
 @app.command()
 def doctor(url: Url = None) -> None:
     """Check Java, Spark, the libraries, Postgres and the schema, and say what to do."""
-    from spark_pgqueue import doctor
+    from spark_pgqueue.command_line import doctor
 
     console, failed = Console(soft_wrap=True, highlight=False), False
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}

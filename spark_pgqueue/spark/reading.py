@@ -1,7 +1,4 @@
-"""What executors do in Postgres: COPY to and from Arrow, with ADBC.
-
-A connection is kept for the next task of the same Python worker, because making one costs ADBC some
-40 ms (it reads the catalogue of types). One that broke meanwhile is replaced.
+"""What an executor does for the source: it reads its share of a micro-batch, by COPY into Arrow.
 
 Arrow is imported where it is used, here and in the sink: Spark starts driver-side processes for
 every micro-batch, which import this package and need no Arrow; it would take 100 ms of each.
@@ -9,19 +6,18 @@ every micro-batch, which import this package and need no Arrow; it would take 10
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.connection import PATIENCE, connect_adbc, is_passing, raise_clear, with_backoff
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
+from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
+from spark_pgqueue.spark.options import SourceOptions
+from spark_pgqueue.spark.partitions import Piece, Range, after
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,93 +35,28 @@ FAILURES_IN_A_ROW = 5
 """How often a read may break off without having got any further."""
 
 
-class Range(NamedTuple):
-    """Messages lo <= seq < hi, all of one priority and delivered equally often."""
-
-    lo: int
-    hi: int
-    priority: int
-    deliver_count: int
-
-
-@dataclass(frozen=True)
-class Piece(InputPartition):
-    """A partition: all that an executor needs to know to read its share of a micro-batch.
-
-    Attributes:
-        index: its number among the partitions of the batch; also its bucket.
-        stream_id: the stream's id; its messages are in the table messages_<stream_id>.
-        kind: text, json or binary.
-        stream: the stream's name, for messages.
-        reader: the uuid of the reader that claimed them.
-        ranges: what to read, in the order of delivery.
-        buckets: if more than 1, read only the keys whose hash modulo buckets is index.
-    """
-
-    index: int
-    stream_id: int
-    kind: str
-    stream: str
-    reader: str
-    ranges: tuple[Range, ...]
-    buckets: int = 1
-
-
-@contextlib.contextmanager
-def connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Connection]:
-    """An ADBC connection with a transaction, rolled back at the end unless it was committed.
-
-    Args:
-        url: the database.
-        patience: seconds for which connecting is tried again; see `connection.connect`.
-
-    Raises:
-        PgQueueError: it cannot be made.
-    """
-    conn = _idle.pop(url, None) or connect_adbc(url, patience=patience, autocommit=False)
-    try:
-        yield conn
-        conn.rollback()
-    except BaseException:
-        # Also when Spark has read enough: only closing ends a COPY that is under way.
-        with contextlib.suppress(Exception):
-            conn.close()
-        raise
-    _idle[url] = conn
-
-
-# A Python worker runs one task at a time, so there is one idle connection to a database at most.
-_idle: dict[str | None, dbapi.Connection] = {}
-
-
-@atexit.register
-def _close_idle() -> None:
-    while _idle:
-        _idle.popitem()[1].close()
-
-
 def read_piece(
-    url: str | None, piece: Piece, schema: StructType, query_id: str | None, fail_on_data_loss: bool
+    options: SourceOptions, piece: Piece, schema: StructType, query_id: str | None
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition, in order; goes on where it was when the connection breaks.
 
     Args:
-        url: the database.
+        options: the source's.
         piece: what to read.
         schema: the columns to return.
         query_id: the Spark query's id, by which two readers of one consumer in it are noticed.
-        fail_on_data_loss: whether missing messages are an error or a warning.
 
     Raises:
-        PgQueueError: messages are gone, and fail_on_data_loss is true; the query reads the consumer
+        PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the consumer
             twice; or Postgres stayed away too long.
     """
+    url, patience = options.url, options.retry_timeout.total_seconds()
     target = to_arrow_schema(schema, timezone="UTC")
     ranges, rows, failures = piece.ranges, 0, 0
     while ranges:
         last = None
         try:
-            with connection(url) as conn, conn.cursor() as cursor:
+            with kept_connection(url, patience) as conn, conn.cursor() as cursor:
                 if piece.index == 0:
                     _check_query(cursor, piece, query_id)
                 for batch in _select(cursor, piece, ranges, target):
@@ -144,20 +75,11 @@ def read_piece(
             ranges = after(ranges, last)
     if piece.buckets > 1 and piece.index == 0:
         # The first of them counts for all: it alone cannot tell from its share what is missing.
-        rows = with_backoff(lambda: _count(url, piece), url)
+        rows = with_backoff(lambda: _count(url, piece), url, patience)
     if piece.buckets == 1 or piece.index == 0:
         missing = sum(each.hi - each.lo for each in piece.ranges) - rows
         if missing > 0:
-            report_loss(missing, piece.stream, fail_on_data_loss)
-
-
-def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:
-    """What is left of ranges once everything up to `seq`, which is in one of them, was read."""
-    for index, each in enumerate(ranges):
-        if each.lo <= seq < each.hi:
-            rest = ranges[index + 1 :]
-            return (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
-    return ranges
+            report_loss(missing, piece.stream, options.fail_on_data_loss)
 
 
 def report_loss(count: int, stream: str, fail: bool) -> None:
@@ -171,15 +93,9 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
         raise PgQueueError(
             message,
             hint='to go on without them, set option("failOnDataLoss", "false")',
-            sqlstate="PQ010",
+            sqlstate=DATA_LOSS,
         )
     log.warning("%s", message)
-
-
-def call(cursor: dbapi.Cursor, sql: str, parameters: tuple = ()) -> list[tuple]:
-    """The rows of a statement with parameters $1, $2, ...; ADBC takes no COPY for these."""
-    cursor.execute(sql, parameters or None)
-    return cursor.fetchall()
 
 
 def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> None:
@@ -269,7 +185,7 @@ def _count(url: str | None, piece: Piece) -> int:
     """How many messages of the ranges there are, whatever their keys."""
     whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.reader, ())
     count = 0
-    with connection(url, patience=0) as conn, conn.cursor() as cursor:
+    with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
         for some in _slices(piece.ranges):
             cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
             count += cursor.fetchall()[0][0]

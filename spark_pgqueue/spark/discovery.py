@@ -7,4 +7,4 @@ import contextlib
 
 # Where a dependency is missing or too old, only this format is not found.
 with contextlib.suppress(ImportError):
-    from spark_pgqueue.datasource import PgQueueDataSource as DefaultSource  # noqa: F401
+    from spark_pgqueue.spark.datasource import PgQueueDataSource as DefaultSource  # noqa: F401

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from spark_pgqueue.connection import conninfo
-from spark_pgqueue.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import conninfo
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Option:
 class SourceOptions:
     """The source's options, parsed. The fields are those of `SOURCE_OPTIONS`."""
 
-    url: str | None
+    url: str | None = field(repr=False)  # it may hold a password
     stream: str
     consumer: str
     max_messages_per_trigger: int | None
@@ -55,17 +55,19 @@ class SourceOptions:
     create_consumer: bool
     starting_position: str | None
     ordering: str | None
+    retry_timeout: timedelta
 
 
 @dataclass(frozen=True)
 class SinkOptions:
     """The sink's options, parsed. The fields are those of `SINK_OPTIONS`."""
 
-    url: str | None
+    url: str | None = field(repr=False)  # it may hold a password
     stream: str
     consumers: tuple[str, ...] | None
     txn_app_id: str | None
     txn_version: int | None
+    retry_timeout: timedelta
 
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
@@ -200,6 +202,14 @@ _URL = Option(
     "password file decide.",
 )
 
+_RETRY_TIMEOUT = Option(
+    "retryTimeout",
+    duration,
+    _DURATION,
+    timedelta(minutes=5),
+    "How long driver and executors go on trying to reach Postgres before the query fails.",
+)
+
 SOURCE_OPTIONS = (
     _URL,
     Option("stream", _name, "a stream's name", None, "The stream to read.", required=True),
@@ -278,6 +288,7 @@ SOURCE_OPTIONS = (
         None,
         "The ordering of a consumer made by createConsumer. By default none.",
     ),
+    _RETRY_TIMEOUT,
 )
 
 SINK_OPTIONS = (
@@ -299,7 +310,30 @@ SINK_OPTIONS = (
         "with the last published version or a lower one writes nothing, and logs a warning.",
     ),
     Option("txnVersion", _not_negative, "a whole number of at least 0", None, "See txnAppId."),
+    _RETRY_TIMEOUT,
 )
+
+# What the user calls the arguments of SQL functions.
+SOURCE_NAMES = {
+    "p_stream": "option stream",
+    "p_consumer": "option consumer",
+    "p_name": "option consumer",
+    "p_start": "option startingPosition",
+    "p_ordering": "option ordering",
+    "p_visibility_timeout": "option visibilityTimeout",
+    "p_max": "option maxMessagesPerTrigger",
+}
+SINK_NAMES = {
+    "p_stream": "option stream",
+    "p_consumers": "option consumers",
+    "p_sink": "option txnAppId",
+    "p_batch": "option txnVersion",
+    "p_priority": "column priority",
+    "p_deliver_at": "column deliver_at",
+    "p_key": "column key",
+    "p_headers": "column headers",
+    "p_data": "column data",
+}
 
 # What Spark itself puts among the options of a sink.
 _SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
@@ -312,7 +346,28 @@ _FOREIGN = {
     "path": "use stream: load, save and start take no path here",
     "user": "put the user into url, or set PGUSER",
     "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
+    "numpartitions": "use minPartitions, when reading",
+    "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
+    "maxbytespertrigger": "use maxMessagesPerTrigger, when reading",
+    # Kafka's
+    "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
+    "topic": "use stream",
+    "subscribe": "use stream for what is read, and consumer for who reads it",
+    "subscribepattern": "use stream: a query reads one, and a union of queries reads several",
+    "assign": "use stream, and consumer for who reads it",
+    "kafka.group.id": "use consumer",
+    "groupidprefix": "use consumer",
+    "startingoffsets": "use startingPosition with createConsumer, when reading: "
+    "earliest, latest or a time",
+    "startingtimestamp": "use startingPosition with createConsumer, when reading",
+    "startingoffsetsbytimestamp": "use startingPosition with createConsumer, when reading",
+    "endingoffsets": "use trigger(availableNow=True): it reads what is there when it starts",
+    "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
+    "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
+    "minoffsetspertrigger": "leave it out: a micro-batch takes what is there",
+    "maxtriggerdelay": "leave it out: a micro-batch takes what is there",
 }
+_KAFKA = "leave it out: what Postgres needs to connect goes into url"
 
 
 def _parse(given: Mapping[str, str], table: tuple[Option, ...], side: str) -> dict[str, Any]:
@@ -348,6 +403,8 @@ def _unknown(name: str, known: dict[str, Option], side: str) -> PgQueueError:
     names = ", ".join(option.name for option in known.values())
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {known[near[0]].name}?" if near else f"its options are: {names}"
+    if name.lower().startswith("kafka."):
+        hint = _KAFKA
     return PgQueueError(
         f"the pgqueue {side} has no option {name}", hint=_FOREIGN.get(name.lower(), hint)
     )

@@ -1,0 +1,29 @@
+"""The Python client: the functions of the schema pgqueue, with Python's types.
+
+    with spark_pgqueue.connect("postgresql://me@host/db") as queue:
+        queue.create_stream("orders", if_not_exists=True)
+        queue.create_consumer("orders", "billing", if_not_exists=True)
+        queue.send("orders", "order 1", key="customer 7")
+
+        while claim := queue.receive("orders", "billing", max_messages=100):
+            for message in claim.messages:
+                bill(message.data)
+            claim.ack()
+
+Each call is one statement (one that waits makes several), and a transaction of its own unless it is
+made inside of `with queue.transaction():`. To send in the same transaction as other work, use the
+connection that does this work: `Client(connection).send(...)`.
+"""
+
+from spark_pgqueue.client.client import Client, connect
+from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+
+__all__ = [
+    "Claim",
+    "Client",
+    "Consumer",
+    "ConsumerStats",
+    "Message",
+    "Stream",
+    "connect",
+]

@@ -1,0 +1,116 @@
+"""Checks of arguments, for what Python can get wrong: their types.
+
+What a value may be is the database's to say. `name` is the argument's, for the message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+T = TypeVar("T")
+
+
+def name_of(sql_name: str) -> str:
+    """What the client calls an argument of an SQL function."""
+    return {"p_data_bytes": "data", "p_max": "max_messages"}.get(
+        sql_name, sql_name.removeprefix("p_")
+    )
+
+
+def check(name: str, value: Any, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise PgQueueError(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def maybe(check: Callable[[str, Any], T], name: str, value: Any) -> T | None:
+    return None if value is None else check(name, value)
+
+
+def text(name: str, value: str, wanted: str = "a str") -> str:
+    check(name, value, str, wanted)
+    if "\0" in value:
+        raise PgQueueError(f"{name} holds a NUL character, which Postgres cannot store in a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PgQueueError(f"{name} is not Unicode text: {error}") from None
+    return value
+
+
+def flag(name: str, value: bool) -> bool:
+    check(name, value, bool, "True or False")
+    return value
+
+
+def number(name: str, value: int, low: int = 1, high: int = 2**31 - 1) -> int:
+    check(name, value, int, "an int")
+    if not low <= value <= high:
+        raise PgQueueError(f"{name} must be from {low} to {high}, not {value}")
+    return value
+
+
+def duration(name: str, value: timedelta) -> timedelta:
+    check(name, value, timedelta, "a timedelta")
+    return value
+
+
+def patience(name: str, value: timedelta) -> float:
+    seconds = duration(name, value).total_seconds()
+    if seconds < 0:
+        raise PgQueueError(f"{name} must be at least 0, not {value}")
+    return seconds
+
+
+def time(name: str, value: datetime) -> datetime:
+    check(name, value, datetime, "a datetime")
+    if value.tzinfo is None:
+        raise PgQueueError(
+            f"{name} must have a time zone: what {value.isoformat()} means depends on the place",
+            hint="give for instance datetime.now(UTC) + timedelta(minutes=5)",
+        )
+    return value
+
+
+def listed(name: str, value: Iterable[Any]) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise PgQueueError(f"{name} must be a list, not {type(value).__name__}")
+    return list(value)
+
+
+def items(name: str, value: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}[{i}]", item) for i, item in enumerate(listed(name, value)))
+
+
+def texts(name: str, value: Iterable[str]) -> list[str]:
+    return [text(item_name, item) for item_name, item in items(name, value)]
+
+
+def json_text(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PgQueueError(f"{name} must hold what JSON can: {error}") from None
+
+
+def headers(name: str, value: Mapping[str, Any] | None) -> str | None:
+    if value is None:
+        return None
+    check(name, value, Mapping, "a dict")
+    return json_text(name, dict(value))
+
+
+def claim_id(name: str, value: int) -> int:
+    return number(name, value, 1, 2**63 - 1)
+
+
+def target(claim: int, seqs: Iterable[int] | None) -> tuple[int, list[int] | None]:
+    """The claim's number and the numbers of messages, as the functions that settle take them."""
+    claim_id("claim_id", claim)
+    if seqs is None:
+        return claim, None
+    return claim, [number(name, seq, 1, 2**63 - 1) for name, seq in items("seqs", seqs)]

@@ -1,0 +1,543 @@
+"""The client: one method for each public function of the schema pgqueue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, LiteralString
+from weakref import WeakSet
+
+import psycopg
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.waiting import Waiting
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.retrying import PATIENCE
+from spark_pgqueue.postgres.statements import Statements
+
+# By the name of the package: users filter by it.
+_log = logging.getLogger("spark_pgqueue.client")
+
+
+def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
+    """Connect to the database of a queue.
+
+    Args:
+        url: a libpq URI or conninfo string; None for libpq's environment and service files.
+        patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
+
+    Returns:
+        a client with a connection of its own, which it replaces when it is lost.
+
+    Raises:
+        PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
+    """
+    statements = _make_statements(url=url, patience=patience)
+    return Client(statements.connection(), _statements=statements)
+
+
+class Client:
+    """A queue, over one connection. Made by `connect`, or with a connection of the caller.
+
+    On the caller's connection each call takes part in the caller's transaction, if there is one:
+    what is sent becomes visible with its commit, and what is claimed stays locked until then.
+
+    The database must have the schema version that this package needs; the first call checks that.
+    Threads can share a client, and then wait for each other; `transaction` is for one thread.
+
+    Args:
+        connection: an open connection of psycopg. `close` leaves it open.
+
+    Raises:
+        PgQueueError: it is no such connection. All other methods raise it too: for each error that
+            the database's functions define (sqlstate PQ...), for an argument of the wrong type, a
+            missing permission, a missing or different schema, and a lost connection.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], *, _statements: Statements | None = None
+    ):
+        if not isinstance(connection, psycopg.Connection):
+            raise PgQueueError(
+                f"connection must be a psycopg.Connection, not {type(connection).__name__}",
+                hint="to connect by url, use spark_pgqueue.connect(url)",
+            )
+        self._statements = _statements or _make_statements(connection=connection)
+        self._waiting = Waiting(self._statements)
+
+    # Streams and consumers
+
+    def create_stream(self, name: str, kind: str = "text", *, if_not_exists: bool = False) -> int:
+        """Create a stream.
+
+        Args:
+            name: 1 to 200 characters.
+            kind: what its messages hold: "text", "json" (checked) or "binary".
+            if_not_exists: accept an existing one of the same kind.
+
+        Returns:
+            its id.
+        """
+        return self._value(
+            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean)",
+            arguments.text("name", name),
+            arguments.text("kind", kind),
+            arguments.flag("if_not_exists", if_not_exists),
+        )
+
+    def drop_stream(self, name: str) -> None:
+        """Delete a stream with its messages and consumers."""
+        self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
+
+    def create_consumer(
+        self,
+        stream: str,
+        name: str,
+        *,
+        start: str | datetime = "latest",
+        ordering: str = "none",
+        max_deliver_count: int | None = None,
+        visibility_timeout: timedelta = timedelta(seconds=30),
+        if_not_exists: bool = False,
+    ) -> int:
+        """Create a consumer of a stream.
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters.
+            start: "earliest" for all messages that there are, "latest" for what is published from
+                now on, or a time (with its zone) for what was published since.
+            ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
+            max_deliver_count: dead-letter a message that failed so often; None for never.
+            visibility_timeout: how long a claim is held without being extended.
+            if_not_exists: accept an existing one of the same ordering.
+
+        Returns:
+            its id.
+        """
+        since = (
+            arguments.time("start", start)
+            if isinstance(start, datetime)
+            else arguments.text("start", start)
+        )
+        return self._value(
+            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
+            " %s::interval, %s::boolean)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            since.isoformat() if isinstance(since, datetime) else since,
+            arguments.text("ordering", ordering),
+            arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
+            arguments.duration("visibility_timeout", visibility_timeout),
+            arguments.flag("if_not_exists", if_not_exists),
+        )
+
+    def drop_consumer(self, stream: str, name: str) -> None:
+        """Delete a consumer with all that it has not finished; its claims end."""
+        self._value(
+            "select pgqueue.drop_consumer(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+        )
+
+    def streams(self) -> list[Stream]:
+        """All streams, by name."""
+        return self._statements.rows(
+            "select stream as name, kind, created_at, consumers, messages, bytes"
+            " from pgqueue.stream_stats order by stream",
+            row_factory=class_row(Stream),
+        )
+
+    def consumers(self, stream: str | None = None) -> list[Consumer]:
+        """The consumers of a stream, or of all streams, by name."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select s.name as stream, c.name, c.ordering, c.max_deliver_count,"
+            " c.visibility_timeout, c.created_at"
+            " from pgqueue.consumers c join pgqueue.streams s using (stream_id)"
+            " where s.name = coalesce(%s::text, s.name) order by s.name, c.name",
+            [stream],
+            row_factory=class_row(Consumer),
+        )
+
+    def stats(self, stream: str | None = None) -> list[ConsumerStats]:
+        """What the consumers of a stream, or of all streams, have before them; counts no rows."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
+            " backlog, claims, expired, next_expiry from pgqueue.consumer_stats"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerStats),
+        )
+
+    # Messages
+
+    def send(
+        self,
+        stream: str,
+        data: str | bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        deliver_at: datetime | None = None,
+        consumers: Iterable[str] | None = None,
+    ) -> int:
+        """Publish a message.
+
+        Args:
+            stream: the stream's name.
+            data: the payload: bytes for a binary stream, str for others (JSON text for json).
+            key: what ordering "key" goes by; None for in no order with others.
+            headers: values that JSON can hold, by name.
+            priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
+            deliver_at: not before this time (with its zone); None for at once.
+            consumers: names of those that get it; None for all.
+
+        Returns:
+            its seq.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
+                PQ004 data that does not fit the stream's kind; an argument of the wrong type.
+        """
+        binary = isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            arguments.text("data", data, "a str, or bytes for a binary stream")
+        return self._value(
+            "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
+            " %s::timestamptz, %s::text[], %s::bytea)",
+            arguments.text("stream", stream),
+            None if binary else data,
+            arguments.maybe(arguments.text, "key", key),
+            arguments.headers("headers", headers),
+            arguments.number("priority", priority, -32768, 32767),
+            arguments.maybe(arguments.time, "deliver_at", deliver_at),
+            arguments.maybe(arguments.texts, "consumers", consumers),
+            data if binary else None,
+        )
+
+    def send_batch(
+        self,
+        stream: str,
+        data: Iterable[str] | Iterable[bytes],
+        *,
+        keys: Iterable[str | None] | None = None,
+        headers: Iterable[Mapping[str, Any] | None] | None = None,
+        priority: int = 0,
+        deliver_at: datetime | None = None,
+        consumers: Iterable[str] | None = None,
+    ) -> list[int]:
+        """Publish messages together: they become visible at once, in the order given.
+
+        Args:
+            stream: the stream's name.
+            data: a payload per message, as in `send`.
+            keys: a key, or None, per message; None for no keys.
+            headers: headers, or None, per message; None for no headers.
+            priority: as in `send`, for all of them.
+            deliver_at: as in `send`, for all of them.
+            consumers: as in `send`, for all of them.
+
+        Returns:
+            their seqs, in that order; none for no data.
+
+        Raises:
+            PgQueueError: as `send`. Nothing is published then.
+        """
+        payloads = arguments.listed("data", data)
+        binary = bool(payloads) and isinstance(payloads[0], bytes)
+        for i, payload in enumerate(payloads):
+            if binary:
+                arguments.check(f"data[{i}]", payload, bytes, "bytes, as data[0] is")
+            else:
+                arguments.text(
+                    f"data[{i}]", payload, "a str, or all must be bytes for a binary stream"
+                )
+        rows = self._statements.rows(
+            "select * from pgqueue.send_batch(%s::text, %s::text[], %s::text[], %s::jsonb[],"
+            " %s::int, %s::timestamptz, %s::text[], %s::bytea[])",
+            [
+                arguments.text("stream", stream),
+                None if binary else payloads,
+                None
+                if keys is None
+                else [
+                    arguments.maybe(arguments.text, n, k) for n, k in arguments.items("keys", keys)
+                ],
+                None
+                if headers is None
+                else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)],
+                arguments.number("priority", priority, -32768, 32767),
+                arguments.maybe(arguments.time, "deliver_at", deliver_at),
+                arguments.maybe(arguments.texts, "consumers", consumers),
+                payloads if binary else None,
+            ],
+        )
+        return [seq for (seq,) in rows]
+
+    def receive(
+        self,
+        stream: str,
+        consumer: str,
+        max_messages: int = 1,
+        *,
+        visibility_timeout: timedelta | None = None,
+        ack: Claim | int | None = None,
+        wait: timedelta | None = None,
+    ) -> Claim | None:
+        """Claim messages for a consumer, and read them.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            max_messages: claim at most so many.
+            visibility_timeout: after how long other workers may take them over, unless `extend` is
+                called; None for the consumer's.
+            ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
+                round trip; None for none. A warning is logged for one that is not live.
+            wait: when there is nothing, wait so long for a message; None for not at all. It ends
+                at once with a publication, within a second with a delay or another worker's lease
+                that is over. Other threads that share the client wait too. From the first such
+                call on the connection listens to the stream for as long as it lives.
+
+        Returns:
+            the claim, or None when there is nothing to deliver now, or was nothing in that time.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
+                PQ007 a transaction that is not read committed; an argument of the wrong type;
+                `wait` inside a transaction, or on a connection of the caller's.
+        """
+        patience = arguments.maybe(arguments.patience, "wait", wait)
+        if patience is not None and not self._statements.can_wait:
+            raise PgQueueError(
+                "wait needs a connection of the client's own, outside a transaction",
+                hint="leave wait out, or make the client with spark_pgqueue.connect(url)",
+            )
+        claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
+        if patience:
+            first, again = partial(claim_now, ack), partial(claim_now, None)
+            return self._waiting.claim(stream, first, again, patience)
+        return claim_now(ack)
+
+    def _claim(
+        self,
+        stream: str,
+        consumer: str,
+        max_messages: int,
+        visibility_timeout: timedelta | None,
+        ack: Claim | int | None,
+    ) -> Claim | None:
+        rows = self._statements.rows(
+            "select claim_id, seq, key, data, data_bytes, headers, priority, deliver_count,"
+            " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
+            " %s::bigint)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.number("max_messages", max_messages, 1, 2**31 - 1),
+                arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
+                arguments.maybe(
+                    arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
+                ),
+            ],
+        )
+        if not rows:
+            return None
+        messages = tuple(
+            Message(seq, key, text if text is not None else binary, headers or {}, *others)
+            for _, seq, key, text, binary, headers, *others in rows
+        )
+        return Claim(rows[0][0], messages, self)
+
+    def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
+        """Acknowledge a claim: its messages are done.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+
+        Returns:
+            how many messages that were. 0, and a warning is logged, for a claim that was settled
+            before, or that another worker took over.
+
+        Raises:
+            PgQueueError: PQ007 a transaction that is not read committed; an argument of the wrong
+                type.
+        """
+        return self._value(
+            "select pgqueue.ack(%s::bigint, %s::bigint[])", *arguments.target(claim_id, seqs)
+        )
+
+    def nack(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        reason: str | None = None,
+    ) -> int:
+        """Return a claim, to be delivered again.
+
+        A message that was delivered its consumer's max_deliver_count times is dead-lettered. With
+        ordering, later messages of the same keys in the claim go back too, not counted as failed.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            delay: deliver them after this time, not before.
+            reason: kept as their last error.
+
+        Returns:
+            how many messages left the claim; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: PQ003 a delay below 0, and as `ack`.
+        """
+        return self._value(
+            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text)",
+            *arguments.target(claim_id, seqs),
+            arguments.duration("delay", delay),
+            arguments.maybe(arguments.text, "reason", reason),
+        )
+
+    def extend(self, claim_id: int, by: timedelta | None = None) -> int:
+        """Hold a claim longer.
+
+        Args:
+            claim_id: the claim's number.
+            by: from now on so long; None for its visibility timeout.
+
+        Returns:
+            how many messages it holds; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: PQ003 not longer than 0, and as `ack`.
+        """
+        return self._value(
+            "select pgqueue.extend(%s::bigint, %s::interval)",
+            arguments.target(claim_id, None)[0],
+            arguments.maybe(arguments.duration, "by", by),
+        )
+
+    def dead_letter(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        details: Any = None,
+    ) -> int:
+        """Give up on a claim: its messages are kept as dead, and not delivered again.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            reason: why, for people.
+            details: why, for programs: a value that JSON can hold.
+
+        Returns:
+            how many messages that were; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: as `ack`.
+        """
+        return self._value(
+            "select pgqueue.dead_letter(%s::bigint, %s::bigint[], %s::text, %s::jsonb)",
+            *arguments.target(claim_id, seqs),
+            arguments.maybe(arguments.text, "reason", reason),
+            arguments.maybe(arguments.json_text, "details", details),
+        )
+
+    # Everything else
+
+    def install(self) -> int:
+        """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
+
+        Returns:
+            its version.
+
+        Raises:
+            PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
+                is changed then.
+        """
+        return self._statements.install()
+
+    def maintain(self, staged_age: timedelta = timedelta(days=1)) -> dict[str, int]:
+        """Delete what failed writers left. Housekeeping: nothing waits for it to be run.
+
+        Args:
+            staged_age: longer than any batch of a Spark query takes to be written.
+
+        Returns:
+            how much was deleted, by what it was.
+        """
+        return dict(
+            self._statements.rows(
+                "select what, deleted from pgqueue.maintain(%s::interval)",
+                [arguments.duration("staged_age", staged_age)],
+            )
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[Client]:
+        """Make the calls inside one transaction: all of them take effect at its end, or none.
+
+        Keep it short: what it claims or settles stays locked until its end. A connection that is
+        lost inside is not replaced; nothing took effect then.
+
+        Raises:
+            PgQueueError: the connection is lost.
+        """
+        with self._statements.transaction():
+            yield self
+
+    def close(self) -> None:
+        """Close the connection, if it is the client's own. Safe to repeat."""
+        self._statements.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _must_exist(self, stream: str | None) -> None:
+        if stream is not None:
+            self._value("select pgqueue.open_stream(%s::text)", arguments.text("stream", stream))
+
+    def _value(self, sql: LiteralString, *parameters: Any) -> Any:
+        return self._statements.rows(sql, parameters)[0][0]
+
+
+def _make_statements(**where: Any) -> Statements:
+    return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
+
+
+# Notices come to handlers of a connection; one is enough, however many clients use it.
+_logged: WeakSet[psycopg.Connection] = WeakSet()
+
+
+def _log_warnings_of(connection: psycopg.Connection) -> None:
+    if connection not in _logged:
+        connection.add_notice_handler(_log_warning)
+        _logged.add(connection)
+
+
+def _log_warning(notice: psycopg.errors.Diagnostic) -> None:
+    ours = "pgqueue." in (notice.context or "")
+    if ours and notice.severity_nonlocalized == "WARNING":
+        _log.warning("%s", notice.message_primary)

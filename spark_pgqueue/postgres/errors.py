@@ -1,0 +1,234 @@
+"""The package's one exception, and how errors of the database become it.
+
+Everything that ends in a `PgQueueError` names the thing and the way out, and never holds a
+password. Errors of the database that have no clear way out pass through unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Code(NamedTuple):
+    """A SQLSTATE of this project.
+
+    Attributes:
+        meaning: what is wrong, for all errors with this code.
+        way_out: what to do; the hint of an error that has none of its own.
+    """
+
+    meaning: str
+    way_out: str | None
+
+
+UNKNOWN_STREAM = "PQ001"
+UNKNOWN_CONSUMER = "PQ002"
+NOT_ALLOWED = "PQ003"
+UNFIT_DATA = "PQ004"
+FOREIGN_CHECKPOINT = "PQ005"
+DATA_LOSS = "PQ010"
+SCHEMA_VERSION = "PQ011"
+
+CODES = {
+    UNKNOWN_STREAM: Code(
+        "there is no such stream, or it was dropped",
+        "create it, and give queries that used the dropped one a new checkpoint",
+    ),
+    UNKNOWN_CONSUMER: Code(
+        "the stream has no such consumer, or it was dropped",
+        "create it, and give queries that used the dropped one a new checkpoint",
+    ),
+    # The message says what is allowed.
+    NOT_ALLOWED: Code("an argument, option or column has a value that is not allowed", None),
+    UNFIT_DATA: Code(
+        "a payload does not fit the kind of the stream",
+        "text for a text stream, valid JSON text for a json stream, bytes for a binary stream",
+    ),
+    FOREIGN_CHECKPOINT: Code(
+        "the checkpoint is not of this consumer, of this database or of this version",
+        "give the query a checkpointLocation of its own",
+    ),
+    "PQ006": Code(
+        "there is one of that name already, of another kind or ordering",
+        "take another name, or drop it first",
+    ),
+    "PQ007": Code(
+        "claims and settlements need a transaction that sees what others committed before",
+        "begin transaction isolation level read committed",
+    ),
+    "PQ008": Code("a part of the batch that a sink staged is gone", "run the batch again"),
+    "PQ009": Code(
+        "one query reads the consumer twice",
+        "read the consumer once and derive both sides from that, or use two consumers",
+    ),
+    DATA_LOSS: Code(
+        "messages are gone that the query was to read", "use the latest checkpoint, or a new one"
+    ),
+    SCHEMA_VERSION: Code(
+        "the schema pgqueue, or the server, is missing, older or newer than what is needed",
+        "run `pgqueue install --url ...` as the owner of the database",
+    ),
+}
+"""All SQLSTATEs of class PQ that the SQL and this package raise."""
+
+
+class PgQueueError(Exception):
+    """An error with a way out.
+
+    Attributes:
+        message (str): what is wrong: what was given, and what is allowed.
+        hint (str | None): what to do about it.
+        sqlstate (str | None): five characters; those of class PQ are in `CODES`. None when the
+            error did not come from the database.
+        argument (str | None): the argument of the SQL function that it is about, such as
+            `p_deliver_at`, when the database said so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        sqlstate: str | None = None,
+        argument: str | None = None,
+    ):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.sqlstate = sqlstate
+        self.argument = argument
+
+    def __str__(self) -> str:
+        code = f"[{self.sqlstate}] " if self.sqlstate else ""
+        hint = f"\nHint: {self.hint}" if self.hint else ""
+        return f"{code}{self.message}{hint}"
+
+    def __reduce__(self):
+        # Exception pickles its positional arguments alone, which would lose the others.
+        return _rebuild, (self.message, self.hint, self.sqlstate, self.argument)
+
+
+def _rebuild(
+    message: str, hint: str | None, sqlstate: str | None, argument: str | None
+) -> PgQueueError:
+    return PgQueueError(message, hint=hint, sqlstate=sqlstate, argument=argument)
+
+
+Names = Callable[[str], str | None]
+"""Names on this side for arguments of SQL functions: `p_consumers` -> `option consumers`."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra of this package, for a hint."""
+    return f'pip install "spark-pgqueue[{extra}]", or in a checkout pip install ".[{extra}]"'
+
+
+def translate(error: BaseException, names: Names | None = None) -> PgQueueError | None:
+    """What an error of the database means to a user of this package.
+
+    Args:
+        error: an error of psycopg or of ADBC (anything else is not translated).
+        names: what the user calls the arguments of SQL functions; None: as the SQL does.
+
+    Returns:
+        the error to raise in its place, or None when no clear way out can be named.
+    """
+    sqlstate = sqlstate_of(error)
+    if sqlstate is None or isinstance(error, PgQueueError):
+        return None
+    said = Said.by(error)
+    message, hint = said.message, said.hint
+    if sqlstate.startswith("PQ"):
+        known = CODES.get(sqlstate)
+        hint = hint or (known.way_out if known else None)
+        here = names(said.column) if names and said.column else None
+        if said.column and here:
+            message = _renamed(said.column, here, message)
+            hint = _renamed(said.column, here, hint) if hint else None
+        return PgQueueError(message, hint=hint, sqlstate=sqlstate, argument=said.column)
+    if sqlstate == "42501":
+        hint = "connect as the owner of the schema pgqueue, or as a role that was granted this; "
+        hint += "`pgqueue doctor --url ...` says which grants a role lacks"
+        return PgQueueError(message, hint=hint, sqlstate=sqlstate)
+    if sqlstate in ("3F000", "42P01", "42883") and "pgqueue" in message:
+        if re.search(r"pgqueue\.(messages|seq)_\d+", message):
+            return PgQueueError(
+                f"the stream was dropped: {message}",
+                hint="create the stream again, and start with a new checkpoint",
+                sqlstate=UNKNOWN_STREAM,
+            )
+        return PgQueueError(
+            f"the pgqueue schema is missing or older than this package: {message}",
+            hint=CODES[SCHEMA_VERSION].way_out,
+            sqlstate=SCHEMA_VERSION,
+        )
+    return None
+
+
+@contextmanager
+def translated(names: Names | None = None) -> Iterator[None]:
+    """Raise `PgQueueError` in place of the database errors that `translate` knows.
+
+    Raises:
+        PgQueueError: for those; every other error passes through as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = translate(error, names)
+        if known is None:
+            raise
+        # The database's error has nothing to add, and its traceback hides the message.
+        raise known from None
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """The five characters of SQLSTATE that psycopg or ADBC give with an error, or None."""
+    sqlstate = getattr(error, "sqlstate", None)
+    return sqlstate if isinstance(sqlstate, str) and sqlstate.strip("\0") else None
+
+
+class Said(NamedTuple):
+    """The fields of an error message of the server; None where it has none."""
+
+    message: str
+    detail: str | None
+    hint: str | None
+    context: str | None
+    column: str | None
+
+    @classmethod
+    def by(cls, error: BaseException) -> Said:
+        """What came with an error of psycopg or of ADBC."""
+        diagnostic = getattr(error, "diag", None)
+        if diagnostic is not None and diagnostic.message_primary:
+            return cls(
+                diagnostic.message_primary,
+                diagnostic.message_detail,
+                diagnostic.message_hint,
+                diagnostic.context,
+                diagnostic.column_name,
+            )
+        # ADBC gives the fields as pairs of bytes.
+        details = dict(getattr(error, "details", None) or [])
+
+        def field(name: str) -> str | None:
+            value = details.get(f"PG_DIAG_{name}".encode())
+            return value.decode() if value else None
+
+        return cls(
+            field("MESSAGE_PRIMARY") or str(error).strip(),
+            field("MESSAGE_DETAIL"),
+            field("MESSAGE_HINT"),
+            field("CONTEXT"),
+            field("COLUMN_NAME"),
+        )
+
+
+def _renamed(name: str, here: str, text: str) -> str:
+    """The text with `here` in place of `name`, except in what it quotes: that was given."""
+    pattern = rf"'(?:[^']|'')*'|\b{re.escape(name)}\b"
+    return re.sub(pattern, lambda found: here if found[0] == name else found[0], text)

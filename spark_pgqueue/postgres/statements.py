@@ -1,0 +1,189 @@
+"""One connection for statements that outlives restarts of Postgres, and explains its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.rows import RowFactory, tuple_row
+
+from spark_pgqueue.postgres import schema
+from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
+from spark_pgqueue.postgres.retrying import PATIENCE, is_passing, with_backoff
+
+_READ_ONLY = "25006"
+_LOST = "08006"  # connection_failure
+
+
+class Statements:
+    """Runs statements, each a transaction of its own unless `transaction` is open.
+
+    The connection is made when it is first used, and replaced when it was lost. The first statement
+    checks that the database has the schema version that this package needs. Threads can share it,
+    and then wait for each other.
+
+    Args:
+        url: the database; None for libpq's environment.
+        patience: seconds to go on trying to connect for; 0 to try once.
+        repeat: whether a statement whose connection was lost is run again, also for `patience`
+            seconds. It must be safe to repeat: nobody can say whether it took effect.
+        connection: an open connection of the caller's, in place of one to `url`. It is neither
+            replaced nor closed.
+        names: what the user calls the arguments of SQL functions, for error messages.
+        prepare: called with each connection before its first statement.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        patience: float = PATIENCE,
+        repeat: bool = False,
+        connection: psycopg.Connection[Any] | None = None,
+        names: Names | None = None,
+        prepare: Callable[[psycopg.Connection[Any]], None] | None = None,
+    ):
+        self._url = url
+        self._patience = patience
+        self._repeat = repeat
+        self._conn = connection
+        self._names = names
+        self._prepare = prepare
+        self._checked = self._closed = False
+        self._transactions = 0
+        self._is_own = connection is None
+        if connection is not None and prepare is not None:
+            prepare(connection)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the connection may be kept waiting: it is no caller's, and in no transaction."""
+        return self._is_own and not self._transactions
+
+    def rows(
+        self,
+        sql: LiteralString,
+        parameters: Sequence[Any] = (),
+        *,
+        row_factory: RowFactory[Any] = tuple_row,
+    ) -> list[Any]:
+        """The rows of a statement.
+
+        Raises:
+            PgQueueError: a known database error, a lost connection, Postgres stayed away longer
+                than patience, or PQ011: the schema is missing, older or newer.
+        """
+        attempt = partial(self._attempt, sql, parameters, row_factory)
+        return with_backoff(attempt, self._url, self._patience) if self._repeat else attempt()
+
+    def row(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """The only row of a statement that always has one. Errors as in `rows`."""
+        (row,) = self.rows(sql, parameters)
+        return row
+
+    def install(self) -> int:
+        """Install or upgrade the schema; see `schema.install`."""
+        with self.explained():
+            version = schema.install(self.connection())
+        self._checked = True
+        return version
+
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection; a new one in place of a lost one, unless that is the caller's.
+
+        Raises:
+            PgQueueError: it cannot be made.
+        """
+        lost = self._conn is None or self._conn.closed
+        if lost and self._is_own and not self._closed and not self._transactions:
+            # When the statement is repeated, so is this.
+            self._conn = connect(self._url, patience=0 if self._repeat else self._patience)
+            if self._prepare is not None:
+                self._prepare(self._conn)
+        if self._conn is None:
+            raise PgQueueError("the connection is closed")
+        return self._conn
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction around the statements inside. A connection lost inside is not replaced.
+
+        Raises:
+            PgQueueError: the connection is lost.
+        """
+        # Errors of the caller's own statements inside are the caller's.
+        with ExitStack() as stack:
+            with self.explained():
+                stack.enter_context(self.connection().transaction())
+            self._transactions += 1
+            try:
+                yield
+            finally:
+                self._transactions -= 1
+            with self.explained():
+                stack.close()
+
+    def disconnect(self) -> None:
+        """Close the connection, if there is one of its own; the next statement connects again."""
+        if self._is_own and self._conn is not None:
+            self._conn.close()
+
+    def close(self) -> None:
+        """Close the connection for good, if there is one of its own. Safe to repeat."""
+        self.disconnect()
+        self._closed = True
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise a PgQueueError in place of every database error that has a way out.
+
+        Raises:
+            PgQueueError: for those; every other error passes through as it is.
+        """
+        try:
+            yield
+        except psycopg.Error as error:
+            known = self._explain(error)
+            if known is None:
+                raise
+            raise known from None
+
+    def _attempt(
+        self, sql: LiteralString, parameters: Sequence[Any], row_factory: RowFactory[Any]
+    ) -> list[Any]:
+        with self.explained():
+            conn = self.connection()
+            if not self._checked:
+                schema.check(conn)
+                self._checked = True
+            # Not conn.cursor(): the caller's connection may have factories of its own.
+            with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
+                return cursor.execute(sql, parameters).fetchall()
+
+    def _explain(self, error: psycopg.Error) -> PgQueueError | None:
+        sqlstate, said = sqlstate_of(error), Said.by(error)
+        known = translate(error, self._names)
+        if known is not None:
+            return known
+        if sqlstate == _READ_ONLY:
+            if self._repeat:
+                self.disconnect()  # a failover: the next connection may lead to the primary
+            hint = "connect to the primary, or begin a transaction that is not read-only"
+            return PgQueueError(said.message, hint=hint, sqlstate=sqlstate)
+        if is_passing(error) or (self._conn is not None and self._conn.closed):
+            self.disconnect()
+            hint = "whether the call took effect is not known; "
+            hint += "the next call reconnects" if self._is_own else "connect again"
+            return PgQueueError(
+                f"the connection to Postgres was lost: {said.message}",
+                hint="check that Postgres runs and can be reached" if self._repeat else hint,
+                sqlstate=sqlstate or _LOST,  # so that `is_passing` is as true of it
+            )
+        if isinstance(error, psycopg.DataError):
+            message = f"{said.message}: {said.detail}" if said.detail else said.message
+            return PgQueueError(message, sqlstate=sqlstate)
+        return None

@@ -1,0 +1,88 @@
+"""Finding the source's stream and consumer, and creating the consumer where that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from spark_pgqueue.postgres.errors import UNKNOWN_CONSUMER, PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream, as the database knows it."""
+
+    stream_id: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Consumer(Stream):
+    """A consumer, as the database knows it."""
+
+    consumer_id: int
+    ordering: str
+    visibility_timeout: timedelta
+
+
+def find_stream(options: SourceOptions) -> Stream:
+    """The source's stream; also checks that the consumer exists unless it may be created.
+
+    Raises:
+        PgQueueError: PQ001 or PQ002 when one does not exist; PQ003 for a visibilityTimeout out of
+            range; PQ011 for another schema version; or Postgres cannot be reached.
+    """
+    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
+    try:
+        if options.visibility_timeout is not None:
+            statements.row(
+                "select pgqueue._check_timeout('option visibilityTimeout', %s)",
+                [options.visibility_timeout],
+            )
+        if not options.create_consumer:
+            return open_consumer(statements, options)
+        return Stream(
+            *statements.row("select stream_id, kind from pgqueue.open_stream(%s)", [options.stream])
+        )
+    finally:
+        statements.close()
+
+
+def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
+    """The source's consumer, created if it is missing and createConsumer is true.
+
+    Raises:
+        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
+    """
+    find = (
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout "
+        "from pgqueue.open_consumer(%s, %s)"
+    )
+    try:
+        row = statements.row(find, [options.stream, options.consumer])
+    except PgQueueError as error:
+        if not options.create_consumer or error.sqlstate != UNKNOWN_CONSUMER:
+            raise
+        statements.row(
+            "select pgqueue.create_consumer(%s, %s, p_start => %s, p_ordering => %s, "
+            "p_visibility_timeout => coalesce(%s, interval '30 s'), p_if_not_exists => true)",
+            [
+                options.stream,
+                options.consumer,
+                options.starting_position or "latest",
+                options.ordering or "none",
+                options.visibility_timeout,
+            ],
+        )
+        row = statements.row(find, [options.stream, options.consumer])
+    consumer = Consumer(*row)
+    if options.ordering not in (None, consumer.ordering):
+        raise PgQueueError(
+            f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
+            f"{options.ordering}",
+            hint="remove the option, or create another consumer: its ordering cannot be changed",
+        )
+    return consumer

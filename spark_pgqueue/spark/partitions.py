@@ -1,0 +1,100 @@
+"""Partitions: which share of a micro-batch each task reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from spark_pgqueue.spark.consumer import Consumer
+from spark_pgqueue.spark.options import SourceOptions
+
+MESSAGES_PER_PARTITION = 125_000
+"""By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
+
+
+class Range(NamedTuple):
+    """Messages lo <= seq < hi, all of one priority and delivered equally often."""
+
+    lo: int
+    hi: int
+    priority: int
+    deliver_count: int
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """A partition: all that an executor needs to know to read its share of a micro-batch.
+
+    Attributes:
+        index: its number among the partitions of the batch; also its bucket.
+        stream_id: the stream's id; its messages are in the table messages_<stream_id>.
+        kind: text, json or binary.
+        stream: the stream's name, for messages.
+        reader: the uuid of the reader that claimed them.
+        ranges: what to read, in the order of delivery.
+        buckets: if more than 1, read only the keys whose hash modulo buckets is index.
+    """
+
+    index: int
+    stream_id: int
+    kind: str
+    stream: str
+    reader: str
+    ranges: tuple[Range, ...]
+    buckets: int = 1
+
+
+def cut_into_pieces(
+    ranges: list[Range], reader: str, consumer: Consumer, options: SourceOptions
+) -> list[Piece]:
+    """Partitions of equal size, in the order of delivery, that together read `ranges`.
+
+    With ordering by key each partition reads all of the ranges, but only a share of the keys: so
+    all messages of a key are in one partition, in order. With ordering by stream there is one.
+    """
+    total = sum(each.hi - each.lo for each in ranges)
+    count = 1 if consumer.ordering == "stream" else _piece_count(total, options)
+
+    def piece(index: int, ranges: list[Range], buckets: int) -> Piece:
+        return Piece(
+            index, consumer.stream_id, consumer.kind, options.stream, reader, tuple(ranges), buckets
+        )
+
+    if consumer.ordering == "key" and count > 1:
+        return [piece(index, ranges, count) for index in range(count)]
+    shares = split(ranges, count) if total else []
+    return [piece(index, share, 1) for index, share in enumerate(shares)]
+
+
+def split(ranges: list[Range], count: int) -> list[list[Range]]:
+    """Cut a sequence of ranges into `count` sequences that differ by one message at most."""
+    total = sum(each.hi - each.lo for each in ranges)
+    shares: list[list[Range]] = [[] for _ in range(count)]
+    share, done = 0, 0
+    for each in ranges:
+        lo = each.lo
+        while lo < each.hi:
+            end = total * (share + 1) // count
+            hi = min(each.hi, lo + end - done)
+            shares[share].append(each._replace(lo=lo, hi=hi))
+            done += hi - lo
+            lo = hi
+            share += done == end
+    return shares
+
+
+def _piece_count(total: int, options: SourceOptions) -> int:
+    most = options.max_records_per_partition or total or 1
+    least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
+    return max(1, min(total, max(least, -(-total // most))))
+
+
+def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:
+    """What is left of ranges once everything up to `seq`, which is in one of them, was read."""
+    for index, each in enumerate(ranges):
+        if each.lo <= seq < each.hi:
+            rest = ranges[index + 1 :]
+            return (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
+    return ranges

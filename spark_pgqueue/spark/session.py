@@ -1,0 +1,174 @@
+"""A reader's driver-side state: it claims micro-batches and plans how executors read them.
+
+An offset is `{"reader": uuid, "claim": id, "messages": count}`: the highest claim of the
+micro-batch, by the reader that the checkpoint belongs to, and how many messages it has claimed
+since its start. The claims of a reader are numbered under a lock, so the claims between two offsets
+never change.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.consumer import open_consumer
+from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
+from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
+from spark_pgqueue.spark.partitions import Piece, Range, cut_into_pieces
+from spark_pgqueue.spark.reading import report_loss
+
+log = logging.getLogger("spark_pgqueue")
+
+BACKLOG_SECONDS = 10
+"""How old the backlog that an idle query reports may be."""
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A position of the source; the order of the fields is part of the format."""
+
+    reader: str
+    claim: int
+    messages: int
+
+    @classmethod
+    def parse(cls, offset: dict) -> Offset:
+        """From what Spark read in the checkpoint.
+
+        Raises:
+            PgQueueError: another source, or a newer version of this one, has written it.
+        """
+        if list(offset) != ["reader", "claim", "messages"]:
+            raise PgQueueError(
+                f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
+                hint="upgrade spark-pgqueue if a newer version has written it, else give the query "
+                "a checkpointLocation of its own",
+                sqlstate=FOREIGN_CHECKPOINT,
+            )
+        return cls(**offset)
+
+
+class Session:
+    """A reader's driver-side state: its connections, its lease, and what it last claimed."""
+
+    def __init__(self, options: SourceOptions, schema: StructType):
+        self._options = options
+        self._parent = Parent()
+        patience = options.retry_timeout.total_seconds()
+        self._statements = Statements(
+            options.url, patience=patience, repeat=True, names=SOURCE_NAMES.get
+        )
+        self._consumer = open_consumer(self._statements, options)
+        self._check_kind(schema)
+        timeout = options.visibility_timeout or self._consumer.visibility_timeout
+        self._lease = Lease(options.url, timeout, self._parent)
+        channel = f"pgqueue_{self._consumer.stream_id}"
+        self._wakeup = Wakeup(options.url, channel, self._parent)
+        self._bound: int | None = None
+        self._backlog, self._backlog_until = 0, 0.0
+        self.initial = self._last = Offset(str(uuid4()), 0, 0)
+
+    def stop_at_what_is_published(self) -> None:
+        """Set the bound of `claim` to the last publication."""
+        (self._bound,) = self._statements.row(
+            "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
+        )
+
+    def claim(self, start: Offset, limit: int | None) -> Offset:
+        """Acknowledge up to `start` and claim up to `limit` messages, waiting for them a while."""
+        self._lease.hold(start.reader)
+        if self._bound is not None:
+            self._last, _ = self._claim(start, limit)
+            return self._last
+        self._wakeup.arm()
+        self._last, wait = self._claim(start, limit)
+        if self._last == start and self._wakeup.wait(wait):
+            self._last, _ = self._claim(start, limit)
+        return self._last
+
+    def latest(self) -> Offset:
+        """The last offset and the backlog behind it."""
+        last = self._last
+        if time.monotonic() >= self._backlog_until:
+            (self._backlog,) = self._statements.row(
+                "select pgqueue.reader_backlog(%s)", [self._consumer.consumer_id]
+            )
+            self._backlog_until = time.monotonic() + BACKLOG_SECONDS
+        return Offset(last.reader, last.claim, last.messages + self._backlog)
+
+    def plan(self, start: Offset, end: Offset) -> list[Piece]:
+        """The partitions of the batch between two offsets."""
+        # Replaying the first batch, Spark gives a start that was made anew and never stored.
+        after = start.claim if start.reader == end.reader else 0
+        if end.claim <= after:
+            return []
+        self._lease.hold(end.reader)
+        planned, taken_over, gone = self._statements.row(
+            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s)",
+            [end.reader, self._consumer.consumer_id, after, end.claim],
+        )
+        if taken_over:
+            log.warning(
+                "%s messages of this batch of consumer %s were taken over by another claimer after "
+                "their lease ended, and are delivered there; %s are left",
+                *(taken_over, self._options.consumer, planned),
+            )
+        if gone:
+            report_loss(gone, self._options.stream, self._options.fail_on_data_loss)
+        ranges = self._statements.rows(
+            "select lo, hi, priority, deliver_count from pgqueue.reader_plan(%s, %s, %s)",
+            [end.reader, after, end.claim],
+        )
+        return cut_into_pieces(
+            [Range(*each) for each in ranges], end.reader, self._consumer, self._options
+        )
+
+    def close(self) -> None:
+        """Stop the lease and close the connections."""
+        self._lease.stop()
+        self._wakeup.close()
+        self._statements.close()
+
+    def _claim(self, start: Offset, limit: int | None) -> tuple[Offset, float]:
+        """The new end, and for how many seconds it makes no sense to ask again."""
+        self._parent.check()
+        claim, messages, lost, due = self._statements.row(
+            "select claim_id, messages, lost, "
+            "extract(epoch from next_due - clock_timestamp())::float8 "
+            "from pgqueue.reader_claim(%s, %s, %s, %s, %s, %s, %s)",
+            [
+                start.reader,
+                self._consumer.consumer_id,
+                start.claim,
+                start.messages,
+                limit,
+                self._options.visibility_timeout,
+                self._bound,
+            ],
+        )
+        if lost:
+            log.warning(
+                "%s messages of consumer %s were processed here, but their lease had ended before "
+                "they could be acknowledged: they may be delivered twice; a longer "
+                "visibilityTimeout helps",
+                *(lost, self._options.consumer),
+            )
+        if claim != start.claim:
+            self._backlog_until = 0.0
+        wait = self._options.wait_time.total_seconds()
+        return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
+
+    def _check_kind(self, schema: StructType) -> None:
+        given, kind = schema["data"].dataType.simpleString(), self._consumer.kind
+        if (given == "binary") != (kind == "binary"):
+            raise PgQueueError(
+                f"stream {self._options.stream} is of kind {kind}, but column data was declared as "
+                f"{given}",
+                hint="remove schema(...) from readStream",
+            )

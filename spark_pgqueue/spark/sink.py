@@ -1,0 +1,89 @@
+"""The writers: rows are staged by the executors and published by the driver.
+
+Executors copy their rows into the stream's table, chunk by chunk, each in a short transaction with
+a row that says which sequence numbers it used. Nobody sees such messages before the driver
+publishes them: one short transaction that names all staged chunks of the batch, and does nothing
+when the same sink has published that batch before. What was staged and never published is deleted
+by `pgqueue.maintain()`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.staging import Staged, Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("spark_pgqueue")
+
+
+class PgQueueStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a micro-batch, exactly once by the query's id and the batch's number."""
+
+    def __init__(self, options: SinkOptions, schema: StructType):
+        self._target = Target(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of a task, on an executor.
+
+        Raises:
+            PgQueueError: a row does not fit the stream, or Postgres stayed away too long.
+        """
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if query_id is None or batch is None:
+            raise PgQueueError(
+                "this version of Spark does not tell the sink which query and batch it writes",
+                hint="use foreachBatch with df.write, and options txnAppId and txnVersion",
+            )
+        return self._target.stage(iterator, query_id, int(batch))
+
+    def commit(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
+        """Publish what the tasks staged, on the driver. Does nothing when it was published before.
+
+        Raises:
+            PgQueueError: Postgres stayed away too long.
+        """
+        self._target.publish(messages, batchId)
+
+    def abort(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
+        """Nothing: it is also called after a commit that failed, and may run beside one."""
+
+
+class PgQueueBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame: all or nothing; once per txnAppId and txnVersion if these are given."""
+
+    def __init__(self, options: SinkOptions, schema: StructType):
+        self._target = Target(options, schema)
+        # Spark pickles this object, so tasks and commit see one identity. The query id that a task
+        # finds in foreachBatch is none: a second write in the same batch has it too.
+        self._sink = f"txn:{options.txn_app_id}" if options.txn_app_id else f"write:{uuid4()}"
+        self._batch = options.txn_version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
+        return self._target.stage(iterator, self._sink, self._batch)
+
+    def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
+        """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""
+        if any(message is not None and message.is_repeated for message in messages):
+            log.warning(
+                "txnVersion %s of %s, or a later one, was published before: nothing was written",
+                *(self._batch, self._sink),
+            )
+        self._target.publish(messages, self._batch)
+
+    def abort(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
+        """Nothing, as in `PgQueueStreamWriter`."""

@@ -1,0 +1,97 @@
+"""The stream reader: from options to claims, from claims to partitions, from partitions to rows.
+
+Spark makes two of these objects. One lives in a driver-side process for as long as the query
+runs; there `latestOffset` claims messages and `partitions` plans how to read them. The other is
+pickled to the executors, where `read` sees nothing but its partition. `Session` holds what only the
+first needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.spark.options import SourceOptions
+from spark_pgqueue.spark.partitions import Piece
+from spark_pgqueue.spark.reading import read_piece
+from spark_pgqueue.spark.session import Offset, Session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the messages of one consumer. See `DataSourceStreamReader` for who calls what."""
+
+    def __init__(self, options: SourceOptions, schema: StructType):
+        self._options = options
+        self._schema = schema
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The state of the driver-side process, made on first use."""
+        if self._session is None:
+            self._session = Session(self._options, self._schema)
+        return self._session
+
+    def initialOffset(self) -> dict:
+        """The offset before the first batch, with a new reader's id; one a process."""
+        return asdict(self.session.initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What maxMessagesPerTrigger says."""
+        limit = self._options.max_messages_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on claim what is published now, and nothing that is published later."""
+        self.session.stop_at_what_is_published()
+
+    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+        """Acknowledge everything up to `start`, claim the next micro-batch, and say where it ends.
+
+        Raises:
+            PgQueueError: the consumer is gone, the checkpoint belongs to another one, or Postgres
+                stayed away too long.
+        """
+        return asdict(self.session.claim(Offset.parse(start), getattr(limit, "max_rows", None)))
+
+    def reportLatestOffset(self) -> dict | None:
+        """The last offset with the backlog added to its messages, for the query's progress."""
+        return asdict(self.session.latest())
+
+    def partitions(self, start: dict, end: dict) -> list[Piece]:
+        """Plan how the executors read the messages claimed between two offsets.
+
+        Raises:
+            PgQueueError: messages are gone, and failOnDataLoss is true; or as in `latestOffset`.
+        """
+        return self.session.plan(Offset.parse(start), Offset.parse(end))
+
+    def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor.
+
+        Raises:
+            PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the
+                consumer twice; or Postgres stayed away too long.
+        """
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        return read_piece(self._options, partition, self._schema, query_id)
+
+    def stop(self) -> None:
+        """Let go of connections and of the lease."""
+        if self._session is not None:
+            self._session.close()

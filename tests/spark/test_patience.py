@@ -1,0 +1,63 @@
+"""retryTimeout: for how long driver and executors try to reach a Postgres that is away."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.options import parse_sink, parse_source
+from spark_pgqueue.spark.partitions import Piece, Range
+from spark_pgqueue.spark.sink import PgQueueBatchWriter
+from spark_pgqueue.spark.source import PgQueueStreamReader
+
+SOURCE = {"stream": "s", "consumer": "c", "retrytimeout": "1s"}
+SINK = {"stream": "s", "retrytimeout": "1s"}
+DATA = StructType([StructField("data", StringType())])
+
+
+@pytest.fixture
+def away() -> Iterator[str]:
+    """A url where nothing listens, for as long as the port is ours."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"postgresql://me@127.0.0.1:{held.getsockname()[1]}/d"
+
+
+def gives_up_in_time(work: Callable[[], object]) -> None:
+    began = time.monotonic()
+    with pytest.raises(PgQueueError, match="no connection to Postgres"):
+        work()
+    assert 1 <= time.monotonic() - began < 10
+
+
+def test_the_driver_of_a_source_gives_up_in_time(away):
+    options = parse_source(SOURCE | {"url": away})
+    gives_up_in_time(PgQueueStreamReader(options, source_schema("text", True)).initialOffset)
+
+
+def test_an_executor_that_reads_gives_up_in_time(away):
+    reader = PgQueueStreamReader(parse_source(SOURCE | {"url": away}), source_schema("text", True))
+    piece = Piece(0, 1, "text", "s", "r", (Range(1, 2, 0, 1),))
+    gives_up_in_time(lambda: list(reader.read(piece)))
+
+
+def test_the_driver_of_a_sink_gives_up_in_time(away):
+    options = parse_sink(SINK | {"url": away}, streaming=False)
+    gives_up_in_time(lambda: PgQueueBatchWriter(options, DATA))
+
+
+def test_an_executor_that_writes_gives_up_in_time(conn, url, away):
+    conn.execute("select pgqueue.create_stream('s')")
+    options = parse_sink(SINK | {"url": url}, streaming=False)
+    writer = PgQueueBatchWriter(options, DATA)
+    writer._target._options = replace(options, url=away)
+    rows = pa.record_batch({"data": ["x"]})
+    gives_up_in_time(lambda: writer.write(iter([rows])))

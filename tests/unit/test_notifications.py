@@ -1,0 +1,131 @@
+"""Hearing of publications: nothing piles up, and a waiting worker asks as little as can be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres.notifications import Listener
+from spark_pgqueue.spark.lease import Parent, Wakeup
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with streams "s" and "t" and a consumer "c" of each."""
+    with spark_pgqueue.connect(url) as client:
+        for stream in ("s", "t"):
+            client.create_stream(stream)
+            client.create_consumer(stream, "c")
+        yield client
+
+
+def notify(url: str, channel: str, count: int) -> None:
+    """Send many notifications, and wait until the server has given them to all listeners."""
+    with connection.connect(url) as conn:
+        conn.execute(
+            "select pg_notify(%s, i::text) from generate_series(1, %s) i", [channel, count]
+        )
+        end = time.monotonic() + 30
+        while conn.execute("select pg_notification_queue_usage()").fetchone() != (0.0,):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_arming_reads_every_notification_that_came_before(url):
+    wakeup = Wakeup(url, "pgqueue_1", Parent())
+    wakeup.arm()
+    notify(url, "pgqueue_1", 5000)
+    wakeup.arm()
+    assert not wakeup.wait(0.3)
+    notify(url, "pgqueue_1", 1)
+    assert wakeup.wait(10)
+    wakeup.close()
+
+
+def test_a_listener_hears_each_channel_for_itself_and_keeps_no_notification(url):
+    with connection.connect(url) as conn:
+        listener = Listener(conn)
+        assert listener.listen("a")
+        assert not listener.listen("a")
+        listener.listen('b "c')
+        notify(url, 'b "c', 3000)
+        conn.execute("select 1")  # some of them come with its answer
+        assert not listener.wait("a", 0)
+        assert listener.wait('b "c', 10)
+        listener.forget('b "c')
+        assert not listener.wait('b "c', 0)
+        assert not conn._notifies_backlog
+
+
+def publish_once_it_waits(url: str, stream: str) -> threading.Thread:
+    """Publish when the server has nothing to do for the worker, from another thread."""
+
+    def publish() -> None:
+        time.sleep(0.2)
+        with spark_pgqueue.connect(url) as producer:
+            producer.send(stream, "x")
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    return thread
+
+
+def received(queue, stream: str):
+    claim = queue.receive(stream, "c", wait=timedelta(seconds=20))
+    assert claim is not None
+    return claim
+
+
+def test_a_worker_that_waits_asks_once_before_and_once_after_a_publication(
+    queue, url, tmp_path: Path
+):
+    first = publish_once_it_waits(url, "s")
+    received(queue, "s").ack()
+    first.join()
+    trace = tmp_path / "trace"
+    pgconn = queue._statements.connection().pgconn
+    with trace.open("wb") as file:
+        pgconn.trace(file.fileno())
+        second = publish_once_it_waits(url, "s")
+        received(queue, "s")
+        second.join()
+        pgconn.untrace()
+    sent = [line for line in trace.read_text().splitlines() if "\tF\t" in line]
+    assert len([line for line in sent if "\tParse\t" in line or "\tQuery\t" in line]) == 2
+
+
+def test_it_listens_to_every_stream_that_it_waited_for_and_again_on_a_new_connection(queue, url):
+    def channels() -> set[str]:
+        return {name for (name,) in queue._statements.rows("select pg_listening_channels()")}
+
+    for stream in ("s", "t"):
+        producer = publish_once_it_waits(url, stream)
+        received(queue, stream)
+        producer.join()
+    before = channels()
+    assert len(before) == 2
+    queue._statements.disconnect()
+    assert queue.receive("s", "c", wait=timedelta(milliseconds=50)) is None
+    assert queue.receive("t", "c", wait=timedelta(milliseconds=50)) is None
+    assert channels() == before
+
+
+def test_a_stream_that_was_made_again_wakes_its_workers(queue, url):
+    assert queue.receive("s", "c", wait=timedelta(milliseconds=50)) is None
+    queue.drop_stream("s")
+    queue.create_stream("s")
+    queue.create_consumer("s", "c")
+    waited = 1.0
+    for _ in range(2):  # the first finds it when it asks again
+        producer = publish_once_it_waits(url, "s")
+        began = time.monotonic()
+        received(queue, "s").ack()
+        waited = time.monotonic() - began
+        producer.join()
+    assert waited < 0.9
