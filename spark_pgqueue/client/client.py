@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -20,9 +19,7 @@ from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
-
-# By the name of the package: users filter by it.
-_log = logging.getLogger("spark_pgqueue.client")
+from spark_pgqueue.printable import warn
 
 
 def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
@@ -540,4 +537,4 @@ def _log_warnings_of(connection: psycopg.Connection) -> None:
 def _log_warning(notice: psycopg.errors.Diagnostic) -> None:
     ours = "pgqueue." in (notice.context or "")
     if ours and notice.severity_nonlocalized == "WARNING":
-        _log.warning("%s", notice.message_primary)
+        warn("%s", notice.message_primary, logger="spark_pgqueue.client")

@@ -184,6 +184,6 @@ class Statements:
                 sqlstate=sqlstate or _LOST,  # so that `is_passing` is as true of it
             )
         if isinstance(error, psycopg.DataError):
-            message = f"{said.message}: {said.detail}" if said.detail else said.message
-            return PgQueueError(message, sqlstate=sqlstate)
+            # Without the detail, which may quote a payload.
+            return PgQueueError(said.message, sqlstate=sqlstate)
         return None
