@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -306,7 +307,8 @@ class Client:
                 call on the connection listens to the stream for as long as it lives.
 
         Returns:
-            the claim, or None when there is nothing to deliver now, or was nothing in that time.
+            the claim, or None when there is nothing to deliver now, or was nothing in that time. A
+            message of it that cannot be read has an `error`; the others are there all the same.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -334,7 +336,7 @@ class Client:
         ack: Claim | int | None,
     ) -> Claim | None:
         rows = self._statements.rows(
-            "select claim_id, seq, key, data, data_bytes, headers, priority, deliver_count,"
+            "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
             " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
             " %s::bigint)",
             [
@@ -349,10 +351,7 @@ class Client:
         )
         if not rows:
             return None
-        messages = tuple(
-            Message(seq, key, text if text is not None else binary, headers or {}, *others)
-            for _, seq, key, text, binary, headers, *others in rows
-        )
+        messages = tuple(_message(*row[1:]) for row in rows)
         return Claim(rows[0][0], messages, self)
 
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
@@ -518,6 +517,18 @@ class Client:
 
     def _value(self, sql: LiteralString, *parameters: Any) -> Any:
         return self._statements.rows(sql, parameters)[0][0]
+
+
+def _message(
+    seq: int, key: str | None, text: str | None, binary: bytes, headers: str | None, *others: Any
+) -> Message:
+    """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
+    data = binary if text is None else text
+    try:
+        return Message(seq, key, data, json.loads(headers) if headers else {}, *others)
+    except (ValueError, RecursionError) as error:
+        why = f"its headers cannot be read: {error}"
+        return Message(seq, key, data, {}, *others, error=why)
 
 
 def _make_statements(**where: Any) -> Statements:
