@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -20,9 +20,7 @@ from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
-
-# By the name of the package: users filter by it.
-_log = logging.getLogger("spark_pgqueue.client")
+from spark_pgqueue.printable import warn
 
 
 def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
@@ -309,7 +307,8 @@ class Client:
                 call on the connection listens to the stream for as long as it lives.
 
         Returns:
-            the claim, or None when there is nothing to deliver now, or was nothing in that time.
+            the claim, or None when there is nothing to deliver now, or was nothing in that time. A
+            message of it that cannot be read has an `error`; the others are there all the same.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -337,7 +336,7 @@ class Client:
         ack: Claim | int | None,
     ) -> Claim | None:
         rows = self._statements.rows(
-            "select claim_id, seq, key, data, data_bytes, headers, priority, deliver_count,"
+            "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
             " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
             " %s::bigint)",
             [
@@ -352,10 +351,7 @@ class Client:
         )
         if not rows:
             return None
-        messages = tuple(
-            Message(seq, key, text if text is not None else binary, headers or {}, *others)
-            for _, seq, key, text, binary, headers, *others in rows
-        )
+        messages = tuple(_message(*row[1:]) for row in rows)
         return Claim(rows[0][0], messages, self)
 
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
@@ -523,6 +519,18 @@ class Client:
         return self._statements.rows(sql, parameters)[0][0]
 
 
+def _message(
+    seq: int, key: str | None, text: str | None, binary: bytes, headers: str | None, *others: Any
+) -> Message:
+    """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
+    data = binary if text is None else text
+    try:
+        return Message(seq, key, data, json.loads(headers) if headers else {}, *others)
+    except (ValueError, RecursionError) as error:
+        why = f"its headers cannot be read: {error}"
+        return Message(seq, key, data, {}, *others, error=why)
+
+
 def _make_statements(**where: Any) -> Statements:
     return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
 
@@ -540,4 +548,4 @@ def _log_warnings_of(connection: psycopg.Connection) -> None:
 def _log_warning(notice: psycopg.errors.Diagnostic) -> None:
     ours = "pgqueue." in (notice.context or "")
     if ours and notice.severity_nonlocalized == "WARNING":
-        _log.warning("%s", notice.message_primary)
+        warn("%s", notice.message_primary, logger="spark_pgqueue.client")

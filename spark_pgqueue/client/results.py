@@ -21,7 +21,11 @@ class Message:
         headers: what its sender gave; empty when nothing.
         priority: as it was published, -32768 to 32767; higher is earlier.
         deliver_count: how many times it was delivered, this time included.
-        inserted_at: when it was sent, by the database's clock.
+        inserted_at: when it was sent, by the database's clock. A time that Python cannot hold
+            (infinity, or after the year 9999) is the nearest that it can.
+        error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
+            of too many digits for Python). They are empty then; all else is as it was sent. Such a
+            message is for `nack` or `dead_letter`, or to be worked on without its headers.
     """
 
     seq: int
@@ -31,6 +35,7 @@ class Message:
     priority: int
     deliver_count: int
     inserted_at: datetime
+    error: str | None = None
 
 
 class Settles(Protocol):

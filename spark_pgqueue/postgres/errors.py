@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from spark_pgqueue.printable import printable
+
 
 class Code(NamedTuple):
     """A SQLSTATE of this project.
@@ -95,6 +97,8 @@ class PgQueueError(Exception):
         sqlstate: str | None = None,
         argument: str | None = None,
     ):
+        # Names come from users, and errors go to terminals.
+        message, hint = _shown(message), _shown(hint) if hint else None
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -226,6 +230,10 @@ class Said(NamedTuple):
             field("CONTEXT"),
             field("COLUMN_NAME"),
         )
+
+
+def _shown(text: str) -> str:
+    return printable(text, keep="\n\t")
 
 
 def _renamed(name: str, here: str, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 import threading
@@ -16,10 +15,9 @@ import psycopg
 
 from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of, translate
 from spark_pgqueue.postgres.url import describe, without_passwords
+from spark_pgqueue.printable import warn
 
 T = TypeVar("T")
-
-log = logging.getLogger("spark_pgqueue")
 
 PATIENCE = 30.0
 """Seconds for which connecting is tried again while Postgres may be restarting."""
@@ -136,9 +134,7 @@ class _Notice:
     def _tell(self) -> None:
         self._told = True
         limit = f", for {self._patience:.0f} s" if self._patience else ""
-        log.warning(
-            "no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit
-        )
+        warn("no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit)
 
 
 # An attempt of `with_backoff` has attempts to connect in it: only the outermost gives notice.

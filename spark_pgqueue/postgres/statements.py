@@ -13,6 +13,7 @@ from psycopg.rows import RowFactory, tuple_row
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
+from spark_pgqueue.postgres.loading import load_nearest
 from spark_pgqueue.postgres.retrying import PATIENCE, is_passing, with_backoff
 
 _READ_ONLY = "25006"
@@ -162,7 +163,11 @@ class Statements:
                 self._checked = True
             # Not conn.cursor(): the caller's connection may have factories of its own.
             with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
-                return cursor.execute(sql, parameters).fetchall()
+                cursor.execute(sql, parameters)
+                try:
+                    return cursor.fetchall()
+                except psycopg.DataError:  # a value that Python cannot hold
+                    return load_nearest(cursor, row_factory)
 
     def _explain(self, error: psycopg.Error) -> PgQueueError | None:
         sqlstate, said = sqlstate_of(error), Said.by(error)
@@ -184,6 +189,6 @@ class Statements:
                 sqlstate=sqlstate or _LOST,  # so that `is_passing` is as true of it
             )
         if isinstance(error, psycopg.DataError):
-            message = f"{said.message}: {said.detail}" if said.detail else said.message
-            return PgQueueError(message, sqlstate=sqlstate)
+            # Without the detail, which may quote a payload.
+            return PgQueueError(said.message, sqlstate=sqlstate)
         return None

@@ -6,7 +6,6 @@ use, because the reader object itself is also pickled to the executors.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -18,8 +17,7 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.notifications import Listener
 from spark_pgqueue.postgres.statements import Statements
-
-log = logging.getLogger("spark_pgqueue")
+from spark_pgqueue.printable import warn
 
 
 class Parent:
@@ -70,7 +68,7 @@ class Lease:
             except Exception as error:
                 # The next beat tries again. A lease that is lost meanwhile is reported by the
                 # claim that finds it so, in the main thread.
-                log.warning("could not extend the claims of reader %s: %s", self._reader, error)
+                warn("could not extend the claims of reader %s: %s", self._reader, error)
         self._statements.close()
 
 

@@ -6,7 +6,6 @@ every micro-batch, which import this package and need no Arrow; it would take 10
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,13 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import Piece, Range, after
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
-
-log = logging.getLogger("spark_pgqueue")
 
 BATCH_BYTES = 8 << 20
 """About the size of an Arrow batch; a few of them are what a task holds in memory."""
@@ -70,7 +68,7 @@ def read_piece(
             final = isinstance(error, PgQueueError)  # also a connection that took too long
             if final or not passing or failures > FAILURES_IN_A_ROW:
                 raise_clear(error, url)
-            log.warning("reading stream %s broke off and goes on: %s", piece.stream, error)
+            warn("reading stream %s broke off and goes on: %s", piece.stream, error)
         if last is not None:
             ranges = after(ranges, last)
     if piece.buckets > 1 and piece.index == 0:
@@ -95,7 +93,7 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
             hint='to go on without them, set option("failOnDataLoss", "false")',
             sqlstate=DATA_LOSS,
         )
-    log.warning("%s", message)
+    warn("%s", message)
 
 
 def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> None:

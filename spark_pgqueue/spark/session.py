@@ -8,7 +8,6 @@ never change.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from uuid import uuid4
@@ -17,13 +16,12 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.partitions import Piece, Range, cut_into_pieces
 from spark_pgqueue.spark.reading import report_loss
-
-log = logging.getLogger("spark_pgqueue")
 
 BACKLOG_SECONDS = 10
 """How old the backlog that an idle query reports may be."""
@@ -114,7 +112,7 @@ class Session:
             [end.reader, self._consumer.consumer_id, after, end.claim],
         )
         if taken_over:
-            log.warning(
+            warn(
                 "%s messages of this batch of consumer %s were taken over by another claimer after "
                 "their lease ended, and are delivered there; %s are left",
                 *(taken_over, self._options.consumer, planned),
@@ -153,7 +151,7 @@ class Session:
             ],
         )
         if lost:
-            log.warning(
+            warn(
                 "%s messages of consumer %s were processed here, but their lease had ended before "
                 "they could be acknowledged: they may be delivered twice; a longer "
                 "visibilityTimeout helps",

@@ -9,7 +9,6 @@ by `pgqueue.maintain()`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -19,13 +18,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.staging import Staged, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-log = logging.getLogger("spark_pgqueue")
 
 
 class PgQueueStreamWriter(DataSourceStreamArrowWriter):
@@ -56,7 +54,13 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             PgQueueError: Postgres stayed away too long.
         """
-        self._target.publish(messages, batchId)
+        staged = any(message is not None and message.staged for message in messages)
+        if not self._target.publish(messages, batchId) and staged:
+            warn(
+                "batch %s was published meanwhile by another run of this query: what this run "
+                "staged for it was not published",
+                batchId,
+            )
 
     def abort(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Nothing: it is also called after a commit that failed, and may run beside one."""
@@ -78,12 +82,11 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""
-        if any(message is not None and message.is_repeated for message in messages):
-            log.warning(
+        if not self._target.publish(messages, self._batch):
+            warn(
                 "txnVersion %s of %s, or a later one, was published before: nothing was written",
                 *(self._batch, self._sink),
             )
-        self._target.publish(messages, self._batch)
 
     def abort(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Nothing, as in `PgQueueStreamWriter`."""

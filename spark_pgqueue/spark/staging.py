@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -84,15 +85,24 @@ class Target:
             rows += chunk.num_rows
         return Staged(sink, tuple(staged), rows)
 
-    def publish(self, messages: list[Staged | None], batch: int) -> None:
-        """Make everything that the tasks staged visible at once."""
+    def publish(self, messages: list[Staged | None], batch: int) -> bool:
+        """Make everything that the tasks staged visible at once.
+
+        Returns:
+            whether it was this call; False when the batch, or a later one, was published before.
+        """
         tasks = [message for message in messages if message is not None]
         staged = [each for task in tasks for each in task.staged]
         if not staged:
-            return
-        statements = self._statements()
-        try:
-            statements.row(
+            return not any(task.is_repeated for task in tasks)
+        statements = Statements(self._options.url, patience=0, names=SINK_NAMES.get)
+        sent = 0
+
+        def publish() -> bool:
+            nonlocal sent
+            statements.connection()
+            sent += 1
+            (published,) = statements.row(
                 "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s, %s::text[])",
                 [
                     tasks[0].sink,
@@ -103,6 +113,11 @@ class Target:
                     self._consumers(),
                 ],
             )
+            # When it is sent again, what was published before is what was sent the first time.
+            return published or sent > 1
+
+        try:
+            return with_backoff(publish, self._options.url, self._patience)
         finally:
             statements.close()
 
@@ -167,10 +182,13 @@ class Target:
             ) from None
         # Not valid JSON, not valid text (a NUL character), or a check of the stream's table.
         if code in ("22P02", "22021", "22P05", "23502", "23514"):
-            where = (said.context or "").splitlines()
+            # The rest of the context quotes what is in the row.
+            where = re.search(
+                r"^COPY \w+, line \d+, (column \w+)", said.context or "", re.MULTILINE
+            )
             raise PgQueueError(
                 f"a row does not fit stream {self._options.stream} of kind {self._kind}: "
-                f"{said.message}" + (f" ({where[-1][:200]})" if where else ""),
+                f"{said.message}" + (f" ({where[1]})" if where else ""),
                 hint="text and json hold no NUL character, json must be valid, headers are an "
                 "object and a key has at most 1024 bytes; a binary stream takes any bytes",
                 sqlstate=UNFIT_DATA,

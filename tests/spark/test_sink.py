@@ -105,6 +105,40 @@ def test_a_batch_write_that_writes_nothing_says_so(queue: Queue, caplog):
     assert queue.sent("s") == ["x"]
 
 
+def test_a_batch_write_that_was_overtaken_after_its_tasks_looked_says_so(queue: Queue, caplog):
+    queue.create("s")
+    schema = StructType([StructField("data", StringType())])
+    writers = []
+    for version, data in ((1, "late"), (2, "overtakes")):
+        given = {"url": queue.url, "stream": "s", "txnappid": "a", "txnversion": str(version)}
+        writer = PgQueueBatchWriter(parse_sink(given, streaming=False), schema)
+        rows = pa.RecordBatch.from_pydict({"data": [data]})
+        writers.append((writer, [writer.write(iter([rows]))]))
+    for writer, messages in reversed(writers):
+        writer.commit(messages)
+    assert "txnVersion 1 of txn:a, or a later one, was published before" in caplog.text
+    assert len(caplog.records) == 1
+    assert queue.sent("s") == ["overtakes"]
+
+
+def test_where_logging_is_not_set_up_the_warning_is_on_standard_error(queue: Queue):
+    queue.create("s")
+    write = (
+        "import sys, pyarrow as pa\n"
+        "from pyspark.sql.types import StringType, StructField, StructType\n"
+        "from spark_pgqueue.spark.datasource import PgQueueDataSource\n"
+        "given = {'url': sys.argv[1], 'stream': 's', 'txnappid': 'a\\x1b', 'txnversion': '1'}\n"
+        "schema = StructType([StructField('data', StringType())])\n"
+        "for _ in range(2):\n"
+        "    writer = PgQueueDataSource(given).writer(schema, overwrite=False)\n"
+        "    writer.commit([writer.write(iter([pa.record_batch({'data': ['x']})]))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", write, queue.url], capture_output=True, text=True)
+    assert done.stderr.strip() == (
+        "txnVersion 1 of txn:a\\x1b, or a later one, was published before: nothing was written"
+    )
+
+
 def test_what_the_sink_writes_the_source_reads(queue: Queue):
     queue.create("s", "c")
     written = queue.spark.range(1000).select(
@@ -295,7 +329,11 @@ class TestBadInput:
             ("'x' as data, 40000 as priority", {}, "column priority is -32768 to 32767, not 40000"),
             ("'x' as data, 1L << 40 as priority", {}, "column priority holds a number"),
             ("'a' || char(0) as data", {}, "a row does not fit stream s of kind text"),
-            ("'x' as data, 'no json' as headers", {}, "a row does not fit stream s"),
+            (
+                "'x' as data, 'no json' as headers",
+                {},
+                "invalid input syntax for type json (column headers)",
+            ),
         ],
     )
     def test_when_a_frame_is_written(self, queue: Queue, select, options, expected):
@@ -318,8 +356,10 @@ class TestBadInput:
     @pytest.mark.parametrize("data", ["no json", '{"a":', '"\\u0000'])
     def test_what_is_no_json_for_a_json_stream(self, queue: Queue, data):
         queue.create("s", kind="json")
-        with pytest.raises(Exception, match="a row does not fit stream s of kind json"):
+        data += "payload"
+        with pytest.raises(Exception, match="a row does not fit stream s of kind json") as error:
             queue.write(queue.spark.createDataFrame([(data,)], "data string"), "s")
+        assert "payload" not in str(error.value)
         assert queue.sent("s") == []
 
     def test_text_for_a_binary_stream(self, queue: Queue):

@@ -1,0 +1,42 @@
+"""What a terminal would obey is not in what people read."""
+
+import logging
+import pickle
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue import PgQueueError
+from spark_pgqueue.printable import printable, warn
+
+ESCAPE = "\x1b[31mred\u202e\x9b\r"
+
+
+def test_letters_of_all_languages_stay_and_controls_are_escaped():
+    assert printable("hä 你好 \u3000\u00a0 🙂") == "hä 你好 \u3000\u00a0 🙂"
+    assert printable(ESCAPE) == r"\x1b[31mred\u202e\x9b\r"
+    assert printable("a\nb\tc") == r"a\nb\tc"
+    assert printable("a\nb\x07", keep="\n") == "a\nb" + r"\x07"
+
+
+def test_errors_hold_no_control_character():
+    error = pickle.loads(pickle.dumps(PgQueueError(f"no {ESCAPE}", hint=f"make\n{ESCAPE}")))
+    assert "\x1b" not in str(error) + error.message + (error.hint or "")
+    assert (error.message, error.hint) == (f"no {printable(ESCAPE)}", f"make\n{printable(ESCAPE)}")
+
+
+def test_a_name_of_the_database_comes_escaped_in_errors(url):
+    with (
+        spark_pgqueue.connect(url) as queue,
+        pytest.raises(PgQueueError, match="unknown stream") as error,
+    ):
+        queue.send(ESCAPE, "x")
+    assert printable(ESCAPE).replace("\\", "") in str(error.value).replace("\\", "")
+    assert not {"\x1b", "\u202e", "\x9b"} & set(str(error.value))
+
+
+def test_warnings_hold_no_control_character(caplog):
+    with caplog.at_level(logging.WARNING):
+        warn("%d messages of %s: %s", 3, ESCAPE, ValueError(ESCAPE))
+    assert caplog.messages == [f"3 messages of {printable(ESCAPE)}: {printable(ESCAPE)}"]
+    assert caplog.records[0].name == "spark_pgqueue"

@@ -1,0 +1,63 @@
+"""What Python cannot hold: it fails for itself, and takes no other message with it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+import spark_pgqueue
+
+DEEP = json.dumps({"a": 1}).replace("1", "[" * 3000 + "]" * 3000)
+LONG = json.dumps({"a": 1}).replace("1", "9" * 5000)
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a stream "s" of text and its consumer "c"."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        client.create_consumer("s", "c", ordering="stream")
+        yield client
+
+
+@pytest.mark.parametrize("headers", [DEEP, LONG])
+def test_a_message_whose_headers_python_cannot_read_fails_alone(queue, conn, headers):
+    queue.send("s", "before", headers={"good": "yes"})
+    bad = queue.send("s", "bad")
+    queue.send("s", "after")
+    # Past the checks of what is sent: it may be there from before them.
+    conn.execute("update pgqueue.messages set headers = %s::jsonb where seq = %s", [headers, bad])
+    claim = queue.receive("s", "c", 10)
+    assert [m.data for m in claim.messages] == ["before", "bad", "after"]
+    before, bad, after = claim.messages
+    assert (before.headers, before.error, after.error) == ({"good": "yes"}, None, None)
+    assert bad.headers == {}
+    assert bad.error.startswith("its headers cannot be read: ")
+    assert claim.dead_letter([bad], reason=bad.error) == 1
+    assert claim.ack() == 2
+
+
+@pytest.mark.parametrize(
+    ("inserted_at", "nearest"),
+    [
+        ("infinity", datetime.max.replace(tzinfo=UTC)),
+        ("-infinity", datetime.min.replace(tzinfo=UTC)),
+        ("20000-01-01 00:00:00+00", datetime.max.replace(tzinfo=UTC)),
+        ("4000-01-01 00:00:00+00 BC", datetime.min.replace(tzinfo=UTC)),
+    ],
+)
+def test_a_time_that_python_cannot_hold_is_the_nearest_that_it_can(
+    queue, conn, inserted_at, nearest
+):
+    seqs = queue.send_batch("s", ["one", "two"])
+    conn.execute(
+        "update pgqueue.messages set inserted_at = %s where seq = %s", [inserted_at, seqs[0]]
+    )
+    conn.execute("update pgqueue.streams set created_at = %s", [inserted_at])
+    claim = queue.receive("s", "c", 10)
+    assert [m.data for m in claim.messages] == ["one", "two"]
+    assert claim.messages[0].inserted_at == nearest
+    assert abs((claim.messages[1].inserted_at - datetime.now(UTC)).total_seconds()) < 60
+    assert [stream.created_at for stream in queue.streams()] == [nearest]
