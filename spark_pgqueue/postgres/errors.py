@@ -148,11 +148,14 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
     if sqlstate.startswith("PQ"):
         known = CODES.get(sqlstate)
         hint = hint or (known.way_out if known else None)
-        here = names(said.column) if names and said.column else None
-        if said.column and here:
-            message = _renamed(said.column, here, message)
-            hint = _renamed(said.column, here, hint) if hint else None
-        return PgQueueError(message, hint=hint, sqlstate=sqlstate, argument=said.column)
+        arguments = said.column.split(", ") if said.column else []
+        for argument in arguments:
+            if here := names(argument) if names else None:
+                message = _renamed(argument, here, message)
+                hint = _renamed(argument, here, hint) if hint else None
+        return PgQueueError(
+            message, hint=hint, sqlstate=sqlstate, argument=next(iter(arguments), None)
+        )
     if sqlstate == "42501":
         hint = "connect as the owner of the schema pgqueue, or as a role that was granted this; "
         hint += "`pgqueue doctor --url ...` says which grants a role lacks"

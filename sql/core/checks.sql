@@ -19,7 +19,7 @@ as $$
 begin
     if p_name is null or length(p_name) not between 1 and 200 or p_name <> btrim(p_name) then
         raise exception 'the name of a % is 1 to 200 characters without spaces around, not %', p_what,
-                        coalesce(quote_literal(left(p_name, 210)), 'null') using errcode = 'PQ003';
+                        coalesce(quote_literal(left(p_name, 210)), 'null') using errcode = 'PQ003', column = 'p_name';
     end if;
 end $$;
 

@@ -34,7 +34,7 @@ def test_a_database_in_order(url):
     for name in ("psycopg", "pyarrow", "adbc_driver_postgresql", "Postgres", "permissions"):
         assert found[name].status == "ok"
         assert found[name].advice is None
-    assert found["schema pgqueue"].found == "version 1"
+    assert found["schema pgqueue"].found == "version 2"
     assert "host=" in found["Postgres"].found
 
 
