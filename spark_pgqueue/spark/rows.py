@@ -19,13 +19,17 @@ CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Group:
-    """Rows [first, first + rows) of a chunk, which are published with one priority and time."""
+    """The rows of a chunk that are published with one priority and time.
 
-    first: int
-    rows: int
+    Attributes:
+        seqs: their numbers, as the text of an int8multirange.
+        priority: theirs.
+        deliver_at: seconds since 1970; None for at once.
+    """
+
+    seqs: str
     priority: int = 0
     deliver_at: int | None = None
-    """Seconds since 1970."""
 
 
 def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -67,43 +71,47 @@ def to_messages(rows: pa.Table, kind: str) -> pa.Table:
     return rows.rename_columns(names)
 
 
-def sort_into_groups(rows: pa.Table) -> tuple[pa.Table, list[Group]]:
-    """Rows without priority and deliver_at, ordered so that those with the same ones are together.
+def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
+    """Rows without priority and deliver_at, in the order given, and which of them go together.
 
     Each group becomes a publication of its own, so times are rounded up to full seconds.
+
+    Args:
+        rows: the rows of a chunk.
+        seqs: their numbers, ascending: the order of the rows is that of the messages of a key.
     """
     import pyarrow as pa
 
     given = [name for name in ("priority", "deliver_at") if name in rows.column_names]
     if not given:
-        return rows, [Group(0, rows.num_rows)]
-    keys = pa.table({"row": pa.array(range(rows.num_rows), pa.int64())})
+        return rows, [Group(multirange(seqs))]
+    keys = pa.table({"seq": seqs})
     if "priority" in given:
         keys = keys.append_column("priority", rows["priority"].cast(pa.int64()).fill_null(0))
     if "deliver_at" in given:
         keys = keys.append_column("deliver_at", _rounded_up(rows["deliver_at"]))
-    found = keys.group_by(given, use_threads=False).aggregate([("row", "list")]).to_pylist()
-    groups, first = [], 0
-    for each in found:
-        size = len(each["row_list"])
-        groups.append(Group(first, size, each.get("priority", 0), each.get("deliver_at")))
-        first += size
-    order = [row for each in found for row in each["row_list"]]
-    return rows.drop_columns(given).take(pa.array(order, pa.int64())), groups
+    # In one thread, which keeps the numbers of a group in their order.
+    found = keys.group_by(given, use_threads=False).aggregate([("seq", "list")]).combine_chunks()
+    values = found.select(given).to_pylist()
+    groups = [
+        Group(multirange(numbers.values), **each)
+        for numbers, each in zip(found["seq_list"], values, strict=True)
+    ]
+    return rows.drop_columns(given), groups
 
 
 def multirange(seqs: pa.Int64Array) -> str:
     """Ascending numbers as the text of an int8multirange: '{[1,4),[6,7)}'."""
+    import pyarrow.compute as pc
+
     first, last = seqs[0].as_py(), seqs[-1].as_py()
     if last - first == len(seqs) - 1:  # as nearly always
         return f"{{[{first},{last + 1})}}"
-    ranges: list[list[int]] = []
-    for seq in seqs.to_pylist():
-        if ranges and ranges[-1][1] == seq:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([seq, seq + 1])
-    return "{" + ",".join(f"[{lo},{hi})" for lo, hi in ranges) + "}"
+    before, behind = seqs.slice(0, len(seqs) - 1), seqs.slice(1)
+    is_gap = pc.call_function("greater", [pc.call_function("subtract", [behind, before]), 1])
+    starts = [first, *behind.filter(is_gap).to_pylist()]
+    ends = [*before.filter(is_gap).to_pylist(), last]
+    return "{" + ",".join(f"[{lo},{hi + 1})" for lo, hi in zip(starts, ends, strict=True)) + "}"
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:

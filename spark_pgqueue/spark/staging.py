@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -24,7 +24,7 @@ from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import check_columns
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
-from spark_pgqueue.spark.rows import chunks, multirange, sort_into_groups, to_messages
+from spark_pgqueue.spark.rows import chunks, group, to_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,31 +131,24 @@ class Target:
 
     def _store(self, rows: pa.Table, sink: str, batch: int) -> list[int]:
         """Copy one chunk in one transaction; returns the ids under which its groups are staged."""
-        rows, groups = sort_into_groups(rows)
         try:
             with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
                 seqs = reserve(cursor, self._stream_id, rows.num_rows)
+                rows, groups = group(rows, seqs)
                 cursor.adbc_ingest(
                     f"messages_{self._stream_id}",
                     rows.append_column("seq", seqs),
                     mode="append",
                     db_schema_name="pgqueue",
                 )
-                blocks = [
-                    {
-                        "seqs": multirange(seqs.slice(each.first, each.rows)),
-                        "priority": each.priority,
-                        "deliver_at": each.deliver_at,
-                    }
-                    for each in groups
-                ]
+                blocks = json.dumps([asdict(each) for each in groups])
                 staged = call(
                     cursor,
                     "select pgqueue.stage($1, $2, $3::int4, b.seqs::int8multirange, "
                     "b.priority::int4, to_timestamp(b.deliver_at)) "
                     "from json_to_recordset($4::text::json) "
                     "as b (seqs text, priority int8, deliver_at int8)",
-                    (sink, batch, self._stream_id, json.dumps(blocks)),
+                    (sink, batch, self._stream_id, blocks),
                 )
                 conn.commit()
                 return [block for (block,) in staged]

@@ -11,7 +11,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.consumer import Consumer
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Range, after, cut_into_pieces, split
-from spark_pgqueue.spark.rows import Group, chunks, multirange, sort_into_groups, to_messages
+from spark_pgqueue.spark.rows import Group, chunks, group, multirange, to_messages
 from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
@@ -80,7 +80,7 @@ def test_ordering_by_key_reads_all_ranges_in_every_partition():
     assert all(seqs(each.ranges) == list(range(1, 101)) for each in found)
 
 
-def test_rows_are_grouped_by_priority_and_by_time_rounded_up_to_seconds():
+def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order():
     at = datetime(2026, 1, 1, tzinfo=UTC)
     rows = pa.table(
         {
@@ -92,18 +92,19 @@ def test_rows_are_grouped_by_priority_and_by_time_rounded_up_to_seconds():
             ),
         }
     )
-    rows, groups = sort_into_groups(rows)
+    rows, groups = group(rows, pa.array([11, 12, 13, 21, 22, 23], pa.int64()))
     assert rows.column_names == ["data"]
-    assert "".join(rows["data"].to_pylist()) == "acfbde"
+    assert "".join(rows["data"].to_pylist()) == "abcdef"
     assert groups == [
-        Group(0, 3, 1, int(at.timestamp())),
-        Group(3, 2, 0, None),
-        Group(5, 1, 1, int(at.timestamp()) + 9),
+        Group("{[11,12),[13,14),[23,24)}", 1, int(at.timestamp())),
+        Group("{[12,13),[21,22)}", 0, None),
+        Group("{[22,23)}", 1, int(at.timestamp()) + 9),
     ]
 
 
 def test_without_priority_and_deliver_at_there_is_one_group():
-    assert sort_into_groups(pa.table({"data": ["a", "b"]}))[1] == [Group(0, 2)]
+    seqs = pa.array([5, 6], pa.int64())
+    assert group(pa.table({"data": ["a", "b"]}), seqs)[1] == [Group("{[5,7)}")]
 
 
 def test_headers_become_jsonb_and_data_of_a_binary_stream_data_bytes():

@@ -84,6 +84,23 @@ def test_times_far_away_and_many_of_them(queue: Queue):
     assert parts[-1].deliver_at.startswith("10000-01-01 00:49:59")
 
 
+def test_the_rows_of_a_task_keep_their_order_whatever_their_priorities(queue: Queue):
+    """So do the messages of a key."""
+    queue.create("s", "c", ordering="key")
+    rows = frame(queue, 1, 3000, partitions=1).selectExpr(
+        "data", "'k' || (data % 3) as key", "cast(data % 7 as int) as priority"
+    )
+    queue.write(rows, "s")
+    assert [data for (data,) in queue.sql("select data from pgqueue.messages order by seq")] == [
+        str(i) for i in range(1, 3001)
+    ]
+    received = queue.sql("select key, data::int from pgqueue.receive('s', 'c', 3000)")
+    assert len(received) == 3000
+    for key in ("k0", "k1", "k2"):
+        of_key = [data for each, data in received if each == key]
+        assert of_key == sorted(of_key)
+
+
 def test_a_lower_version_than_the_published_one_writes_nothing(queue: Queue):
     """As with Delta's txnVersion; a later one is published."""
     queue.create("s")
