@@ -27,7 +27,7 @@ declare
     v_take   record;
     v_wanted bigint := p_want;
 begin
-    if p_held = 0 and (p_short or v_cursor.lease_probe <= clock_timestamp()) then
+    if p_held = 0 and (p_short or not pgqueue._is_soon(v_cursor.lease_probe)) then
         v_cursor := pgqueue._probe_leases(p_consumer, v_cursor);
     end if;
     v_cursor := pgqueue._end_delays(p_consumer, v_cursor);

@@ -237,7 +237,8 @@ begin
             v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_left);
             v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_line_no, v_first, v_below, p_claim_id);
         else
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_left + v_more);
+            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count,
+                                           v_left + least(v_more, greatest(pgqueue._limit_looks() - v_looked, 1)));
             v_walk := pgqueue._walk(p_consumer, p_cursor, v_line_no, v_first, v_below, p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             v_looked := v_looked + v_walk.o_looked;

@@ -9,6 +9,11 @@ begin
     return (select lease_until from pgqueue.claims where consumer_id = p_consumer_id and live and lease_until >= p_from order by lease_until limit 1);
 end $$;
 
+-- Whether a time at which to look again is still to come; not so after the clock was set back, or it would not be reached for long.
+create or replace function pgqueue._is_soon(p_when timestamptz) returns boolean
+language sql volatile
+as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
+
 -- Looks for expired leases, and releases their claims. Once a minute it looks from the beginning: a clock that was set back may have
 -- made leases that end before those of which it knows.
 -- Returns the cursor, which says when to look again. Needs the consumer's lock.

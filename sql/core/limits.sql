@@ -23,6 +23,8 @@ create or replace function pgqueue._limit_lanes() returns int language sql immut
 -- Expired claims released, and delayed runs made ready, by one claim.
 create or replace function pgqueue._limit_expired() returns int language sql immutable parallel safe as 'select 100';
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
+-- Publications that are counted for the statistics of a consumer.
+create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- Messages that a claim by key looks at beyond those that it gets, at first and at most.
 create or replace function pgqueue._limit_look() returns int language sql immutable parallel safe as 'select 100';
 create or replace function pgqueue._limit_looks() returns int language sql immutable parallel safe as 'select 10000';

@@ -66,7 +66,7 @@ begin
                               and (line_no, first_seq) >= ((line).line_no, (line).first_seq)
                             order by line_no, first_seq limit 1
                             for update skip locked) run
-        where s.name = p_stream and c.ordering = 'none' and lease_probe > clock_timestamp()
+        where s.name = p_stream and c.ordering = 'none' and pgqueue._is_soon(lease_probe)
           and (take_was_cut or (gaps = '{}' and not exists (
                 select from pgqueue.publications
                 where stream_id = c.stream_id and publication_id >= next_publication and publication_id < next_publication + pgqueue._limit_unseen())))

@@ -45,7 +45,7 @@ begin
     return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
 end $$;
 
--- Holds a claim longer: its lease ends p_by from now; null: its visibility timeout from now.
+-- Holds a claim longer: its lease ends p_by from now, or when it did if that is later; null: its visibility timeout from now.
 -- Returns how many messages it holds. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.extend(p_claim_id bigint, p_by interval default null) returns bigint
 language plpgsql
@@ -57,7 +57,7 @@ begin
     if p_by is not null then
         perform pgqueue._check_timeout('p_by', p_by);
     end if;
-    update pgqueue.claims set lease_until = clock_timestamp() + coalesce(p_by, visibility_timeout)
+    update pgqueue.claims set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
     where claim_id = p_claim_id and live
     returning remaining into v_count;
     if not found then

@@ -1,6 +1,7 @@
 -- How much a consumer has before it.
 
--- The messages that are new for a consumer: counted in the next 1,000 publications, and estimated from them beyond.
+-- The messages that are new for a consumer. Publications are counted, not messages, and of these the next _limit_counted() (some 15 ms). What is
+-- beyond is told by the numbers of its messages: too many by those that were given out and not published, rolled back ones above all.
 create or replace function pgqueue._new_messages(p_consumer_id int) returns bigint
 language sql stable
 as $$
@@ -9,25 +10,25 @@ as $$
         from pgqueue.consumers c cross join lateral pgqueue._cursor(c.consumer_id) k
         where c.consumer_id = p_consumer_id
     ), gap as (
-        select coalesce(sum(p.message_count), 0) as message_count
+        select coalesce(sum(p.message_count), 0) as mine
         from consumer c
-        cross join lateral (select g from unnest(c.gaps) g limit 100) g
+        cross join lateral unnest(c.gaps) g
         cross join lateral (select message_count from pgqueue.publications
-                            where stream_id = c.stream_id and publication_id >= lower(g.g) and publication_id < upper(g.g)
-                              and (consumers is null or c.consumer_id = any (consumers))
-                            order by publication_id limit 1000) p
-    ), sample as (
-        select coalesce(sum(p.message_count) filter (where p.consumers is null or c.consumer_id = any (p.consumers)), 0) as message_count,
-               count(*) as rows, min(p.publication_id) as first, max(p.publication_id) as last, min(c.stream_id) as stream_id
+                            where stream_id = c.stream_id and publication_id >= lower(g) and publication_id < upper(g)
+                              and pgqueue._is_for(consumers, c.consumer_id)) p
+    ), counted as (
+        select coalesce(sum(p.message_count) filter (where pgqueue._is_for(p.consumers, c.consumer_id)), 0) as mine,
+               sum(p.message_count) as of_all, count(*) as publications, max(upper(p.seqs)) as seqs_end, min(c.stream_id) as stream_id
         from consumer c
-        cross join lateral (select publication_id, message_count, consumers from pgqueue.publications
+        cross join lateral (select message_count, consumers, seqs from pgqueue.publications
                             where stream_id = c.stream_id and publication_id >= c.next
-                            order by publication_id limit 1000) p
+                            order by publication_id limit pgqueue._limit_counted()) p
     )
-    select (gap.message_count + sample.message_count * case when sample.rows < 1000 then 1
-                                    else 1 + (pgqueue.last_publication(sample.stream_id) - sample.last)::numeric / (sample.last - sample.first + 1)
-                               end)::bigint
-    from gap, sample
+    select (gap.mine + counted.mine + case when counted.publications < pgqueue._limit_counted() then 0 else
+                coalesce(greatest(0, (select upper(seqs) from pgqueue.publications
+                                      where stream_id = counted.stream_id order by publication_id desc limit 1) - counted.seqs_end)
+                         * counted.mine / counted.of_all, 0) end)::bigint
+    from gap, counted
 $$;
 
 -- How many messages a consumer has not claimed yet; an estimate where very many publications are new.

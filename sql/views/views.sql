@@ -31,8 +31,8 @@ create or replace view pgqueue.message_states as
         where d.consumer_id = c.consumer_id
     ) x;
 
--- One row per consumer. Sums over runs and publications, never over messages; new is estimated where more than 1,000
--- publications are new. backlog: all that is not claimed and not dead.
+-- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
+-- beyond (see _new_messages). backlog: all that is not claimed and not dead.
 create or replace view pgqueue.consumer_stats as
     select s.name as stream, c.name as consumer, c.ordering, w.new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,

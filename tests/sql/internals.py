@@ -386,3 +386,15 @@ def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
         " from generate_series(%s::bigint, %s) i",
         [first, last],
     )
+
+
+def add_ended_claims(conn: psycopg.Connection, n: int) -> None:
+    """n claims of consumer 1 that ended, which an old snapshot still sees."""
+    conn.execute(
+        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
+        " visibility_timeout, message_count, remaining) select -i, 1, false, now(),"
+        " clock_timestamp() - interval '1 min', interval '1 min', 1, 0"
+        " from generate_series(1, %s) i",
+        [n],
+    )
+    conn.execute("delete from pgqueue.claims where claim_id < 0")

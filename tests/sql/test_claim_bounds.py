@@ -1,0 +1,465 @@
+"""Claims cost what they touch, find what is there, and wait for nobody who waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock, internals
+from tests.sql.cost import cost
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    one,
+    send_key,
+    send_keys,
+    seqs_of,
+    value,
+)
+
+
+def claim(conn: Conn, n: int) -> int:
+    """Claim at most n messages of c; returns how many it got."""
+    rows = call(conn, "claim", "s", "c", n)
+    return rows[0].message_count if rows else 0
+
+
+# Order
+
+
+def test_keys_that_become_free_together_cost_each_the_same(conn: Conn, stream: int) -> None:
+    """Thousands of keys that were set aside: one claim of all is no more than so many times one."""
+    consumer(conn, ordering="key")
+    internals.publish_together(conn, stream, 3000, "'k' || i")
+    internals.publish_together(conn, stream, 3000, "'k' || i")
+    (first,) = call(conn, "claim", "s", "c", 3000)
+    assert claim(conn, 10_000) == 0  # all of the others wait behind it
+    value(conn, "ack", first.claim_id)
+    few = cost(conn, "select * from pgqueue.claim('s', 'c', 100)")
+    many = cost(conn, "select * from pgqueue.claim('s', 'c', 2000)")
+    assert many <= few * 20 * 2
+    checker.check(conn)
+
+
+def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_there(
+    conn: Conn, stream: int
+) -> None:
+    consumer(conn, ordering="key")
+    internals.publish_together(conn, stream, 45_000, "'hot'")
+    free = send_key(conn, "free")
+    assert claim(conn, 1) == 1
+    asked = 0
+    while not (rows := call(conn, "receive", "s", "c", 1)):
+        asked += 1
+        blocked = sum(run.message_count for run in internals.runs(conn) if run.key == "hot")
+        assert blocked <= 1 + asked * 20_500, "one claim looked at too much"
+        assert asked < 10
+    assert asked >= 1
+    assert seqs_of(rows) == [free]
+    checker.check(conn)
+
+
+def test_availablenow_is_told_to_ask_again_where_a_claim_was_bounded(
+    conn: Conn, stream: int
+) -> None:
+    id_ = consumer(conn, ordering="key")
+    internals.publish_together(conn, stream, 25_000, "'hot'")
+    assert claim(conn, 1) == 1
+    (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
+    assert row.claimed == 0
+    assert row.next_due <= one(conn, "select clock_timestamp()")
+
+
+def test_a_claim_that_takes_for_long_keeps_its_keys_when_an_older_lease_ends_meanwhile(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """A backlog of more than one take, and a lease that ends between two probes for leases."""
+    consumer(conn, ordering="key")
+    send_key(conn, "old")
+    old = claim_of(call(conn, "receive", "s", "c", 1))
+    conn.execute(
+        "select count(pgqueue.send('s', 'x', 'k' || i % 7)) from generate_series(1, 10500) i"
+    )
+    send_key(conn, "old")
+    conn.execute(
+        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
+        " where claim_id = %s", [old]
+    )  # fmt: skip
+    claim(conn, 10_400)
+    rows = call(conn, "receive", "s", "c", 1000)
+    assert [row for row in rows if row.key != "old"] == []
+    checker.check(conn)
+
+
+def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int) -> None:
+    """A split by key reads the messages' keys; those that were deleted stay in the claim."""
+    consumer(conn, ordering="key")
+    send_keys(conn, "a", "b", "a", "c")
+    first = claim_of(call(conn, "receive", "s", "c", 3))
+    conn.execute("delete from pgqueue.messages where seq in (2, 4)")
+    last = send_key(conn, "c")
+    rows = call(conn, "claim", "s", "c", 10)  # splits the first claim by key
+    held = internals.held_by(conn, rows[0].claim_id)
+    assert held == [4, last]
+    assert internals.held_by(conn, first) == [1, 2, 3]
+    assert value(conn, "ack", first) == 3
+    assert value(conn, "ack", rows[0].claim_id) == 2
+    assert internals.claims(conn) == []
+
+
+# Sizes
+
+
+def test_claims_of_an_odd_size_cut_runs_of_that_size(conn: Conn, stream: int) -> None:
+    """What is left of a run is less than a claim wants: the next is cut by whole claims again."""
+    consumer(conn)
+    internals.publish_together(conn, stream, 1000)
+    internals.publish_together(conn, stream, 20_000)
+    for _ in range(12):
+        rows = call(conn, "claim", "s", "c", 101)
+        held = [run for run in internals.runs(conn) if run.claim_id == rows[0].claim_id]
+        assert sum(run.message_count for run in held) == 101
+        assert len(held) <= 2
+    sizes = sorted(run.message_count for run in internals.runs(conn) if run.claim_id is None)
+    assert sizes.count(101) >= len(sizes) - 4
+
+
+def test_a_claim_takes_until_it_has_as_many_messages_as_it_wants(conn: Conn, stream: int) -> None:
+    """By messages, not by publications: ten in each."""
+    consumer(conn)
+    conn.execute(
+        "do $$ begin for i in 1..20500 loop"
+        " perform pgqueue.send_batch('s', array_fill('x'::text, array[10])); end loop; end $$"
+    )
+    assert claim(conn, 90_000) == 90_000
+    assert internals.cursor_of(conn).taken == internals.ids(1, 10_000)
+    assert claim(conn, 110_000) == 110_000
+
+
+def test_many_priorities_cost_a_claim_no_more_than_some(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    for priority in range(0, 4000, 200):
+        value(conn, "send", "s", "x", p_priority=priority)
+    few = cost(conn, "select * from pgqueue.claim('s', 'c', 1)")
+    conn.execute(
+        "select count(pgqueue.send('s', 'x', p_priority => i)) from generate_series(1, 4000) i"
+    )
+    call(conn, "claim", "s", "c", 1)
+    written = one(conn, "select pg_column_size(k.*) from pgqueue.consumer_cursors k")
+    many = cost(conn, "select * from pgqueue.claim('s', 'c', 1)")
+    assert written < 6000
+    assert many <= few * 1.6 + 15
+    rows = call(conn, "receive", "s", "c", 5000)
+    priorities = [row.priority for row in rows]
+    assert priorities == sorted(priorities, reverse=True)
+    checker.check(conn)
+
+
+# Leases
+
+
+def test_dead_claims_behind_an_old_snapshot_cost_an_empty_poll_nothing(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    poll = "select * from pgqueue.claim('s', 'c', 10)"
+    conn.execute(poll)
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+    few = cost(conn, poll)
+    internals.add_ended_claims(conn, 20_000)
+    end = 60 - one(conn, "select extract(second from clock_timestamp())")
+    if end < 10:  # once a minute it looks from the beginning, by design
+        time.sleep(float(end) + 0.1)
+    conn.execute(poll)
+    assert cost(conn, poll) <= few + 15
+    send_key(conn)
+    assert claim(conn, 1) == 1
+    clock.end_leases(conn)
+    assert claim(conn, 1) == 1
+
+
+def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    send_key(conn)
+    send_key(conn)
+    assert claim(conn, 1) == 1
+    clock.set_clock_back(conn, timedelta(hours=1))
+    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    assert seqs_of(call(conn, "receive", "s", "c", 10)) == [1, 2]
+
+
+def test_extend_never_shortens_a_lease(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    send_key(conn)
+    (row,) = call(conn, "claim", "s", "c", 1, timedelta(hours=1))
+    assert value(conn, "extend", row.claim_id, timedelta(seconds=1)) == 1
+    assert internals.claims(conn)[0].seconds_left > 3000
+
+
+def test_a_lost_claim_is_claimed_back_without_reading_the_backlog(conn: Conn, stream: int) -> None:
+    id_ = consumer(conn)
+    internals.publish_together(conn, stream, 100)
+
+    def resume() -> int:
+        reader = uuid.uuid4()
+        (row,) = call(conn, "reader_claim", reader, id_, 0, 0, 50)
+        clock.end_leases(conn)
+        got = call(conn, "claim", "s", "c", 1)
+        value(conn, "nack", got[0].claim_id)
+        blocks = cost(conn, "select * from pgqueue.reader_resume(%s, %s, 0, %s)",
+                      reader, id_, row.claim_id)  # fmt: skip
+        (row,) = call(conn, "reader_resume", reader, id_, 0, row.claim_id)
+        assert row.planned == 50
+        call(conn, "reader_claim", reader, id_, internals.last_claim(conn, "c"), 50, 1)
+        return blocks
+
+    few = resume()
+    internals.add_ready(conn, 1_000_001, 1_030_000)
+    conn.execute("update pgqueue.consumer_cursors set last_line_no = 10")
+    assert resume() <= few * 1.6 + 30
+
+
+def test_what_another_worker_returned_for_later_is_not_claimed_back(
+    conn: Conn, stream: int
+) -> None:
+    id_, reader = consumer(conn), uuid.uuid4()
+    send_key(conn)
+    send_key(conn)
+    (row,) = call(conn, "reader_claim", reader, id_, 0, 0)
+    clock.end_leases(conn)
+    rows = call(conn, "receive", "s", "c", 2)
+    value(conn, "nack", claim_of(rows), [1], timedelta(hours=1))
+    value(conn, "nack", claim_of(rows), [2])
+    (got,) = call(conn, "reader_resume", reader, id_, 0, row.claim_id)
+    assert got.planned == 1
+    assert internals.held_by(conn, row.claim_id) == [2]
+    checker.check(conn)
+
+
+def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(
+    conn: Conn, stream: int
+) -> None:
+    """Statistics of a small table, which has grown: the index of busy keys is not read whole."""
+    consumer(conn, ordering="key")
+    send_keys(conn, *(f"k{i}" for i in range(20)))
+    for _ in range(2):
+        call(conn, "claim", "s", "c", 2)
+    conn.execute("analyze pgqueue.consumer_messages; analyze pgqueue.claims")
+
+    def costs() -> list[int]:
+        (row,) = call(conn, "claim", "s", "c", 2)
+        seq = internals.held_by(conn, row.claim_id)[0]
+        return [
+            cost(conn, f"select pgqueue.nack({row.claim_id}, array[{seq}]::bigint[])"),
+            cost(conn, f"select pgqueue.extend({row.claim_id})"),
+        ]
+
+    few = costs()
+    internals.add_in_flight(conn, 30_000, keyed=True)
+    conn.execute("select pg_stat_reset()")
+    many = costs()
+    for a, b in zip(few, many, strict=True):
+        assert b <= a * 1.6 + 40, (few, many)
+
+
+# Waiting
+
+
+def test_workers_that_settle_and_claim_in_one_call_do_not_stand_still(
+    url: str, conn: Conn, stream: int
+) -> None:
+    """On a short queue: nobody waits, with the consumer's lock, for one who waits for that lock."""
+    consumer(conn)
+    waits: list[float] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        with connection.connect(url) as mine:
+            held: int | None = None
+            while not stop.is_set():
+                began = time.monotonic()
+                rows = call(mine, "receive", "s", "c", 1, None, held)
+                waits.append(time.monotonic() - began)
+                held = claim_of(rows) if rows else None
+
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(work) for _ in range(4)]
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for _ in range(3):
+                send_key(conn)
+        stop.set()
+        for each in done:
+            each.result()
+    long = sum(wait for wait in waits if wait > 0.15)
+    assert long < 0.05 * 4 * 3, f"{long:.1f} s of 12 stood still, of {len(waits)} claims"
+
+
+def test_pollers_do_not_queue_up_for_a_run_that_a_long_transaction_holds(
+    url: str, conn: Conn, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    send_key(conn)
+    send_key(conn)
+    assert claim(conn, 1) == 1
+    owner = session()  # which needs no lock of the consumer
+    owner.execute("begin")
+    assert len(call(owner, "receive", "s", "c", 1)) == 1
+
+    def poll(_: int) -> int:
+        with connection.connect(url) as mine:
+            return len(call(mine, "receive", "s", "c", 1))
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        assert sum(pool.map(poll, range(20))) == 0
+    assert time.monotonic() - began < 3
+    owner.execute("commit")
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("first", ["ack", "claim", "nack"])
+def test_two_who_settle_one_claim_beside_a_claimer_do_not_deadlock(
+    url: str, conn: Conn, session: Session, stream: int, ordering: str, first: str
+) -> None:
+    """The claim's lock comes before the consumer's for everybody."""
+    consumer(conn, ordering=ordering)
+    for _ in range(4):
+        send_key(conn, "k")
+    claim_id = claim_of(call(conn, "receive", "s", "c", 2))
+    claimer = session()
+    claimer.execute("begin")
+    internals.lock_consumer(claimer, 1)
+    errors: list[psycopg.Error] = []
+
+    def settle(how: str) -> None:
+        with connection.connect(url) as mine:
+            mine.execute("set deadlock_timeout = '50ms'")
+            try:
+                if how == "claim":
+                    call(mine, "claim", "s", "c", 1, None, claim_id)
+                elif how == "ack":
+                    value(mine, "ack", claim_id, [1])
+                else:
+                    value(mine, "nack", claim_id)
+            except psycopg.Error as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=settle, args=[how]) for how in (first, "nack")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    claimer.execute("commit")
+    for thread in threads:
+        thread.join(10)
+    assert not errors
+    checker.check(conn)
+
+
+def test_who_holds_a_consumer_is_said_when_waiting_for_it_ends(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Anybody who may connect can hold an advisory lock; nobody waits for it for ever."""
+    consumer(conn, ordering="key")
+    send_key(conn)
+    conn.execute("alter function pgqueue._await_lock(int, int, boolean) set lock_timeout = '100ms'")
+    holder = session()
+    holder.execute("set application_name = 'the one'")
+    holder.execute("begin")
+    internals.lock_consumer(holder, 1)
+    with pytest.raises(psycopg.errors.LockNotAvailable, match=r"consumer 'c'.*the one"):
+        call(conn, "claim", "s", "c", 1)
+
+
+# Ids
+
+
+def test_a_crash_that_gives_ids_back_gives_out_other_ones(conn: Conn, stream: int) -> None:
+    """synchronous_commit = off forgets the last numbers of a sequence."""
+    consumer(conn)
+    send_key(conn)
+    send_key(conn)
+    before = one(conn, "select last_value from pgqueue.claim_numbers")
+    old = claim_of(call(conn, "receive", "s", "c", 1))
+    conn.execute("delete from pgqueue.claims")
+    conn.execute("select setval('pgqueue.claim_numbers', %s, false)", [before])
+    new = claim_of(call(conn, "receive", "s", "c", 1))
+    assert new != old
+    assert value(conn, "ack", old) == 0
+    assert acked(conn, "s", "c") == []
+
+
+# Dropping
+
+
+def test_dropping_a_stream_beside_an_open_sender_stalls_no_other_stream(
+    url: str, conn: Conn, session: Session, stream: int
+) -> None:
+    value(conn, "create_stream", "other")
+    sender = session()
+    sender.execute("begin")
+    value(sender, "send", "other", "x")
+    dropped = threading.Event()
+
+    def drop() -> None:
+        with connection.connect(url) as mine:
+            value(mine, "drop_stream", "s")
+        dropped.set()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    longest = 0.0
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        began = time.monotonic()
+        value(conn, "send", "other", "x")
+        longest = max(longest, time.monotonic() - began)
+    assert not dropped.is_set()
+    sender.execute("commit")
+    thread.join(20)
+    assert dropped.is_set()
+    assert longest < 0.6
+
+
+# Statistics
+
+
+def test_the_backlog_is_exact_where_sizes_of_publications_mix(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    for _ in range(1200):
+        send_key(conn)
+    internals.publish_together(conn, stream, 60_000)
+    for _ in range(800):
+        send_key(conn)
+    assert one(conn, "select backlog from pgqueue.consumer_stats") == 62_000
+    call(conn, "claim", "s", "c", 1)
+    assert one(conn, "select backlog from pgqueue.consumer_stats") == 61_999
+
+
+def test_the_backlog_is_within_1_percent_beyond_what_is_counted(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    conn.execute(
+        "create or replace function pgqueue._limit_counted() returns int language sql immutable"
+        " parallel safe as 'select 500'"
+    )
+    for _ in range(700):
+        send_key(conn)
+    internals.publish_together(conn, stream, 30_000)
+    for _ in range(700):
+        send_key(conn)
+    shown = one(conn, "select backlog from pgqueue.consumer_stats")
+    assert abs(shown - 31_400) < 314
