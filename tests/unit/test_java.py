@@ -85,3 +85,12 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path, monkeypatch)
         said = subprocess.run([shim, *given], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<Main>", "<--add-modules=x>"]
         assert java._shim(program).joinpath("bin", "java").exists()
+
+
+def test_the_shim_needs_no_home(tmp_path, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")  # as for a user without a name
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(java.Path, "home", home)
+    assert (java._shim(tmp_path) / "bin" / "java").exists()
