@@ -21,11 +21,16 @@ def register(spark: SparkSession) -> None:
 
     Args:
         spark: the session, classic or Spark Connect.
+
+    Raises:
+        PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Not
+            seen in a session of Spark Connect.)
     """
     from pyspark import cloudpickle
 
     from spark_pgqueue.datasource import PgQueueDataSource
 
+    _check_workers(spark)
     if not _installed():
         import spark_pgqueue
 
@@ -38,6 +43,28 @@ def connect(url: str | None = None, **options: Any):
     from spark_pgqueue import client
 
     return client.connect(url, **options)
+
+
+def _check_workers(spark: SparkSession) -> None:
+    """Refuse a Python of Spark's that could not run the source or the sink.
+
+    Raises:
+        PgQueueError: it lacks a module.
+    """
+    from spark_pgqueue import doctor
+    from spark_pgqueue.errors import PgQueueError
+
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None:
+        return
+    # Elsewhere than in the package's own place it travels with the query.
+    needed = [name for name in doctor.NEEDED if name != __name__ or _installed()]
+    if missing := doctor.missing_from(context.pythonExec, needed):
+        raise PgQueueError(
+            f"the Python that Spark starts, {context.pythonExec} (by PYSPARK_PYTHON, or else "
+            f"python3 of the PATH), lacks {', '.join(missing)}",
+            hint=doctor.set_pyspark_python(),
+        )
 
 
 def _installed() -> bool:

