@@ -70,12 +70,13 @@ _PLAIN: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-_HELP = """A message queue and stream in Postgres.
-
-Each command that needs the database takes it from --url, else from PGQUEUE_URL, else from libpq's
-own environment (PGHOST, PGSERVICE, ...). Other users of the machine see a command line, and so a
-password in --url: keep it in PGQUEUE_URL, a password file (~/.pgpass, or PGPASSFILE) or a service.
-"""
+_HELP = (
+    "A message queue and stream in Postgres.\n\n"
+    "A command takes its database from --url, else from PGQUEUE_URL, else from libpq's own "
+    "environment (PGHOST, PGSERVICE, ...). Other users of the machine see a command line, and so a "
+    "password in --url: keep it in PGQUEUE_URL, a password file (~/.pgpass, or PGPASSFILE) or a "
+    "service."
+)
 app = typer.Typer(cls=_Commands, help=_HELP, **_PLAIN)
 stream_app = typer.Typer(help="Create, drop and list streams.", **_PLAIN)
 consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **_PLAIN)
