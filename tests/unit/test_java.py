@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -72,6 +73,11 @@ def test_run_as_a_program_it_fails_without_java(monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Java ")
+
+
+@pytest.fixture(autouse=True)
+def temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path, monkeypatch):
