@@ -367,6 +367,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={log4j.as_uri()}"')
         .config("spark.driver.host", "localhost")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.authenticate.socketTimeout", "120s")  # for a busy machine
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")

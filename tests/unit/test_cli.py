@@ -377,6 +377,7 @@ WITH_A_PASSWORD = [
     f"ack postgresql://u:{SECRET}@h/d",
     f"receive s c --max postgresql://u:{SECRET}@h/d",
     f"doctor --url postgresql://u:{SECRET}@127.0.0.1:1/d",
+    f"stream drop s --if-exists --url postgresql://u:{SECRET}@127.0.0.1:1/d",
 ]
 
 
