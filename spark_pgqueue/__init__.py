@@ -61,8 +61,8 @@ def _check_workers(spark: SparkSession) -> None:
     needed = [name for name in doctor.NEEDED if name != __name__ or _installed()]
     if missing := doctor.missing_from(context.pythonExec, needed):
         raise PgQueueError(
-            f"the Python that Spark starts, {context.pythonExec} (by PYSPARK_PYTHON, or else "
-            f"python3 of the PATH), lacks {', '.join(missing)}",
+            f"the Python that Spark starts, {context.pythonExec} (by spark.pyspark.python, "
+            f"PYSPARK_PYTHON, or else the PATH), lacks {', '.join(missing)}",
             hint=doctor.set_pyspark_python(),
         )
 
