@@ -37,11 +37,16 @@ def register(spark: SparkSession) -> None:
 
     Args:
         spark: the session, classic or Spark Connect.
+
+    Raises:
+        PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Not
+            seen in a session of Spark Connect.)
     """
     from pyspark import cloudpickle
 
     from spark_pgqueue.spark.datasource import PgQueueDataSource
 
+    _check_workers(spark)
     if not _installed():
         import spark_pgqueue
 
@@ -60,6 +65,28 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return import_module(_LAZY[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _check_workers(spark: SparkSession) -> None:
+    """Refuse a Python of Spark's that could not run the source or the sink.
+
+    Raises:
+        PgQueueError: it lacks a module.
+    """
+    from spark_pgqueue.command_line import doctor
+    from spark_pgqueue.postgres.errors import PgQueueError
+
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None:
+        return
+    # Elsewhere than in the package's own place it travels with the query.
+    needed = [name for name in doctor.NEEDED if name != __name__ or _installed()]
+    if missing := doctor.missing_from(context.pythonExec, needed):
+        raise PgQueueError(
+            f"the Python that Spark starts, {context.pythonExec} (by spark.pyspark.python, "
+            f"PYSPARK_PYTHON, or else the PATH), lacks {', '.join(missing)}",
+            hint=doctor.set_pyspark_python(),
+        )
 
 
 def _installed() -> bool:

@@ -2,4 +2,4 @@
 
 from spark_pgqueue.command_line.cli import app
 
-app()
+app(prog_name="pgqueue")

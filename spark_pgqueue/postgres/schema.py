@@ -8,7 +8,13 @@ from pathlib import Path
 import psycopg
 from psycopg.rows import tuple_row
 
-from spark_pgqueue.postgres.errors import SCHEMA_VERSION, PgQueueError, translated
+from spark_pgqueue.postgres.errors import (
+    INSTALL_HINT,
+    SCHEMA_VERSION,
+    PgQueueError,
+    how_to_install,
+    translated,
+)
 
 
 def sql_directory() -> Path:
@@ -19,7 +25,7 @@ def sql_directory() -> Path:
             return folder
     raise PgQueueError(
         "the SQL files of spark-pgqueue are missing from its installation",
-        hint="reinstall it: pip install --force-reinstall spark-pgqueue",
+        hint=f"reinstall it: {how_to_install(option='--force-reinstall')}",
     )
 
 
@@ -87,13 +93,13 @@ def check(conn: psycopg.Connection) -> None:
     if installed is None:
         raise PgQueueError(
             f"the schema pgqueue is not installed in database {conn.info.dbname}",
-            hint="run `pgqueue install --url ...` as the owner of the database",
+            hint=INSTALL_HINT,
             sqlstate=SCHEMA_VERSION,
         )
     if installed < expected:
-        way_out = "run `pgqueue install --url ...` as the owner of the schema"
+        way_out = INSTALL_HINT.replace("database", "schema")
     elif installed > expected:
-        way_out = "upgrade the package here: pip install --upgrade spark-pgqueue"
+        way_out = f"upgrade the package here: {how_to_install(option='--upgrade')}"
     else:
         return
     raise PgQueueError(

@@ -121,10 +121,10 @@ def _shim(program: Path) -> Path:
     """A JAVA_HOME whose bin/java runs `program` without the module that it lacks."""
     script = _SHIM.format(java=shlex.quote(str(program)))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-pgqueue"
     try:
-        return _write_shim(cache / name, script)
-    except OSError:  # no home, or a read-only one
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return _write_shim(cache / "spark-pgqueue" / name, script)
+    except (OSError, RuntimeError):  # a read-only home, or none
         return _write_shim(Path(tempfile.mkdtemp(prefix="pgqueue-java-")), script)
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -215,6 +216,88 @@ def test_watching_goes_on_until_interrupted(queue, url):
     os.close(ours)
 
 
+@pytest.mark.parametrize("arguments", ["send s", "send s --lines", "stream drop s"])
+def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
+    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} <&-"
+    environment = {**os.environ, "PGQUEUE_URL": url}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, hint = done.stderr.splitlines()
+    assert first.startswith("pgqueue: standard input is closed")
+    assert hint in ("hint: give --data", "hint: give --yes")
+    assert [s.new for s in queue.stats()] == [0]
+
+
+def test_piped_input_is_one_message_and_no_input_is_none(run, queue, url):
+    assert process("send", "s", url=url, input="a\nb\n").stdout == "1\n"
+    assert queue.receive("s", "c").messages[0].data == "a\nb\n"
+    done = process("send", "s", url=url, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "pgqueue: standard input is empty\nhint: for an empty message, give --data ''\n"
+    )
+    assert run("send", "s", "--data", "") == "2\n"
+
+
+def test_dropping_what_is_not_there(run, queue, url):
+    for arguments in (("stream", "drop", "x"), ("consumer", "drop", "s", "x")):
+        done = process(*arguments, url=url, stdin=subprocess.DEVNULL)
+        assert done.returncode == 1
+        assert done.stderr.startswith("pgqueue: unknown ")  # and no question about it
+        assert run(*arguments, "--if-exists") == ""
+    assert run("consumer", "drop", "x", "x", "--if-exists") == ""
+    run("consumer", "drop", "s", "c", "--if-exists", "--yes")
+    run("stream", "drop", "s", "--if-exists", "--yes")
+    assert queue.streams() == []
+
+
+def test_help_has_a_short_name_everywhere(run):
+    for command in ("", "stream", "stream drop", "consumer", "consumer create", "send", "doctor"):
+        assert "Usage: " in run(*command.split(), "-h")
+
+
+def test_help_says_where_a_password_is_safe(run):
+    for word in ("PGQUEUE_URL", "PGPASSFILE", "service"):
+        assert word in run("--help")
+    told = " ".join(re.sub(r"[│╭╮╰╯─]", " ", run("send", "--help")).split())
+    assert "A password in it shows in `ps`" in told
+
+
+def test_the_shell_completes_commands_and_options():
+    pgqueue = Path(sys.executable).with_name("pgqueue")
+    shown = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(str(pgqueue))} --show-completion; true"],
+        capture_output=True,
+        text=True,
+    )
+    assert "complete " in shown.stdout, shown.stderr
+    assert "pgqueue" in shown.stdout
+    for words, number, expected in (
+        ("pgqueue str", 1, "stream"),
+        ("pgqueue send --pr", 2, "--priority"),
+    ):
+        done = subprocess.run(
+            [pgqueue],
+            env={
+                **os.environ,
+                "_PGQUEUE_COMPLETE": "complete_bash",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(number),
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.split() == [expected], done.stderr
+
+
+def test_it_runs_as_a_module(url):
+    command = [sys.executable, "-m", "spark_pgqueue", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == f"pgqueue {spark_pgqueue.__version__}\n"
+
+
 ERRORS = [
     ("send nope --data x", "unknown stream 'nope'"),
     ("send s --data x --priority 99999", "priority must be from -32768 to 32767"),
@@ -295,6 +378,7 @@ WITH_A_PASSWORD = [
     f"ack postgresql://u:{SECRET}@h/d",
     f"receive s c --max postgresql://u:{SECRET}@h/d",
     f"doctor --url postgresql://u:{SECRET}@127.0.0.1:1/d",
+    f"stream drop s --if-exists --url postgresql://u:{SECRET}@127.0.0.1:1/d",
 ]
 
 
@@ -333,5 +417,5 @@ def test_the_demo_says_what_is_missing(url):
     )
     done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True)
     assert done.returncode == 1
-    assert 'pip install "spark-pgqueue[demo]"' in done.stderr
+    assert 'pip install ".[demo]"' in done.stderr
     assert "Traceback" not in done.stderr

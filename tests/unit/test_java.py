@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_an_old_java_is_named_with_what_to_install(nothing_installed, tmp_path, 
     with pytest.raises(PgQueueError, match="is Java 11") as caught:
         java.find_java()
     assert str(program) in str(caught.value)
-    assert 'pip install "spark-pgqueue[java]"' in str(caught.value)
+    assert 'pip install ".[java]"' in str(caught.value)
 
 
 def test_a_java_that_does_not_run_is_named(nothing_installed, tmp_path, monkeypatch):
@@ -74,6 +75,11 @@ def test_run_as_a_program_it_fails_without_java(monkeypatch):
     assert done.stdout.startswith("Java ")
 
 
+@pytest.fixture(autouse=True)
+def temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path, monkeypatch):
     program = tmp_path / "real java"
     program.write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
@@ -85,3 +91,12 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path, monkeypatch)
         said = subprocess.run([shim, *given], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<Main>", "<--add-modules=x>"]
         assert java._shim(program).joinpath("bin", "java").exists()
+
+
+def test_the_shim_needs_no_home(tmp_path, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")  # as for a user without a name
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(java.Path, "home", home)
+    assert (java._shim(tmp_path) / "bin" / "java").exists()

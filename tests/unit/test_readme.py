@@ -2,14 +2,162 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection
 from spark_pgqueue.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+IN_THE_SHELL = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
+SUBSCRIBE = "select pgqueue.create_consumer('invoices', 'test', 'earliest')"
+RECEIVE = "select key, data from pgqueue.receive('invoices', 'test')"
+
+
+def snippet(language: str, holds: str) -> str:
+    """The only block of a language that holds a text."""
+    (found,) = [text for tag, text in BLOCKS if tag == language and holds in text]
+    return found
+
+
+COMMANDS = snippet("sh", "pgqueue install")
+GIVEN_URL = "postgresql://me@host/db"
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """Of a reader who has activated the environment, and has told libpq where the database is."""
+    given = {f"PG{k.upper()}": str(v) for k, v in conninfo_to_dict(url).items()}
+    given["PGDATABASE"] = given.pop("PGDBNAME")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, **given, "PATH": path, "PGQUEUE_URL": url}
+
+
+def run_commands(commands: str, url: str, folder: Path) -> str:
+    """Run a block of shell commands, but for what is installed here already."""
+    lines = [line for line in commands.splitlines() if not line.startswith("pip install")]
+    script = "set -eu\n" + "\n".join(lines).replace(GIVEN_URL, f"'{url}'")
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment_of(url),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(script: str, url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A script, until the test has seen its effect; what it prints is in script.log."""
+    (folder / "script.py").write_text(script)
+    with (
+        (folder / "script.log").open("wb") as log,
+        subprocess.Popen(
+            ["python", "script.py"],
+            env=environment_of(url),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def received(process: subprocess.Popen[bytes], conn: psycopg.Connection, folder: Path) -> tuple:
+    """The first message that comes to the consumer test while the process runs."""
+    end = time.monotonic() + 150
+    while (message := conn.execute(RECEIVE).fetchone()) is None:
+        log = (folder / "script.log").read_text()
+        assert process.poll() is None, f"it ended with {process.returncode}:\n{log}"
+        assert time.monotonic() < end, log
+        time.sleep(0.1)
+    return message
+
+
+def test_every_block_is_of_a_known_kind():
+    """What is python, sql or sh is run below; a table or a drawing is text."""
+    assert [tag for tag, _ in BLOCKS].count("python") == 4
+    assert [tag for tag, _ in BLOCKS].count("sql") == 1
+    assert [tag for tag, _ in BLOCKS].count("sh") == 2
+    assert {tag for tag, _ in BLOCKS} == {"python", "sql", "sh", "text"}
+
+
+def test_the_commands_lead_from_an_empty_database_to_a_message(empty_url, tmp_path):
+    assert "schema pgqueue: version" in run_commands(COMMANDS, empty_url, tmp_path)
+    with connection.connect(empty_url) as conn:
+        rows = conn.execute("select key, data from pgqueue.receive('orders', 'billing')").fetchall()
+    assert rows == [("customer 7", '{"total": 12}')]
+
+
+def test_the_sql_runs_from_an_empty_queue(url):
+    with connection.connect(url) as conn:
+        answers = [conn.execute(line.encode()) for line in snippet("sql", "send").splitlines()]
+        *_, seq, message, acknowledged = [answer.fetchone() for answer in answers]
+    assert seq == (1,)
+    assert message is not None
+    assert '{"total": 12}' in message
+    assert acknowledged == (0,)  # it was of another claim
+
+
+def test_the_client_receives_what_it_sends(empty_url, tmp_path):
+    run_commands(COMMANDS, empty_url, tmp_path)
+    (tmp_path / "script.py").write_text(snippet("python", "queue.receive"))
+    said = run_commands("python script.py", empty_url, tmp_path)
+    assert said == '1 customer 7 {"total": 12}\n2 customer 7 order 1\n'
+
+
+def test_the_embedded_server_is_there_for_the_commands(tmp_path):
+    (tmp_path / "script.py").write_text(snippet("python", "embedded.start"))
+    try:
+        export = run_commands("python script.py", "dbname=none", tmp_path).strip()
+        commands = COMMANDS.replace(f"export PGQUEUE_URL={GIVEN_URL}", export)
+        assert export in commands
+        assert "schema pgqueue: version" in run_commands(commands, "dbname=none", tmp_path)
+    finally:
+        embedded.start(tmp_path / "my-data").stop()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("spark_environment")
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (IN_THE_SHELL + snippet("python", "invoices.option"), '{"TOTAL": 12}'),
+        (snippet("python", "awaitTermination"), '{"seq":1,"data":"{\\"total\\": 12}"}'),
+    ],
+    ids=["in the pyspark shell", "as a script"],
+)
+def test_spark_publishes_what_it_reads(empty_url, tmp_path, script, expected):
+    run_commands(COMMANDS, empty_url, tmp_path)
+    with connection.connect(empty_url) as conn:
+        conn.execute(SUBSCRIBE)
+        if "awaitTermination" not in script:
+            script += "\nimport time; time.sleep(600)\n"  # the shell stays open
+        with running(script, empty_url, tmp_path) as process:
+            assert received(process, conn, tmp_path) == ("customer 7", expected)
 
 
 def options_of(section: str) -> dict[str, tuple[str, str]]:
