@@ -75,6 +75,17 @@ def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
     return [row.s for row in found]
 
 
+def arrivals(conn: psycopg.Connection, consumer_id: int) -> dict[int, int]:
+    """When what a consumer has in runs was taken, by message: the order of arrival counts up."""
+    found = rows(
+        conn,
+        "select s, position from pgqueue.consumer_messages m, unnest(m.seqs) g,"
+        " generate_series(lower(g), upper(g) - 1) s where consumer_id = %s",
+        consumer_id,
+    )
+    return {row.s: row.position for row in found}
+
+
 def claims(conn: psycopg.Connection) -> list[Any]:
     """The claims that are stored, oldest first: claim_id, live, and seconds that are left."""
     return rows(
