@@ -1,9 +1,9 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
-#   make demo    the main job on real input        make test   all tests
-#   make bench   the benchmark                     make lint   ruff and pyright
-#   make soak    longer races
+#   make demo    the main job on real input   make test      a test or more of every promise
+#   make bench   the benchmark                make test-all  those, then what takes longer
+#   make lint    ruff and pyright
 .DELETE_ON_ERROR:
-.PHONY: demo test bench soak lint clean
+.PHONY: demo test test-all bench lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -17,11 +17,11 @@ demo: .venv/demo
 test: .venv/dev
 	$(BIN)/python -m pytest $(ARGS)
 
+test-all: test
+	$(BIN)/python -m pytest -m longer $(ARGS)
+
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
-
-soak: .venv/dev
-	$(BIN)/python -m pytest -m soak $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -149,6 +149,13 @@ def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
 
 
 @pytest.fixture
+def has_small_limits(request: pytest.FixtureRequest) -> bool:
+    """Whether this run of a test marked small_limits is the one with small limits."""
+    callspec = getattr(request.node, "callspec", None)
+    return callspec is not None and callspec.params.get("template") == "small"
+
+
+@pytest.fixture
 def empty_url(server: Server) -> Iterator[str]:
     """The url of a fresh database without the schema."""
     yield from _database(server, "template0")

@@ -109,9 +109,10 @@ def copying(url: str, tmp_path: Path) -> Queue:
     return queue
 
 
-def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.longer)])
+def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue, kills: int):
     with Traffic(copying) as traffic:
-        for _ in range(2):
+        for _ in range(kills):
             with application(copying, "always") as child:
                 wait_for_more(copying, child)
                 time.sleep(random.uniform(0, 1))
@@ -120,6 +121,7 @@ def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Q
     check(copying, traffic)
 
 
+@pytest.mark.longer
 def test_killed_workers_and_backends_lose_and_repeat_nothing(copying: Queue):
     with Traffic(copying) as traffic, application(copying, "always") as child:
         wait_for_more(copying, child)

@@ -280,6 +280,7 @@ def test_two_writes_without_them_are_two(queue: Queue):
     assert queue.sent("s") == sorted(texts(1, 10) * 2)
 
 
+@pytest.mark.longer
 def test_a_write_survives_terminated_backends(queue: Queue):
     queue.create("s")
     done = threading.Event()

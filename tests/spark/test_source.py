@@ -196,6 +196,7 @@ def test_partitions_go_by_the_options(queue: Queue):
     assert sizes == [25, 25, 25, 25]
 
 
+@pytest.mark.longer
 def test_two_queries_on_one_consumer_share_its_messages(queue: Queue):
     queue.create("s", "c")
     seen: dict[str, list[int]] = {"a": [], "b": []}
@@ -250,6 +251,7 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
     assert [row.lost for row in queue.look(internals.readers)] == [0]
 
 
+@pytest.mark.longer
 def test_the_lease_is_renewed_while_a_batch_is_replayed(queue: Queue, fails):
     """Spark plans it from its log, and asks for no offset before it is done."""
     queue.create("s", "c")

@@ -77,15 +77,15 @@ def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
     return [row.s for row in found]
 
 
-def arrivals(conn: psycopg.Connection, consumer_id: int) -> list[tuple[int, int]]:
-    """Each message that a consumer has taken and not finished, and when it arrived."""
+def arrivals(conn: psycopg.Connection, consumer_id: int) -> dict[int, int]:
+    """When what a consumer has in runs was taken, by message: the order of arrival counts up."""
     found = rows(
         conn,
         "select s, arrival_no from pgqueue.consumer_messages m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s where consumer_id = %s",
         consumer_id,
     )
-    return [(row.s, row.arrival_no) for row in found]
+    return {row.s: row.arrival_no for row in found}
 
 
 def claims(conn: psycopg.Connection) -> list[Any]:

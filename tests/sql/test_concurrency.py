@@ -309,7 +309,7 @@ def test_nothing_is_lost_or_doubled_in_a_race(url: str, seed: int) -> None:
     race(url, 12, {"none": "none", "key": "key", "stream": "stream"}, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_claimers_of_one_consumer_race(url: str, ordering: str) -> None:
     race(url, 8, {ordering: ordering}, 7)

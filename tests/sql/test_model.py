@@ -21,12 +21,13 @@ EXAMPLES = int(os.environ.get("PGQUEUE_MODEL_EXAMPLES", "15"))
 
 
 @pytest.mark.small_limits
+@pytest.mark.timeout(600)  # hypothesis takes up to 300 s to make a history that fails shorter
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_any_history_follows_the_model(url: str, ordering: str) -> None:
+def test_any_history_follows_the_model(url: str, ordering: str, has_small_limits: bool) -> None:
     class Machine(QueueMachine):
         pass
 
-    Machine.url, Machine.ordering = url, ordering
+    Machine.url, Machine.ordering, Machine.bounded = url, ordering, has_small_limits
     with connection.connect(url) as conn:  # a history that fails leaves its stream behind
         reset: LiteralString = "select pgqueue.drop_stream(name) from pgqueue.streams"
 

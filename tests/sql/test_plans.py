@@ -29,7 +29,7 @@ def consumer(conn: Conn, name: str, ordering: str = "none") -> int:
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("size", [1, pytest.param(100, marks=pytest.mark.longer)])
 def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size: int) -> None:
     consumer(conn, "few", ordering)
     bulk(conn, 1000)

@@ -21,7 +21,10 @@ from tests.sql.queue import (
     value,
 )
 
-pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+pytestmark = [
+    pytest.mark.small_limits,
+    pytest.mark.usefixtures("stream", "allowed_afterwards"),
+]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
