@@ -152,6 +152,16 @@ def test_errors_call_arguments_what_they_are_called_here(queue):
     assert error.value.message.startswith("key, or one of keys, is longer")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("p_max", "max_messages"), ("p_data_bytes", "data"), ("p_by", "by")]
+)
+def test_an_argument_that_the_database_names_is_named_as_here(queue, theirs, ours):
+    sql = "do $$ begin raise '% is wrong', '{0}' using errcode = 'PQ003', column = '{0}'; end $$"
+    with pytest.raises(PgQueueError) as error:
+        queue._value(sql.format(theirs).replace("%", "%%"))
+    assert (error.value.message, error.value.argument) == (f"{ours} is wrong", theirs)
+
+
 def test_bytes_and_json_by_the_kind_of_the_stream(queue):
     queue.create_stream("b", "binary")
     queue.create_consumer("b", "c")
