@@ -92,9 +92,12 @@ def texts(name: str, value: Iterable[str]) -> list[str]:
 
 def json_text(name: str, value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False)
+        written = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PgQueueError(f"{name} must hold what JSON can: {error}") from None
+    if "\\u0000" in written.replace("\\\\", ""):
+        raise PgQueueError(f"{name} holds a NUL character, which Postgres cannot store in JSON")
+    return written
 
 
 def headers(name: str, value: Mapping[str, Any] | None) -> str | None:

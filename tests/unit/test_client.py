@@ -153,6 +153,16 @@ def test_errors_call_arguments_what_they_are_called_here(queue):
     assert error.value.message.startswith("key, or one of keys, is longer")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("p_max", "max_messages"), ("p_data_bytes", "data"), ("p_by", "by")]
+)
+def test_an_argument_that_the_database_names_is_named_as_here(queue, theirs, ours):
+    sql = "do $$ begin raise '% is wrong', '{0}' using errcode = 'PQ003', column = '{0}'; end $$"
+    with pytest.raises(PgQueueError) as error:
+        queue._value(sql.format(theirs).replace("%", "%%"))
+    assert (error.value.message, error.value.argument) == (f"{ours} is wrong", theirs)
+
+
 def test_bytes_and_json_by_the_kind_of_the_stream(queue):
     queue.create_stream("b", "binary")
     queue.create_consumer("b", "c")
@@ -466,7 +476,7 @@ BAD = [
     (("send", "s", "x", ("key", 7)), "key must be a str, not int"),
     (("send", "s", "x", ("headers", ["a"])), "headers must be a dict, not list"),
     (("send", "s", "x", ("headers", {"a": SECOND})), "headers must hold what JSON can"),
-    (("send", "s", "x", ("headers", {"a": "\0"})), "cannot be converted to text"),
+    (("send", "s", "x", ("headers", {"a": "\0"})), "headers holds a NUL character"),
     (("send", "s", "x", ("priority", 32768)), "priority must be from -32768 to 32767, not 32768"),
     (("send", "s", "x", ("priority", 1.5)), "priority must be an int, not float"),
     (("send", "s", "x", ("deliver_at", datetime(2026, 1, 1))), "deliver_at must have a time zone"),

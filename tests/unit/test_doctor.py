@@ -205,7 +205,7 @@ def test_registering_refuses_a_python_without_the_package(spark, bare, monkeypat
 
 @pytest.mark.parametrize("extra", ["spark", "embedded", "java", "demo"])
 def test_hints_name_extras_that_exist_and_no_index(extra):
-    root = Path(doctor.__file__).parents[1]
+    root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     assert extra in project["optional-dependencies"]
     told = how_to_install(extra)
