@@ -410,7 +410,7 @@ class Client:
 
         Args:
             claim_id: the claim's number.
-            by: from now on so long; None for its visibility timeout.
+            by: from now on at least so long; None for its visibility timeout.
 
         Returns:
             how many messages it holds; 0 as in `ack`.

@@ -10,23 +10,27 @@ create or replace function pgqueue._limit_take() returns int language sql immuta
 create or replace function pgqueue._limit_takes() returns int language sql immutable parallel safe as 'select 100';
 -- Publication ids without a visible publication that one look walks over before it notes them as a gap.
 create or replace function pgqueue._limit_unseen() returns int language sql immutable parallel safe as 'select 1000';
--- Rows of gaps that a consumer keeps before they are merged, and ranges up to which one is merged with others.
+-- Rows of gaps that a consumer keeps before they are merged.
 create or replace function pgqueue._limit_gaps() returns int language sql immutable parallel safe as 'select 8';
+-- Ranges up to which a row of gaps is merged with others.
 create or replace function pgqueue._limit_gap_ranges() returns int language sql immutable parallel safe as 'select 1000';
 -- Ranges of a run: taking elements out of a set costs in proportion to its ranges.
 create or replace function pgqueue._limit_ranges() returns int language sql immutable parallel safe as 'select 64';
--- Pieces that a run is cut into for small claims, and the size up to which a claim is small.
+-- Pieces that a run is cut into for small claims.
 create or replace function pgqueue._limit_pieces() returns int language sql immutable parallel safe as 'select 64';
+-- Messages up to which a claim is small.
 create or replace function pgqueue._limit_piece_size() returns int language sql immutable parallel safe as 'select 256';
 -- Lanes whose first place is remembered.
 create or replace function pgqueue._limit_lanes() returns int language sql immutable parallel safe as 'select 64';
--- Expired claims released, and delayed runs made ready, by one claim.
+-- Expired claims that one claim releases.
 create or replace function pgqueue._limit_expired() returns int language sql immutable parallel safe as 'select 100';
+-- Delayed runs that one claim makes ready.
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted for the statistics of a consumer.
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
--- Messages that a claim by key looks at beyond those that it gets, at first and at most.
+-- Messages that a claim by key looks at beyond those that it gets: at first ...
 create or replace function pgqueue._limit_look() returns int language sql immutable parallel safe as 'select 100';
+-- ... and at most.
 create or replace function pgqueue._limit_looks() returns int language sql immutable parallel safe as 'select 10000';
 
 -- Bytes of a key: keys are indexed.
@@ -34,8 +38,9 @@ create or replace function pgqueue._max_key_bytes() returns int language sql imm
 -- A timeout or delay.
 create or replace function pgqueue._max_interval() returns interval language sql immutable parallel safe as $$ select interval '10 years' $$;
 
--- First keys of advisory locks; the second is the id of the consumer or stream. (1885826420 is the installer's.)
+-- The first key of consumers' advisory locks; the second is the id. (1885826420 is the installer's.)
 create or replace function pgqueue._lock_class_consumer() returns int language sql immutable parallel safe as 'select 1885826421';
+-- The first key of streams' publish locks; the second is the id.
 create or replace function pgqueue._lock_class_publish() returns int language sql immutable parallel safe as 'select 1885826422';
 
 -- The channel that notifies of a stream's publications.

@@ -133,9 +133,9 @@ def check(
         except AssertionError as error:
             error.add_note(f"in consumer {c.consumer_id}, ordering={c.ordering}")
             for run in sorted(c.runs, key=lambda r: (r.arrival_no, r.first_seq))[:50]:
-                error.add_note(f"{run}")
+                error.add_note(f"{run}"[:400])
             for claim in c.claims[:20]:
-                error.add_note(f"{claim}")
+                error.add_note(f"{claim}"[:400])
             error.add_note(f"{c.cursor} scan_from={c.scan_from}")
             raise
 
