@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NoReturn, TypeVar
 
 import psycopg
@@ -137,22 +136,22 @@ class _Notice:
         warn("no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit)
 
 
-# An attempt of `with_backoff` has attempts to connect in it: only the outermost gives notice.
-_notice: ContextVar[_Notice | None] = ContextVar("_notice", default=None)
+# An attempt of `with_backoff` has attempts to connect in it: only the outermost gives notice. By
+# thread, in a dict and no ContextVar: where the package travels with a query it is pickled.
+_notices: dict[int, _Notice] = {}
 
 
 @contextmanager
 def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
-    outer = _notice.get()
-    if outer is not None:
-        yield outer
+    thread = threading.get_ident()
+    if thread in _notices:
+        yield _notices[thread]
         return
-    notice = _Notice(url, patience)
-    token = _notice.set(notice)
+    notice = _notices[thread] = _Notice(url, patience)
     try:
         yield notice
     finally:
-        _notice.reset(token)
+        del _notices[thread]
         notice.cancel()
 
 

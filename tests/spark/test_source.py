@@ -120,7 +120,7 @@ def test_a_crash_between_claim_and_offset_log_loses_and_repeats_nothing(queue: Q
     obstacle = Path(queue.checkpoint(), "offsets", "1")
     frame = queue.load("s", "c", maxMessagesPerTrigger=10)
     fails(queue.collect(frame, each=lambda batch, batch_id: obstacle.mkdir()))
-    assert [row.claims_ahead for row in queue.look(internals.readers)] == [1]
+    assert [row.is_ahead for row in queue.look(internals.readers)] == [True]
     obstacle.rmdir()
     queue.collect(frame).awaitTermination()
     assert sorted(queue.data()) == numbers(1, 30)

@@ -125,8 +125,8 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
 
 
 def readers(conn: psycopg.Connection) -> list[Any]:
-    """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
-    return rows(conn, "select last_claim - acked_claim as claims_ahead, lost from pgqueue.readers")
+    """Of Spark's readers: whether a claim is not acknowledged yet, and messages lost."""
+    return rows(conn, "select last_claim > acked_claim as is_ahead, lost from pgqueue.readers")
 
 
 def forget_readers(conn: psycopg.Connection) -> None:
