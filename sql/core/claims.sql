@@ -3,11 +3,8 @@
 -- A claim's id. It rises with time; the random low bits make that an id which a crash gave back (synchronous_commit = off forgets the last
 -- numbers of a sequence) is not given out again, and that ids cannot be counted up to.
 create or replace function pgqueue._new_claim_id() returns bigint
-language plpgsql
-as $$
-begin
-    return nextval('pgqueue.claim_numbers') << 24 | floor(random() * 16777216)::bigint;
-end $$;
+language sql volatile
+as $$ select nextval('pgqueue.claim_numbers') << 24 | floor(random() * 16777216)::bigint $$;
 
 -- What is due for a consumer before anything is claimed: expired leases are released, delays that are over end, and
 -- new publications are taken, all bounded.
@@ -30,8 +27,10 @@ begin
     if p_held = 0 and (p_short or not pgqueue._is_soon(v_cursor.lease_probe)) then
         v_cursor := pgqueue._probe_leases(p_consumer, v_cursor);
     end if;
-    v_cursor := pgqueue._end_delays(p_consumer, v_cursor);
-    if (p_short or not v_cursor.take_was_cut) and pgqueue._has_new(p_consumer.stream_id, v_cursor) then
+    if not p_short or p_consumer.ordering <> 'none' then
+        v_cursor := pgqueue._end_delays(p_consumer, v_cursor);
+    end if;
+    if (p_short or not v_cursor.take_was_cut) and pgqueue._has_new(p_consumer.stream_id, v_cursor, not p_short) then
         for i in 1..pgqueue._limit_takes() loop
             v_before := v_cursor;
             v_take := pgqueue._take(p_consumer, v_cursor, p_upto, pgqueue._limit_take());
@@ -64,24 +63,22 @@ begin
             o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count);
             o_count := pgqueue._held_by(p_claim_id);
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
-            v_count := 0;
-            for v_try in 0..4 loop
+            for v_try in 0..5 loop
+                v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
+                o_count := o_count + v_count;
+                o_cursor := pgqueue._raise_scan_from(o_cursor);
+                exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
                 perform pg_sleep(0.0005 * 2 ^ v_try) where v_try > 0;
-                o_cursor := pgqueue._raise_scan_from(o_cursor);
-                exit when o_cursor.scan_from = '{}';
-                v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
-                exit when v_count > 0 or o_count > 0;
             end loop;
-            o_cursor := pgqueue._raise_scan_from(o_cursor);
-            o_count := o_count + v_count;
         end if;
         exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
         -- what is ready and could not be had (behind another claim) stays in the way of what would be taken
         if v_pass > 1 then
+            exit when o_count > 0 or not o_cursor.take_was_cut;
             o_cursor := pgqueue._raise_scan_from(o_cursor);
-            exit when o_count > 0 or not o_cursor.take_was_cut or o_cursor.scan_from <> '{}';
+            exit when o_cursor.scan_from <> '{}';
         end if;
     end loop;
 end $$;

@@ -215,6 +215,7 @@ declare
     v_first   bigint;  -- where what is left of its line_no begins: dead rows lie before it
     v_count   bigint;
     v_later   bigint;  -- the first message of the line_no that may be delayed
+    v_room    bigint;  -- messages to look at
     v_below   bigint;
     v_walk    record;
 begin
@@ -237,9 +238,9 @@ begin
             v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_left);
             v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_line_no, v_first, v_below, p_claim_id);
         else
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count,
-                                           v_left + least(v_more, greatest(pgqueue._limit_looks() - v_looked, 1)));
-            v_walk := pgqueue._walk(p_consumer, p_cursor, v_line_no, v_first, v_below, p_claim_id, v_left, p_others, v_now);
+            v_room := v_left + least(v_more, greatest(pgqueue._limit_looks() - v_looked, 1));
+            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_room);
+            v_walk := pgqueue._walk(p_consumer, p_cursor, v_line_no, v_first, v_below, least(v_count, v_room), p_claim_id, v_left, p_others, v_now);
             v_left := v_left - v_walk.o_claimed;
             v_looked := v_looked + v_walk.o_looked;
             p_cursor.blocked := p_cursor.blocked + v_walk.o_blocked;
@@ -304,8 +305,9 @@ end $$;
 
 -- Walks the messages of one line_no, from p_first, below a bound, by seq: claims those whose key is free and sets the others
 -- aside, until p_want are claimed.
+--   p_count  how many messages these are
 -- Returns how many messages were looked at and claimed, how many runs were set aside, and for which keys. One statement judges, and so is long.
-create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_line_no bigint, p_first bigint, p_below bigint,
+create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_line_no bigint, p_first bigint, p_below bigint, p_count bigint,
                                          p_claim_id bigint, p_want bigint, p_split boolean, p_now timestamptz,
                                          out o_looked bigint, out o_claimed bigint, out o_blocked bigint, out o_keys text[])
 language plpgsql
@@ -327,12 +329,11 @@ begin
         where r.consumer_id = $1 and r.state = 'ready' and r.lane = 0 and r.line_no = $2 and r.first_seq >= $4 and r.first_seq < $3 $q$,
         p_consumer.stream_id, pgqueue._key_of(p_consumer))
     into v_element using p_consumer.consumer_id, p_line_no, p_below, p_first;
-    v_gone := pgqueue._below((select range_agg(seqs) from pgqueue.consumer_messages
-                              where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no
-                                and first_seq >= p_first and first_seq < p_below), p_below);
-    if pgqueue._cardinality(v_gone) <> coalesce(cardinality(v_element.seq), 0) then
+    if p_count <> coalesce(cardinality(v_element.seq), 0) then
         -- messages that are gone are claimed like others without a key, so that they are told, and end
-        v_gone := v_gone - coalesce(pgqueue._set_of(v_element.seq), '{}');
+        v_gone := pgqueue._below((select range_agg(seqs) from pgqueue.consumer_messages
+                                  where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no
+                                    and first_seq >= p_first and first_seq < p_below), p_below) - coalesce(pgqueue._set_of(v_element.seq), '{}');
         select v_element.seq || array_agg(s), v_element.key || array_agg(null::text), v_element.priority || array_agg(r.priority),
                v_element.deliver_count || array_agg(r.deliver_count), v_element.arrival_no || array_agg(r.arrival_no),
                v_element.not_visible_until || array_agg(r.not_visible_until), v_element.last_error || array_agg(r.last_error)

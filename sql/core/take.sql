@@ -195,7 +195,8 @@ begin
 end $$;
 
 -- Whether a consumer has something to take: what was published since it last did, or in its gaps.
-create or replace function pgqueue._has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
+--   p_far  also when it comes after many ids that are not visible
+create or replace function pgqueue._has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_far boolean) returns boolean
 language plpgsql stable
 as $$
 begin
@@ -203,5 +204,5 @@ begin
         or exists (select from pgqueue.publications
                    where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                      and publication_id < p_cursor.next_publication + pgqueue._limit_unseen())
-        or pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass) >= p_cursor.next_publication + pgqueue._limit_unseen();
+        or (p_far and pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass) >= p_cursor.next_publication + pgqueue._limit_unseen());
 end $$;
