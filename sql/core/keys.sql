@@ -86,9 +86,7 @@ begin
             where m.consumer_id = p_cursor.consumer_id and m.key = k.key and m.state <> 'claimed'
             order by m.arrival_no, m.first_seq limit 1) h
         where h.state = 'waiting'
-          and (select true from pgqueue.consumer_messages b
-               where b.consumer_id = p_cursor.consumer_id and b.key = k.key and b.state = 'claimed'
-                 and b.claim_id >= p_cursor.busy_from limit 1) is null
+          and not pgqueue._key_is_claimed(p_cursor, k.key, null)
     ), promoted as (
         update pgqueue.consumer_messages m
         set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, line_no = p_cursor.last_line_no + head.i,
@@ -349,7 +347,7 @@ begin
                     v_element.not_visible_until, v_element.last_error)
              e (seq, key, priority, deliver_count, arrival_no, not_visible_until, last_error)
     ), busy as materialized (
-        select k.key from (select distinct key from element where key is not null) k
+        select k.key from (select distinct key from element where key is not null) k  -- as _key_is_claimed, 3 us less for each key
         where (select true from pgqueue.consumer_messages c
                where c.consumer_id = p_consumer.consumer_id and c.key = k.key and c.state = 'claimed'
                  and c.claim_id >= p_cursor.busy_from and c.claim_id <> p_claim_id limit 1)
@@ -404,7 +402,7 @@ begin
 end $$;
 
 -- Puts messages of an ordered consumer's claim aside: of each key the first failed one and all that follow it in the claim.
--- Returns the keys, how many runs now are set aside, and the places of runs without a key that are back in the line.
+-- Returns the keys, how many runs now are set aside, and the places of runs without a key that are back in the line. One statement judges, and so is long.
 create or replace function pgqueue._return_by_key(
     p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims, p_set int8multirange,
     p_until timestamptz, p_reason text, out o_keys text[], out o_blocked bigint, out o_places pgqueue.line_place[])

@@ -17,9 +17,7 @@ as $$
 declare
     v_stream   pgqueue.streams := pgqueue._stream(p_stream);
     v_consumer pgqueue.consumers;
-    v_since    timestamptz;
-    v_known    int8multirange;
-    v_before   int8multirange := '{}';  -- the publications before the start
+    v_before   int8multirange;  -- the publications before the start
     v_cursor   pgqueue.consumer_cursors;
 begin
     perform pgqueue._check_name('consumer', p_name);
@@ -30,16 +28,7 @@ begin
         raise exception 'p_max_deliver_count is null or at least 1, not %', p_max_deliver_count using errcode = 'PQ003', column = 'p_max_deliver_count';
     end if;
     perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
-    if p_start is distinct from 'earliest' then
-        begin
-            v_since := case when p_start = 'latest' then 'infinity' else p_start::timestamptz end;
-        exception when invalid_datetime_format or datetime_field_overflow or invalid_parameter_value then
-            v_since := null;
-        end;
-        if v_since is null then
-            raise exception 'p_start is earliest, latest or a timestamp, not %', coalesce(quote_literal(p_start), 'null') using errcode = 'PQ003', column = 'p_start';
-        end if;
-    end if;
+    perform pgqueue._start_time(p_start);
 
     insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout)
     values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout)
@@ -54,23 +43,7 @@ begin
                         quote_literal(p_stream), v_consumer.ordering using errcode = 'PQ006';
     end if;
 
-    -- One statement, so one snapshot: what is visible in it is before the start, what is not will be new. What the
-    -- other consumers have seen is either visible or dead, and saves reading all publications.
-    if p_start = 'latest' then
-        select coalesce(range_agg(int8multirange(int8range(1, c.next_publication)) - pgqueue._gap_ids(c)), '{}') into v_known
-        from pgqueue.consumers o
-        cross join lateral (select * from pgqueue.consumer_cursors
-                            where consumer_id = o.consumer_id order by version desc limit 1) c
-        where o.stream_id = v_stream.stream_id and o.consumer_id <> v_consumer.consumer_id;
-        select v_known + coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}') into v_before
-        from unnest(int8multirange(int8range(1, null)) - v_known) g
-        cross join lateral (select publication_id from pgqueue.publications
-                            where stream_id = v_stream.stream_id and publication_id >= lower(g)
-                              and publication_id < coalesce(upper(g), 9223372036854775807)) p;
-    elsif v_since is not null then
-        select coalesce(range_agg(int8range(publication_id, publication_id, '[]')), '{}') into v_before
-        from pgqueue.publications where stream_id = v_stream.stream_id and published_at < v_since;
-    end if;
+    v_before := pgqueue._published_before(v_stream.stream_id, p_start);
     v_cursor.consumer_id := v_consumer.consumer_id;
     v_cursor.next_publication := coalesce(upper(v_before), 1);
     v_cursor.gaps := '{}';
@@ -81,6 +54,51 @@ begin
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
     values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
     return v_consumer.consumer_id;
+end $$;
+
+-- The time that a start of a consumer means: -infinity for earliest, infinity for latest. Errors: PQ003.
+create or replace function pgqueue._start_time(p_start text) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    v_time timestamptz;
+begin
+    begin
+        v_time := case p_start when 'earliest' then '-infinity' when 'latest' then 'infinity' else p_start::timestamptz end;
+    exception when invalid_datetime_format or datetime_field_overflow or invalid_parameter_value then
+        null;
+    end;
+    if v_time is null then
+        raise exception 'p_start is earliest, latest or a timestamp, not %', coalesce(quote_literal(p_start), 'null') using errcode = 'PQ003', column = 'p_start';
+    end if;
+    return v_time;
+end $$;
+
+-- The publications before a start, as a set of ids. It is of one snapshot: what is visible in it may be before the start, what is not will
+-- be new.
+create or replace function pgqueue._published_before(p_stream_id int, p_start text) returns int8multirange
+language plpgsql stable
+as $$
+declare
+    v_since timestamptz := pgqueue._start_time(p_start);
+    v_known int8multirange;
+begin
+    if v_since = '-infinity' then
+        return '{}';
+    elsif v_since < 'infinity' then
+        return (select coalesce(range_agg(int8range(publication_id, publication_id, '[]')), '{}')
+                from pgqueue.publications where stream_id = p_stream_id and published_at < v_since);
+    end if;
+    -- what other consumers have taken is visible or dead: it saves reading all publications
+    select coalesce(range_agg(int8multirange(int8range(1, c.next_publication)) - pgqueue._gap_ids(c)), '{}') into v_known
+    from pgqueue.consumers o
+    cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = o.consumer_id order by version desc limit 1) c
+    where o.stream_id = p_stream_id;
+    return (select v_known + coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}')
+            from unnest(int8multirange(int8range(1, null)) - v_known) g
+            cross join lateral (select publication_id from pgqueue.publications
+                                where stream_id = p_stream_id and publication_id >= lower(g)
+                                  and publication_id < coalesce(upper(g), 9223372036854775807)) p);
 end $$;
 
 -- Deletes a consumer with all that it has not finished. Its claims end; their owners are told when they come back.
