@@ -60,6 +60,6 @@ create or replace view pgqueue.stream_stats as
            greatest(t.reltuples, 0)::bigint as messages,
            pg_total_relation_size(t.oid) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
-           coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', s.stream_id)::regclass), 0) as last_seq
+           pgqueue._last_seq(s.stream_id) as last_seq
     from pgqueue.streams s
     join pg_catalog.pg_class t on t.oid = to_regclass(format('pgqueue.messages_%s', s.stream_id));
