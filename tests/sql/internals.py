@@ -27,6 +27,7 @@ TABLES = {
     "dead letters": "dead_messages",
     "readers": "readers",
     "staged blocks": "staged_writes",
+    "reservations": "reservations",
     "sink batches": "sink_batches",
 }
 
