@@ -45,7 +45,7 @@ end $$;
 -- Publishes messages together, in the caller's transaction: they become visible at once, in the order given.
 --   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
 --   the rest as in send
--- Returns their seqs in that order. Errors, locks and two-phase commit: as send.
+-- Returns their seqs in that order. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
 create or replace function pgqueue.send_batch(
     p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
     p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null)
