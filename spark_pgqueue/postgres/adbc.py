@@ -17,6 +17,14 @@ from spark_pgqueue.postgres.retrying import PATIENCE
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
+PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
+"""For the start of a transaction: no function or operator is found where others can put one.
+
+Postgres takes the better match behind pg_catalog too, such as public.lower(int8range) in place of
+pg_catalog.lower(anyrange). Local to the transaction: a setting of the session would stay with a
+connection that a transaction pooler shares, and many poolers refuse one given when connecting.
+"""
+
 
 @contextlib.contextmanager
 def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Connection]:
@@ -31,6 +39,8 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
     """
     conn = _idle.pop(url, None) or connect_adbc(url, patience=patience, autocommit=False)
     try:
+        with conn.cursor() as cursor:
+            call(cursor, f"select {PIN_PATH}")
         yield conn
         conn.rollback()
     except BaseException:

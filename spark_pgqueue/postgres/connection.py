@@ -1,7 +1,9 @@
 """Connecting to Postgres, with psycopg and with ADBC.
 
 The functions here hold no state, and connections rely on no session settings, so that they work
-behind a transaction pooler.
+behind a transaction pooler. So the search path is what the role or the database says, and what is
+sent names its functions with their schema, or needs no better match than pg_catalog has; where that
+is too little, a transaction pins its path (see `adbc.PIN_PATH`).
 """
 
 from __future__ import annotations

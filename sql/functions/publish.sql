@@ -30,8 +30,8 @@ begin
     if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > pgqueue._max_key_bytes()
        or octet_length(p_data) > v_stream.max_bytes
        -- headers that nobody has to look at closely, as most
-       or (p_headers is not null and (jsonb_typeof(p_headers) <> 'object' or octet_length(p_headers::text) > v_stream.max_header_bytes
-           or octet_length(p_headers::text) > pgqueue._short_headers())) then
+       or (p_headers is not null and (jsonb_typeof(p_headers) <> 'object'
+                                      or octet_length(p_headers::text) > least(v_stream.max_header_bytes, pgqueue._short_headers()))) then
         perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)

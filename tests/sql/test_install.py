@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, internals
 from tests.sql.catalogue import catalogue
+from tests.sql.hijack import hijack
 from tests.sql.queue import acked, call, claim_of, one, value
 
 Conn = psycopg.Connection
@@ -301,65 +301,12 @@ def test_what_somebody_else_prepared_is_refused(
         assert f"which belongs to {role}" in done.stderr
 
 
-def hijack(conn: Conn) -> None:
-    """Let anybody's schema come first for everybody, with better matches of what we call.
-
-    Polymorphic and variadic functions, and operators of mixed types, lose to exact ones even behind
-    pg_catalog.
-    """
-    body = "language plpgsql as 'begin raise exception ''hijacked''; end'"
-    functions = {
-        "format(text, int)": "text",
-        "format(text, text)": "text",
-        "format(text, bigint)": "text",
-        "format(text, name, text)": "text",
-        "hashtextextended(text, int)": "bigint",
-        "int8range(int, bigint)": "int8range",
-        "unnest(int8multirange)": "setof int8range",
-        "unnest(text[])": "setof text",
-        "unnest(bigint[])": "setof bigint",
-        "lower(int8range)": "bigint",
-        "upper(int8range)": "bigint",
-        "count(bigint)": "bigint",
-        "string_to_array(text, char)": "text[]",
-        "to_timestamp(bigint)": "timestamptz",
-        "quote_ident(name)": "text",
-        "pg_get_userbyid(int)": "name",
-        "set_config(text, text, boolean)": "text",
-        "clock_timestamp()": "timestamptz",
-        "to_regclass(text)": "regclass",
-        "to_regprocedure(text)": "regprocedure",
-        "jsonb_typeof(jsonb)": "text",
-    }
-    for function, returns in functions.items():
-        with contextlib.suppress(psycopg.errors.InvalidFunctionDefinition):
-            conn.execute(f"create function public.{function} returns {returns} {body}".encode())
-    for left, operator, right, returns in (
-        ("int8range", "&&", "int8range", "boolean"),
-        ("bigint", "&", "int", "bigint"),
-        ("text", "=", "text", "boolean"),
-        ("name", "=", "text", "boolean"),
-        ("oid", "=", "regnamespace", "boolean"),
-        ("bigint", "=", "bigint", "boolean"),
-        ("int", "=", "int", "boolean"),
-    ):
-        name = f"evil_{left}_{right}"
-        conn.execute(
-            f"create or replace function public.{name}({left}, {right}) returns {returns} {body};"
-            f"create operator public.{operator}"
-            f" (leftarg = {left}, rightarg = {right}, function = public.{name})".encode()
-        )
-    database = one(conn, "select pg_catalog.current_database()")
-    path = f"alter database {database} set search_path = public, pg_catalog"
-    conn.execute(path.encode())
-
-
 @pytest.mark.all_versions
 def test_what_others_put_into_public_is_not_found_by_the_installers_nor_by_what_they_made(
     empty_url: str,
 ) -> None:
     with connection.connect(empty_url) as conn:
-        hijack(conn)
+        hijack(conn, first=True)
     with connection.connect(empty_url) as conn:
         with pytest.raises(psycopg.Error, match="hijacked"):
             conn.execute("select format('%s', 1)")
