@@ -44,10 +44,12 @@ def test_psql_alone_installs_the_same(server, empty_url, url):
         schema.check(by_psql)
 
 
-def test_every_sql_file_is_run():
+def test_every_sql_file_is_run_once():
+    listed = schema.sql_files()
+    assert len(set(listed)) == len(listed)
     folder = schema.sql_directory()
     there = set(folder.rglob("*.sql")) - {folder / "install.sql", folder / "uninstall.sql"}
-    assert set(schema.sql_files()) == there
+    assert there == set(listed)
 
 
 def test_two_installations_at_once_both_succeed(empty_url):
