@@ -14,7 +14,7 @@ begin
         return;
     end if;
     select string_agg(what, ', ' order by what) into v_others
-    from (select distinct pg_describe_object(d.classid, d.objid, 0) as what
+    from (select distinct coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0), pg_describe_object(d.classid, d.objid, 0)) as what
           from pg_depend d
           left join pg_rewrite w on d.classid = 'pg_rewrite'::regclass and w.oid = d.objid
           left join pg_attrdef a on d.classid = 'pg_attrdef'::regclass and a.oid = d.objid

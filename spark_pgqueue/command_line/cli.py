@@ -339,7 +339,7 @@ def send(
     headers = dict(header) if header else None
     publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
     with _connect(url) as queue:
-        binary = any(s.name == stream and s.kind == "binary" for s in queue.streams())
+        binary = queue.kind(stream) == "binary"
         if not lines:
             payload = _payload(_standard_input() if data is None else os.fsencode(data), binary)
             print(queue.send(stream, payload, key=key, headers=headers, **publish))

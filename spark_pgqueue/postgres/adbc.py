@@ -11,19 +11,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from spark_pgqueue.postgres.connection import connect_adbc
+from spark_pgqueue.postgres.connection import PIN_PATH, connect_adbc
 from spark_pgqueue.postgres.retrying import PATIENCE
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
-
-PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
-"""For the start of a transaction: no function or operator is found where others can put one.
-
-Postgres takes the better match behind pg_catalog too, such as public.lower(int8range) in place of
-pg_catalog.lower(anyrange). Local to the transaction: a setting of the session would stay with a
-connection that a transaction pooler shares, and many poolers refuse one given when connecting.
-"""
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.postgres.adbc import PIN_PATH, call, kept_connection
+from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.connection import PIN_PATH
 from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.spark.options import SourceOptions

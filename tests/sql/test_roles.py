@@ -66,7 +66,7 @@ def roles(conn: Conn, url: str) -> Iterator[dict[str, str]]:
 
 
 def name_of(url: str) -> str:
-    return conninfo_to_dict(url)["user"]
+    return str(conninfo_to_dict(url)["user"])
 
 
 def allowed_functions(conn: Conn, role: str) -> set[str]:
