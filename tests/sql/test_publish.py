@@ -206,3 +206,20 @@ def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
         diag = caught.value.diag
         fields = (diag.message_primary, diag.message_detail, diag.message_hint)
         assert "secret" not in str(fields)
+
+
+def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(conn: Conn) -> None:
+    value(conn, "create_stream", "quiet", p_notify=False)
+    for stream, name in (("s", "loud"), ("quiet", "silent")):
+        value(conn, "create_consumer", stream, "c", "earliest")
+        conn.execute("begin")
+        value(conn, "send", stream, "x")
+        if stream == "s":
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
+                conn.execute(f"prepare transaction '{name}'".encode())
+            conn.execute("rollback")
+        else:
+            conn.execute(f"prepare transaction '{name}'".encode())
+            assert acked(conn, stream, "c") == []
+            conn.execute(f"commit prepared '{name}'".encode())
+            assert acked(conn, stream, "c") == [1]
