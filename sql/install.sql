@@ -5,8 +5,6 @@
 begin;
 set local client_min_messages = warning;
 set local search_path = pg_catalog, pg_temp;
--- Behind a transaction that stays open it gives up, so that nobody waits behind it for long: run it again.
-set local lock_timeout = '5s';
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql
@@ -39,5 +37,8 @@ set local lock_timeout = '5s';
 \ir views/views.sql
 \ir functions/maintain.sql
 \ir version.sql
+\ir roles.sql
 \ir settings.sql
+\ir comments.sql
+\ir migrations/finish.sql
 commit;

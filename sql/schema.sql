@@ -11,7 +11,11 @@ begin
 end $$;
 
 -- Two installers at once would trip over each other's "create".
+set local lock_timeout = '60s';
 do $$ begin perform pg_catalog.pg_advisory_xact_lock(1885826420, 0); end $$;
+-- Behind a transaction that stays open it gives up, so that nobody waits behind it for long: run it again. Sooner than after the
+-- second in which Postgres looks for deadlocks, so that it is never a worker who pays for one.
+set local lock_timeout = '500ms';
 
 -- Who prepares the schema prepares what the installer, often a superuser, then runs: triggers, defaults, casts. So nothing is
 -- installed into a schema, or beside an object in it, that belongs to somebody else.
@@ -37,6 +41,13 @@ begin
 end $$;
 
 create schema if not exists pgqueue;
+
+-- The functions that are there: those that are not replaced will be dropped, see version.sql.
+do $$
+begin
+    perform set_config('pgqueue.functions_before', coalesce((select string_agg(format('%s/%s/%s', oid, xmin, ctid), ' ')
+                                                             from pg_proc where pronamespace = 'pgqueue'::regnamespace), ''), true);
+end $$;
 
 create table if not exists pgqueue.installed (
     version      int         not null primary key,

@@ -30,11 +30,17 @@ begin
             end loop;
         end loop;
     end loop;
-    -- what others call finds functions and operators where nobody else can put them
+    -- What others call runs with the rights of its owner, and finds functions and operators where nobody else can put them.
+    -- create_roles needs a caller with rights of its own.
     for v_name in
         select oid::regprocedure::text from pg_proc
-        where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'
+        where pronamespace = 'pgqueue'::regnamespace
+          and (proname not like '\_%' or oid in (select pgqueue._view_functions())
+               or proname in (select unnest(functions) from pgqueue._role_functions()))
     loop
         execute format('alter function %s set search_path = pg_catalog, pg_temp', v_name);
+        if v_name not like 'pgqueue.create\_roles(%' then
+            execute format('alter function %s security definer', v_name);
+        end if;
     end loop;
 end $$;

@@ -1,4 +1,4 @@
--- Which version this is, and who may use it: nobody, until the owner grants it.
+-- Which version this is.
 
 -- The version of this schema. Locks nothing.
 create or replace function pgqueue.schema_version() returns int language sql stable
@@ -6,4 +6,17 @@ as $$ select max(version) from pgqueue.installed $$;
 
 insert into pgqueue.installed (version) values (2) on conflict do nothing;
 
-revoke all on all functions in schema pgqueue from public;
+-- Functions of earlier versions, those that nothing above has made or replaced, would stay: a call may find two that fit, and
+-- an old one goes by rules that hold no more. (Nobody else's functions are here: the schema is the installer's, see schema.sql.)
+do $$
+declare
+    v_function text;
+begin
+    for v_function in
+        select p.oid::regprocedure::text
+        from unnest(string_to_array(current_setting('pgqueue.functions_before'), ' ')) b
+        join pg_proc p on format('%s/%s/%s', p.oid, p.xmin, p.ctid) = b
+    loop
+        execute 'drop function ' || v_function;
+    end loop;
+end $$;

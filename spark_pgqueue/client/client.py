@@ -152,6 +152,11 @@ class Client:
             row_factory=class_row(Stream),
         )
 
+    def kind(self, stream: str) -> str:
+        """What the messages of a stream hold: "text", "json" or "binary"."""
+        sql = "select kind from pgqueue.open_stream(%s::text)"
+        return self._value(sql, arguments.text("stream", stream))
+
     def consumers(self, stream: str | None = None) -> list[Consumer]:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)

@@ -29,6 +29,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from spark_pgqueue import __version__, client
+from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.spark import options
@@ -99,6 +100,15 @@ class Ordering(StrEnum):
     none = "none"
     key = "key"
     stream = "stream"
+
+
+class Group(StrEnum):
+    """What a role may do."""
+
+    producer = "producer"
+    consumer = "consumer"
+    observer = "observer"
+    admin = "admin"
 
 
 def _duration(text: str) -> timedelta:
@@ -175,6 +185,45 @@ def install(url: Url = None) -> None:
     """Install or upgrade the schema pgqueue. Safe to repeat."""
     with _connect(url) as queue:
         print(f"The schema pgqueue is installed, version {queue.install()}.")
+
+
+@app.command("sql")
+def print_sql(
+    transaction: Annotated[
+        bool,
+        typer.Option(
+            "--transaction/--no-transaction",
+            help="Begin and commit one; not for Flyway and others that begin their own.",
+        ),
+    ] = True,
+) -> None:
+    """Print what `install` runs, as one file: for `psql <`, Flyway, or `docker exec`."""
+    print(schema.script(transaction=transaction), end="")
+
+
+@app.command()
+def uninstall(yes: Yes = False, url: Url = None) -> None:
+    """Delete the schema pgqueue with all streams, unless others' objects depend on it."""
+    with connection.connect(url, patience=0) as conn:
+        content = schema.content(conn)
+        if content is None:
+            print("There is no schema pgqueue.", file=sys.stderr)
+            return
+        _confirm(f"Delete the schema pgqueue in database {conn.info.dbname!r}: {content}?", yes)
+        schema.uninstall(conn)
+        print(f"Deleted: {content}. The group roles, if there are any, are the server's, and stay.")
+
+
+@app.command()
+def grant(
+    group: Annotated[Group, typer.Argument(show_default=False, help="What it may do.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", show_default=False)],
+    url: Url = None,
+) -> None:
+    """Let a role send, receive, look, or create and drop; in all streams."""
+    with connection.connect(url, patience=0) as conn:
+        schema.check(conn)
+        schema.grant(conn, group.value, role)
 
 
 @stream_app.command("create")
@@ -315,7 +364,7 @@ def send(
     elif not lines:
         given = _standard_input()
     with _connect(url) as queue:
-        binary = any(s.name == stream and s.kind == "binary" for s in queue.streams())
+        binary = queue.kind(stream) == "binary"
         if not lines:
             payload = _payload(given, binary)
             print(queue.send(stream, payload, key=key, headers=headers, **publish))

@@ -221,33 +221,34 @@ def _schema(conn: psycopg.Connection) -> Check:
 
 
 def _permissions(conn: psycopg.Connection) -> Check | None:
-    """Whether the role may send and receive; None when nothing is installed."""
-    row = conn.execute(_PERMISSIONS).fetchone()
+    """What the role may do with the queue; None when nothing is installed."""
+    with conn.transaction():
+        conn.execute(f"select {connection.PIN_PATH}".encode())
+        row = conn.execute(_PERMISSIONS).fetchone()
     if row is None:
         return None
-    owner, is_owner, role, missing = row
-    if missing:
-        grants = "; ".join(f"grant {what} to {role}" for what in missing)
-        return Check("fail", "permissions", f"role {role} lacks some", f"as {owner}: {grants}")
-    others = "" if is_owner else f"; creating and dropping streams is up to {owner}"
-    return Check("ok", "permissions", f"role {role} may send and receive{others}")
+    owner, role, may, may_not = row
+    if not may:
+        advice = f"as {owner}: select pgqueue.create_roles(); grant "
+        advice += f"pgqueue_producer, pgqueue_consumer, pgqueue_observer to {role}"
+        return Check("fail", "permissions", f"role {role} may do nothing here", advice)
+    others = f", and not {', '.join(may_not)}: that is up to {owner}" if may_not else ""
+    return Check("ok", "permissions", f"role {role} may {', '.join(may)}{others}")
 
 
 _PERMISSIONS = """
-select quote_ident(pg_get_userbyid(m.relowner)), pg_has_role(m.relowner, 'usage'),
-       quote_ident(current_user),
-       array(select what from (values
-           ('usage on schema pgqueue', has_schema_privilege('pgqueue', 'usage')),
-           ('execute on all functions in schema pgqueue',
-            (select bool_and(has_function_privilege(oid, 'execute'))
-             from pg_proc where pronamespace = m.relnamespace)),
-           ('select, insert, update, delete on all tables in schema pgqueue',
-            (select bool_and(has_table_privilege(oid, p)) from pg_class, unnest(case relkind
-                 when 'v' then '{select}'::text[] else '{select,insert,update,delete}' end) p
-             where relnamespace = m.relnamespace and relkind in ('r', 'p', 'v'))),
-           ('usage on all sequences in schema pgqueue',
-            (select bool_and(has_sequence_privilege(oid, 'usage'))
-             from pg_class where relnamespace = m.relnamespace and relkind = 'S'))
-       ) t (what, granted) where not granted)
-from pg_class m where m.relname = 'messages' and m.relnamespace = to_regnamespace('pgqueue')
+select quote_ident(pg_get_userbyid(n.nspowner)), quote_ident(current_user),
+       array(select what from unnest(p.what, p.granted) t (what, granted) where granted),
+       array(select what from unnest(p.what, p.granted) t (what, granted) where not granted)
+from pg_namespace n
+cross join lateral (
+    select array_agg(w.what order by w.i) as what,
+           array_agg(has_schema_privilege(n.oid, 'usage') and (exists (
+               select from pg_proc f where f.pronamespace = n.oid and f.proname = w.name
+               and has_function_privilege(f.oid, 'execute')) or exists (
+               select from pg_class v where v.relnamespace = n.oid and v.relname = w.name
+               and has_table_privilege(v.oid, 'select'))) order by w.i) as granted
+    from (values (1, 'send', 'send'), (2, 'receive', 'receive'), (3, 'look', 'consumer_stats'),
+                 (4, 'create and drop streams', 'create_stream')) w (i, what, name)) p
+where n.nspname = 'pgqueue' and exists (select from pg_class where relnamespace = n.oid)
 """

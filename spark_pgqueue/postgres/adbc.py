@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from spark_pgqueue.postgres.connection import connect_adbc
+from spark_pgqueue.postgres.connection import PIN_PATH, connect_adbc
 from spark_pgqueue.postgres.retrying import PATIENCE
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
     """
     conn = _idle.pop(url, None) or connect_adbc(url, patience=patience, autocommit=False)
     try:
+        with conn.cursor() as cursor:
+            call(cursor, f"select {PIN_PATH}")
         yield conn
         conn.rollback()
     except BaseException:

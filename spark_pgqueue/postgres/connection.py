@@ -1,7 +1,9 @@
 """Connecting to Postgres, with psycopg and with ADBC.
 
 The functions here hold no state, and connections rely on no session settings, so that they work
-behind a transaction pooler.
+behind a transaction pooler. So the search path is what the role or the database says, and what is
+sent names its functions with their schema, or needs no better match than pg_catalog has; where that
+is too little, a transaction pins its path (see `PIN_PATH`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from spark_pgqueue.postgres.url import conninfo, describe
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi as adbc
 
-__all__ = ["connect", "connect_adbc", "conninfo", "describe"]
+__all__ = ["PIN_PATH", "connect", "connect_adbc", "conninfo", "describe"]
+
+PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
+"""For the start of a transaction: no function or operator is found where others can put one.
+
+Postgres takes the better match behind pg_catalog too, such as public.lower(int8range) in place of
+pg_catalog.lower(anyrange). Local to the transaction: a setting of the session would stay with a
+connection that a transaction pooler shares, and many poolers refuse one given when connecting.
+"""
 
 
 def connect(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Identifier
 
 from spark_pgqueue.postgres.errors import (
     INSTALL_HINT,
@@ -15,6 +19,15 @@ from spark_pgqueue.postgres.errors import (
     how_to_install,
     translated,
 )
+
+# By the name of the package: users filter by it.
+_log = logging.getLogger("spark_pgqueue.schema")
+
+ATTEMPTS = 10
+"""How often an installation is tried where others keep locked what it needs."""
+
+PAUSE = 1.0
+"""Seconds between two attempts, in which everybody else goes on."""
 
 
 def sql_directory() -> Path:
@@ -36,6 +49,66 @@ def sql_files() -> list[Path]:
     return [folder / name for name in names]
 
 
+def script(*, transaction: bool = True) -> str:
+    r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
+
+    Args:
+        transaction: whether it begins and commits one; not for tools that run each file in a
+            transaction of their own.
+    """
+    return "\n".join(text for _, text in _parts("install.sql", transaction))
+
+
+def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
+    r"""What a file of the folder runs, in order: its own lines, and the files of its `\ir`."""
+    main, own = sql_directory() / name, list[str]()
+    for line in main.read_text().splitlines():
+        command = line.split()
+        if command[:1] == ["\\ir"]:
+            yield main, "\n".join(own) + "\n"
+            yield main.parent / command[1], (main.parent / command[1]).read_text()
+            own = []
+        elif not line.startswith("\\") and (transaction or line not in ("begin;", "commit;")):
+            own.append(line)
+    yield main, "\n".join(own) + "\n"
+
+
+def _run(conn: psycopg.Connection, name: str) -> None:
+    """Run a file of the folder in one transaction, also when others keep what it needs locked.
+
+    What it waits for is locked for moments, or by a transaction that stays open: so it gives up
+    soon, lets those pass who wait behind it, and tries again.
+    """
+    if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        raise PgQueueError(
+            "the schema is installed and removed in a transaction of its own, and the connection "
+            "has one open",
+            hint="commit or roll back first",
+        )
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            with translated(), conn.transaction():
+                for file, text in _parts(name, transaction=False):
+                    try:
+                        # No parameters: psycopg then sends it as it is, with all its statements.
+                        conn.execute(text.encode(), prepare=False)
+                    except psycopg.Error as error:
+                        error.add_note(f"in {file}")
+                        raise
+            return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            said = f"the schema pgqueue is in use: {error.diag.message_primary}"
+            if not left:
+                raise PgQueueError(
+                    f"{said}; tried {ATTEMPTS} times, and nothing was changed",
+                    hint=error.diag.message_hint
+                    or "end transactions that are idle, or stop what is at work, and try again",
+                    sqlstate=error.sqlstate,
+                ) from None
+            _log.warning("%s; trying again, up to %d times", said, left)
+            time.sleep(PAUSE)
+
+
 def expected_version() -> int:
     """The schema version that this package needs: the line `-- schema version: N` of its SQL."""
     for file in sql_files():
@@ -52,7 +125,9 @@ def installed_version(conn: psycopg.Connection) -> int | None:
     """
     # Plain rows, whatever the rows of the caller's connection are.
     with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute("select to_regprocedure('pgqueue.schema_version()')").fetchone()
+        row = cursor.execute(
+            "select pg_catalog.to_regprocedure('pgqueue.schema_version()')"
+        ).fetchone()
         if row is None or row[0] is None:
             return None
         row = cursor.execute("select pgqueue.schema_version()").fetchone()
@@ -63,24 +138,78 @@ def install(conn: psycopg.Connection) -> int:
     """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
     Args:
-        conn: a connection as the role that owns, or will own, the schema.
+        conn: a connection as the role that owns, or will own, the schema, in no transaction.
 
     Returns:
         the version installed.
 
     Raises:
-        PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
-            is changed then.
+        PgQueueError: the database has a newer schema, a schema of somebody else's, the role lacks a
+            permission, or somebody kept it locked. Nothing is changed then.
+    """
+    _run(conn, "install.sql")
+    return expected_version()
+
+
+def uninstall(conn: psycopg.Connection) -> None:
+    """Remove the schema pgqueue with all streams, in one transaction.
+
+    Args:
+        conn: a connection as the owner of the schema, in no transaction.
+
+    Raises:
+        PgQueueError: objects of others depend on it, the role lacks a permission, or somebody kept
+            it locked. Nothing is changed then.
+    """
+    try:
+        _run(conn, "uninstall.sql")
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise PgQueueError(
+            str(error.diag.message_primary), hint=error.diag.message_hint, sqlstate=error.sqlstate
+        ) from None
+
+
+def content(conn: psycopg.Connection) -> str | None:
+    """What goes with the schema, in a few words; None when there is none.
+
+    Raises:
+        PgQueueError: the role may not look at it.
+    """
+    with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        schema = cursor.execute("select pg_catalog.to_regnamespace('pgqueue')").fetchone()
+        if schema is None or schema[0] is None:
+            return None
+        found = cursor.execute("select name from pgqueue.streams order by stream_id").fetchall()
+        streams = [name for (name,) in found]
+        consumers = len(cursor.execute("select from pgqueue.consumers").fetchall())
+    names = ", ".join(map(repr, streams[:10])) + (", ..." if len(streams) > 10 else "")
+    what = f"{len(streams)} stream{'s' * (len(streams) != 1)}" + (f" ({names})" if streams else "")
+    return f"{what}, {consumers} consumer{'s' * (consumers != 1)}, and all messages"
+
+
+def grant(conn: psycopg.Connection, group: str, role: str) -> None:
+    """Make a role a member of a group role; makes the group roles first.
+
+    Args:
+        conn: a connection as the owner of the schema, who may create roles.
+        group: "producer", "consumer", "observer" or "admin".
+        role: an existing role.
+
+    Raises:
+        PgQueueError: there is no such role, or the connection's may not do that.
     """
     with translated(), conn.transaction():
-        for file in sql_files():
-            try:
-                # No parameters: psycopg then sends the file as it is, with all of its statements.
-                conn.execute(file.read_text().encode(), prepare=False)
-            except psycopg.Error as error:
-                error.add_note(f"in {file}")
-                raise
-    return expected_version()
+        conn.execute("select pgqueue.create_roles()")
+        try:
+            conn.execute(
+                SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))
+            )
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidGrantOperation) as error:
+            raise PgQueueError(
+                str(error.diag.message_primary),
+                hint=f"create the role first: create role {role} login",
+                sqlstate=error.sqlstate,
+            ) from None
 
 
 def check(conn: psycopg.Connection) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.connection import PIN_PATH
 from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
@@ -112,9 +113,9 @@ def _select(
     # Only one plan is right, whatever the statistics say: for each range in order, the index.
     # Settings local to the transaction, because a transaction pooler keeps no others.
     cursor.execute(
-        "select "
+        f"select {PIN_PATH}, "
         + ", ".join(
-            f"set_config('{setting}', '{value}', true)"
+            f"pg_catalog.set_config('{setting}', '{value}', true)"
             for setting, value in (
                 ("max_parallel_workers_per_gather", "0"),
                 ("enable_seqscan", "off"),

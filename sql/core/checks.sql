@@ -23,6 +23,17 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 unless the number is within its bounds.
+create or replace function pgqueue._check_number(p_argument text, p_value bigint, p_least bigint, p_most bigint) returns void
+language plpgsql immutable
+as $$
+begin
+    if (p_value between p_least and p_most) is not true then
+        raise exception '% is % to %, not %', p_argument, p_least, p_most, coalesce(p_value::text, 'null')
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
 -- Raises PQ003 unless the interval is longer than nothing.
 create or replace function pgqueue._check_timeout(p_argument text, p_value interval) returns void
 language plpgsql immutable
@@ -54,19 +65,52 @@ begin
     raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key), quote_literal(left(p_key, 50)) using errcode = 'PQ003', column = 'p_key, p_keys';
 end $$;
 
--- Raises PQ004 unless the payload is one for the stream's kind, and PQ003 for other headers than an object and for a key
--- that is too long. The partition checks it too, for whoever writes there
--- directly; this one names the stream. (No exception block around the insert: a subtransaction with an id for every
+-- Raises PQ004 for a payload that is too long for its stream.
+create or replace function pgqueue._refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
+language plpgsql
+as $$
+begin
+    raise exception 'a message of stream % has at most % bytes, not %', quote_literal(p_stream.name), p_stream.max_bytes, p_bytes
+        using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
+              hint = 'Send a reference to it, or make the stream with a larger p_max_bytes.';
+end $$;
+
+-- Whether headers are an object of at most so many bytes, and not too deep to be read. True for null.
+create or replace function pgqueue._headers_fit(p_headers jsonb, p_max_bytes int) returns boolean
+language sql immutable parallel safe
+as $$
+    select p_headers is null or (jsonb_typeof(p_headers) = 'object' and octet_length(p_headers::text) <= p_max_bytes
+           and (octet_length(p_headers::text) <= pgqueue._short_headers() or not jsonb_path_exists(p_headers, format('$.**{%s}', pgqueue._max_header_depth() + 1)::jsonpath)))
+$$;
+
+-- Raises PQ003 for headers that do not fit.
+create or replace function pgqueue._refuse_headers(p_stream pgqueue.streams, p_headers jsonb) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %', quote_literal(p_stream.name),
+        p_stream.max_header_bytes, pgqueue._max_header_depth(),
+        case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
+             when octet_length(p_headers::text) > p_stream.max_header_bytes then octet_length(p_headers::text) || ' bytes'
+             else 'deeper' end
+        using errcode = 'PQ003', column = 'p_headers';
+end $$;
+
+-- Raises PQ004 unless the payload is one for the stream, and PQ003 for headers that do not fit and for a key
+-- that is too long. The partition checks it too, for whoever writes there directly; this one names the stream.
+-- No error holds a payload. (No exception block around the insert: a subtransaction with an id for every
 -- message would slow down every snapshot of the server.)
 create or replace function pgqueue._check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_key text, p_headers jsonb)
 returns void
 language plpgsql immutable
 as $$
 begin
-    if jsonb_typeof(p_headers) <> 'object' then
-        raise exception 'p_headers is a JSON object or null, not %', left(p_headers::text, 100) using errcode = 'PQ003', column = 'p_headers';
+    if not pgqueue._headers_fit(p_headers, p_stream.max_header_bytes) then
+        perform pgqueue._refuse_headers(p_stream, p_headers);
     elsif octet_length(p_key) > pgqueue._max_key_bytes() then
         perform pgqueue._refuse_key(p_key);
+    elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
+        perform pgqueue._refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
     end if;
     if p_stream.kind = 'binary' then
         if p_data_bytes is null or p_data is not null then
@@ -83,8 +127,8 @@ begin
         perform p_data::json;
     end if;
 exception when invalid_text_representation or untranslatable_character then
-    raise exception 'a message of stream % (json) is not valid JSON: %', quote_literal(p_stream.name), left(p_data, 100)
-        using errcode = 'PQ004', detail = sqlerrm;
+    raise exception 'a message of stream % (json), of % bytes, is not valid JSON', quote_literal(p_stream.name), octet_length(p_data)
+        using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;
 end $$;
 
 -- Raises PQ003 for an offset that cannot be.
@@ -99,13 +143,16 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 for a batch that cannot be.
+-- Raises PQ003 for a batch that cannot be. Spark counts the batches of a query from 0, and a number that it never reaches would
+-- stand above all that come. A txnVersion is the user's, but leaves room above it; nanoseconds since 1970 are fine.
 create or replace function pgqueue._check_batch(p_sink text, p_batch bigint) returns void
 language plpgsql immutable
 as $$
+declare
+    v_most bigint := case when p_sink like 'txn:%' then 4000000000000000000 else 1000000000000 end;
 begin
-    if p_sink is null or (p_batch >= 0) is not true then
-        raise exception 'p_sink is not null and p_batch at least 0, not % and %',
+    if p_sink is null or (p_batch between 0 and v_most) is not true then
+        raise exception 'p_sink is not null and p_batch is 0 to %, not % and %', v_most,
                         coalesce(quote_literal(p_sink), 'null'), coalesce(p_batch::text, 'null') using errcode = 'PQ003', column = 'p_sink, p_batch';
     end if;
 end $$;

@@ -35,6 +35,13 @@ create or replace function pgqueue._limit_looks() returns int language sql immut
 
 -- Bytes of a key: keys are indexed.
 create or replace function pgqueue._max_key_bytes() returns int language sql immutable parallel safe as 'select 1024';
+-- Levels of objects and lists in the headers of a message: clients read them by recursion.
+create or replace function pgqueue._max_header_depth() returns int language sql immutable parallel safe as 'select 100';
+-- What a stream may allow for a payload, and for headers. A row is read as text, with binary data twice as long, in at most 1 GB.
+create or replace function pgqueue._max_max_bytes() returns int language sql immutable parallel safe as 'select 268435456';
+create or replace function pgqueue._max_max_header_bytes() returns int language sql immutable parallel safe as 'select 1048576';
+-- Bytes of headers that cannot be too deep, so that nobody looks: a level takes two at least.
+create or replace function pgqueue._short_headers() returns int language sql immutable parallel safe as 'select 2 * pgqueue._max_header_depth()';
 -- A timeout or delay.
 create or replace function pgqueue._max_interval() returns interval language sql immutable parallel safe as $$ select interval '10 years' $$;
 

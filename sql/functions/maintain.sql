@@ -1,19 +1,20 @@
 -- Housekeeping. Nothing waits for it: run it now and then, from cron or by hand.
 
--- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks older than
--- p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes without a
--- txnAppId, whose names are used once. It releases no claim and deletes no published message.
+-- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
+-- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
+-- without a txnAppId, whose names are used once. It releases no claim, and deletes no published message: only what its reservation
+-- still has.
 --   p_staged_age  longer than any batch may take from its first write to its commit
--- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks that it deletes.
+-- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks and reservations that it deletes.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, deleted bigint)
 language plpgsql
 as $$
 declare
-    v_block    pgqueue.staged_writes;
-    v_range    int8range;
-    v_count        bigint;
-    v_blocks   bigint := 0;
-    v_messages bigint := 0;
+    v_block       pgqueue.staged_writes;
+    v_reservation pgqueue.reservations;
+    v_count       bigint;
+    v_blocks      bigint := 0;
+    v_messages    bigint := 0;
 begin
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
     for v_block in
@@ -22,13 +23,21 @@ begin
         order by w.staged_id
         for update skip locked  -- locked before its messages go: a commit that takes it is either done or finds nothing
     loop
-        for v_range in select unnest(v_block.seqs) loop
-            execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2', v_block.stream_id) using lower(v_range), upper(v_range);
-            get diagnostics v_count = row_count;
-            v_messages := v_messages + v_count;
-        end loop;
+        -- a commit of another block of it is either done or not begun
+        select * into v_reservation from pgqueue.reservations where reservation_id = v_block.reservation_id for update skip locked;
+        continue when not found and exists (select from pgqueue.reservations where reservation_id = v_block.reservation_id);
+        v_messages := v_messages + pgqueue._delete_reserved(v_reservation, v_block.seqs);
         delete from pgqueue.staged_writes where staged_id = v_block.staged_id;
         v_blocks := v_blocks + 1;
+    end loop;
+    for v_reservation in
+        select r.* from pgqueue.reservations r
+        where r.reserved_at < clock_timestamp() - p_staged_age
+          and not exists (select from pgqueue.staged_writes w where w.reservation_id = r.reservation_id)
+        order by r.reservation_id
+        for update skip locked
+    loop
+        v_messages := v_messages + pgqueue._delete_reserved(v_reservation, v_reservation.seqs);
     end loop;
     return query values ('staged blocks', v_blocks), ('unpublished messages', v_messages);
 
@@ -37,4 +46,26 @@ begin
        or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_staged_age);
     get diagnostics v_count = row_count;
     return query values ('old sink batches', v_count);
+end $$;
+
+-- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.
+create or replace function pgqueue._delete_reserved(p_reservation pgqueue.reservations, p_seqs int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_seqs    int8multirange := p_seqs * p_reservation.seqs;
+    v_range   int8range;
+    v_count   bigint;
+    v_deleted bigint := 0;
+begin
+    if v_seqs is null or v_seqs = '{}' then
+        return 0;
+    end if;
+    for v_range in select unnest(v_seqs) loop
+        execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2', p_reservation.stream_id) using lower(v_range), upper(v_range);
+        get diagnostics v_count = row_count;
+        v_deleted := v_deleted + v_count;
+    end loop;
+    perform pgqueue._use_reservation(p_reservation.reservation_id, v_seqs);
+    return v_deleted;
 end $$;

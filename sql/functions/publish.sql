@@ -1,13 +1,15 @@
 -- Sending.
 
 -- Publishes a message, in the caller's transaction.
---   p_data        the payload of a text or json stream; p_data_bytes that of a binary one
+--   p_data        the payload of a text or json stream, p_data_bytes that of a binary one; of at most the stream's p_max_bytes
 --   p_key         what ordering=key goes by, up to 1,024 bytes; null: in no order with others
---   p_headers     a JSON object, or null
+--   p_headers     a JSON object of at most the stream's p_max_header_bytes and 100 levels, or null
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
 --   p_consumers   to these only; null: to all
 -- Returns its seq. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared.
+-- Its transaction can be prepared (two-phase commit) only where the stream was made with p_notify => false: Postgres prepares
+-- none that has notified.
 create or replace function pgqueue.send(
     p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
     p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null)
@@ -26,7 +28,10 @@ begin
         perform pgqueue._check_publication(p_priority, p_deliver_at);
     end if;
     if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > pgqueue._max_key_bytes()
-       or jsonb_typeof(p_headers) <> 'object' then
+       or octet_length(p_data) > v_stream.max_bytes
+       -- headers that nobody has to look at closely, as most
+       or (p_headers is not null and (jsonb_typeof(p_headers) <> 'object'
+                                      or octet_length(p_headers::text) > least(v_stream.max_header_bytes, pgqueue._short_headers()))) then
         perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
@@ -40,7 +45,7 @@ end $$;
 -- Publishes messages together, in the caller's transaction: they become visible at once, in the order given.
 --   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
 --   the rest as in send
--- Returns their seqs in that order. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared.
+-- Returns their seqs in that order. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
 create or replace function pgqueue.send_batch(
     p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
     p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null)
@@ -49,7 +54,7 @@ language plpgsql
 as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
-    v_count      int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
+    v_count  int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
     v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
     v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
     v_before bigint;  -- the last number given out before
@@ -78,7 +83,8 @@ begin
     v_before := coalesce(pg_sequence_last_value(v_names), 0);
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     select nextval(v_names), v_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
-           m.data, m.data_bytes, m.headers
+           case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end,
+           m.data_bytes, m.headers
     from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
     v_last := currval(v_names);
     if v_last - v_before = v_count then

@@ -1,15 +1,18 @@
 -- Streams.
 
 -- Creates a stream.
---   p_name           1 to 200 characters, unique
---   p_kind           what its messages hold: text, json (checked) or binary
---   p_if_not_exists  return the id of an existing one of the same kind instead of failing
---   p_notify         notify waiting readers of each publication. Commits that notify queue up for a lock of the whole
---                    server: turn it off for very many small producers, and readers find messages within their wait.
+--   p_name              1 to 200 characters, unique
+--   p_kind              what its messages hold: text, json (checked) or binary
+--   p_if_not_exists     return the id of an existing one of the same kind, whatever its other settings, instead of failing
+--   p_notify            notify waiting readers of each publication. Commits that notify queue up for a lock of the whole
+--                       server: turn it off for very many small producers, and readers find messages within their wait.
+--   p_max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
+--   p_max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
 -- Returns the stream's id. Errors: PQ003, PQ006.
 -- Locks: a share-update-exclusive lock on messages to attach the partition; sends and reads go on.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false,
-                                                 p_notify boolean default true) returns int
+                                                 p_notify boolean default true, p_max_bytes int default 16777216,
+                                                 p_max_header_bytes int default 65536) returns int
 language plpgsql
 set lock_timeout = '10s'
 as $$
@@ -20,7 +23,10 @@ begin
     if p_kind is null or p_kind not in ('text', 'json', 'binary') then
         raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null') using errcode = 'PQ003', column = 'p_kind';
     end if;
-    insert into pgqueue.streams (name, kind, notify) values (p_name, p_kind, coalesce(p_notify, true))
+    perform pgqueue._check_number('p_max_bytes', p_max_bytes, 1, pgqueue._max_max_bytes());
+    perform pgqueue._check_number('p_max_header_bytes', p_max_header_bytes, 2, pgqueue._max_max_header_bytes());
+    insert into pgqueue.streams (name, kind, notify, max_bytes, max_header_bytes)
+    values (p_name, p_kind, coalesce(p_notify, true), p_max_bytes, p_max_header_bytes)
     on conflict (name) do nothing
     returning * into v_stream;
     if not found then
@@ -34,18 +40,40 @@ begin
     execute format('create sequence pgqueue.seq_%s', v_stream.stream_id);
     execute format('create sequence pgqueue.publication_%s cache 1', v_stream.stream_id);
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
-    execute format(
-        'create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq), '
-        'check (%2$s and (key is null or octet_length(key) <= %3$s) and (headers is null or jsonb_typeof(headers) = ''object'')))',
-        v_stream.stream_id,
-        case p_kind when 'text' then 'data_bytes is null' when 'json' then 'data_bytes is null and data::json is not null' else 'data is null' end,
-        pgqueue._max_key_bytes());
+    execute format('create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq))', v_stream.stream_id);
+    perform pgqueue._check_messages(v_stream, false);
     execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', v_stream.stream_id,
                    case p_kind when 'binary' then 'data_bytes' else 'data' end);
     execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', v_stream.stream_id);
     execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)', v_stream.stream_id);
+    perform pgqueue._grant_stream(v_stream.stream_id);
     return v_stream.stream_id;
 end $$;
+
+-- Lets the messages of a stream be only what its kind and limits allow, whoever writes them.
+--   p_only_new  messages that are there already may be otherwise
+create or replace function pgqueue._check_messages(p_stream pgqueue.streams, p_only_new boolean) returns void
+language plpgsql
+as $$
+begin
+    execute format('alter table pgqueue.messages_%1$s add constraint messages_%1$s_check check (%2$s and octet_length(%3$s) <= %4$s '
+                   'and (key is null or octet_length(key) <= %5$s) '
+                   -- as _headers_fit, which those who write here directly may not call
+                   'and (headers is null or (jsonb_typeof(headers) = ''object'' and octet_length(headers::text) <= %6$s '
+                   'and not jsonb_path_exists(headers, %7$L)))) %8$s',
+                   p_stream.stream_id,
+                   case p_stream.kind when 'text' then 'data_bytes is null' when 'json' then 'data_bytes is null and data::json is not null'
+                                      else 'data is null' end,
+                   case p_stream.kind when 'binary' then 'data_bytes' else 'data' end,
+                   p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes,
+                   format('$.**{%s}', pgqueue._max_header_depth() + 1),
+                   case when p_only_new then 'not valid' end);
+end $$;
+
+-- The last sequence number of a stream that was given out; 0: none.
+create or replace function pgqueue._last_seq(p_stream_id int) returns bigint
+language sql stable
+as $$ select coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0) $$;
 
 -- Deletes a stream with its consumers and messages. Errors: PQ001.
 -- Locks: its consumers, and for moments all of messages to detach the partition (55P03 after 30 s).
@@ -74,6 +102,7 @@ begin
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', v_stream.stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
+    delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;
     delete from pgqueue.streams where stream_id = v_stream.stream_id;
 end $$;

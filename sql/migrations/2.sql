@@ -1,22 +1,41 @@
 -- From version 1: words that explain themselves, gaps in a table of their own, claims with random ids.
 --
 -- A migration runs once, after the tables that did not exist were created, and only where an older version is installed. It drops the views
--- and functions, which are all made anew afterwards; what was granted on them to others has to be granted again.
+-- and functions, which are all made anew afterwards; what was granted on them to others has to be granted again, and where something of
+-- others depends on them it fails, and nothing is changed.
 
 do $$
 declare
     v_object text;
     v_column text[];
+    v_staged record;
+    v_until  timestamptz := clock_timestamp() + interval '30 s';
 begin
     if (select max(version) from pgqueue.installed) is distinct from 1 then
         return;
     end if;
     -- Everybody who is at work finishes first. So no producer is left that published without the publish lock.
-    lock table pgqueue.messages, pgqueue.publications, pgqueue.consumers, pgqueue.consumer_messages, pgqueue.claims, pgqueue.consumer_cursors,
-               pgqueue.dead_messages, pgqueue.staged_writes, pgqueue.sink_batches, pgqueue.readers in access exclusive mode;
+    -- Who waits here with some of the locks keeps others waiting, who may have the next one. So it waits for moments only,
+    -- shorter all together than the second after which Postgres looks for deadlocks, and lets them pass in between.
+    loop
+        begin
+            set local lock_timeout = '40ms';
+            lock table pgqueue.messages, pgqueue.publications, pgqueue.streams, pgqueue.consumers, pgqueue.consumer_messages, pgqueue.claims,
+                       pgqueue.consumer_cursors, pgqueue.dead_messages, pgqueue.staged_writes, pgqueue.sink_batches, pgqueue.readers,
+                       pgqueue.message_states, pgqueue.consumer_stats, pgqueue.stream_stats in access exclusive mode;
+            set local lock_timeout = '500ms';
+            exit;
+        exception when lock_not_available then
+            if clock_timestamp() > v_until then
+                raise exception 'the schema pgqueue is in use: for 30 s there was always a transaction at work with its tables'
+                    using errcode = 'lock_not_available', hint = 'Stop workers and queries, or end transactions that are idle, and install again. Nothing was changed.';
+            end if;
+            perform pg_sleep(0.1);
+        end;
+    end loop;
     drop view if exists pgqueue.message_states, pgqueue.consumer_stats, pgqueue.stream_stats;
     for v_object in select oid::regprocedure::text from pg_proc where pronamespace = 'pgqueue'::regnamespace loop
-        execute 'drop function ' || v_object || ' cascade';
+        execute 'drop function ' || v_object;
     end loop;
     alter table pgqueue.consumer_messages drop constraint if exists consumer_messages_state_check;
 
@@ -66,4 +85,30 @@ begin
     from (select claim_id, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
           from pgqueue.consumer_messages where state = 'claimed' group by claim_id) m
     where m.claim_id = c.claim_id and c.reader is not null;
+
+    -- limits of the messages of a stream; the checks of the partitions follow in migrations/finish.sql
+    alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int;
+    update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
+    alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
+    for v_object in
+        select format('alter table %s drop constraint %I', c.conrelid::regclass, c.conname) from pg_constraint c
+        where c.contype = 'c' and c.conrelid in (select inhrelid from pg_inherits where inhparent = 'pgqueue.messages'::regclass)
+    loop
+        execute v_object;
+    end loop;
+
+    -- what was staged has a reservation of what is not published of it
+    alter table pgqueue.staged_writes add column reservation_id bigint;
+    for v_staged in select * from pgqueue.staged_writes order by staged_id loop
+        insert into pgqueue.reservations (stream_id, xid, seqs, reserved_at)
+        values (v_staged.stream_id, '0',
+                v_staged.seqs - coalesce((select range_agg(g) from pgqueue.publications p cross join lateral unnest(p.seqs) g
+                                          where p.stream_id = v_staged.stream_id and p.seqs && v_staged.seqs), '{}')
+                              - coalesce((select range_agg(g) from pgqueue.reservations r cross join lateral unnest(r.seqs) g
+                                          where r.stream_id = v_staged.stream_id and r.seqs && v_staged.seqs), '{}'),
+                v_staged.staged_at)
+        returning reservation_id into v_staged.reservation_id;
+        update pgqueue.staged_writes set reservation_id = v_staged.reservation_id where staged_id = v_staged.staged_id;
+    end loop;
+    alter table pgqueue.staged_writes alter column reservation_id set not null;
 end $$;

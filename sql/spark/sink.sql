@@ -16,7 +16,7 @@ create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_
 language sql stable
 as $$ select exists (select from pgqueue.sink_batches where sink = p_sink and stream_id = p_stream_id and batch >= p_batch) $$;
 
--- Takes new sequence numbers of a stream, for messages that the caller writes itself.
+-- Takes new sequence numbers of a stream, for messages that the caller writes itself, and stages, in this transaction.
 -- Returns p_count of them, nearly always one range. Errors: PQ001, PQ003. Locks: none.
 create or replace function pgqueue.reserve(p_stream_id int, p_count int) returns int8multirange
 language plpgsql
@@ -24,17 +24,21 @@ as $$
 declare
     v_names regclass := format('pgqueue.seq_%s', (pgqueue._stream_of(p_stream_id)).stream_id);
     v_seqs  bigint[];
+    v_set   int8multirange;
 begin
     if (p_count > 0) is not true then
         raise exception 'p_count is at least 1, not %', coalesce(p_count::text, 'null') using errcode = 'PQ003', column = 'p_count';
     end if;
     -- in the select list, generate_series gives its rows one by one; as a table it would store them first
     v_seqs := array(select nextval(v_names) from (select generate_series(1, p_count)) i);
-    return case when v_seqs[p_count] - v_seqs[1] = p_count - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_count], '[]'))
-                else pgqueue._set_of(v_seqs) end;
+    v_set := case when v_seqs[p_count] - v_seqs[1] = p_count - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_count], '[]'))
+                  else pgqueue._set_of(v_seqs) end;
+    insert into pgqueue.reservations (stream_id, xid, seqs) values (p_stream_id, pg_current_xact_id(), v_set);
+    return v_set;
 end $$;
 
--- Records messages that a task has written, in the transaction that wrote them. Nobody sees them yet.
+-- Records messages that a task has written, in the transaction that reserved their numbers and wrote them. Nobody sees them yet.
+--   p_seqs        of one reservation
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
 -- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
@@ -42,17 +46,25 @@ create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_i
 language plpgsql
 as $$
 declare
-    v_id bigint;
+    v_reservation bigint;
+    v_id          bigint;
 begin
     perform pgqueue._stream_of(p_stream_id);
     perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
-        raise exception 'p_seqs is a set of some numbers, not %', coalesce(p_seqs::text, 'null') using errcode = 'PQ003', column = 'p_seqs';
+        raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null') using errcode = 'PQ003', column = 'p_seqs';
+    end if;
+    -- Only the transaction's own numbers: others may be published, or be somebody else's.
+    v_reservation := (select reservation_id from pgqueue.reservations
+                      where xid = pg_current_xact_id_if_assigned() and stream_id = p_stream_id and p_seqs <@ seqs limit 1);
+    if v_reservation is null then
+        raise exception 'p_seqs is a set of numbers that this transaction reserved together, not %', left(p_seqs::text, 100)
+            using errcode = 'PQ003', column = 'p_seqs', hint = 'Call pgqueue.reserve, write the messages and stage them in one transaction.';
     end if;
     perform pgqueue._commit_durably();
-    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count)
-    values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs))
+    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count, reservation_id)
+    values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs), v_reservation)
     returning staged_id into v_id;
     return v_id;
 end $$;
@@ -62,7 +74,8 @@ end $$;
 --   p_rows       how many messages they have, as the tasks counted
 --   p_consumers  to these only; null: to all
 -- Returns true; false when this batch, or a later one, was published before, and nothing was done.
--- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing. Locks: the batch against another commit of it.
+-- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing, or one of its messages was published with another.
+-- Locks: the batch against another commit of it, and the reservations of its blocks.
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql
@@ -73,6 +86,7 @@ declare
     v_id        bigint;
     v_blocks    bigint;
     v_rows      bigint;
+    v_used      record;
 begin
     perform pgqueue._check_batch(p_sink, p_batch);
     if p_staged is null or (p_rows >= 0) is not true then
@@ -88,6 +102,19 @@ begin
     if not found then
         return false;
     end if;
+    -- then what each reservation has left, in one order
+    for v_used in
+        select reservation_id, range_agg(seqs) as seqs, sum(message_count) as message_count
+        from (select w.reservation_id, g as seqs, upper(g) - lower(g) as message_count
+              from pgqueue.staged_writes w cross join lateral unnest(w.seqs) g
+              where w.staged_id = any (p_staged) and w.stream_id = p_stream_id and w.sink = p_sink and w.batch = p_batch) b
+        group by reservation_id order by reservation_id
+    loop
+        if pgqueue._cardinality(v_used.seqs) <> v_used.message_count or not pgqueue._use_reservation(v_used.reservation_id, v_used.seqs) then
+            raise exception 'batch % of sink % has messages that were staged twice, or were published before', p_batch, p_sink
+                using errcode = 'PQ008', hint = 'Stage each message once. Nothing was published.';
+        end if;
+    end loop;
     if cardinality(p_staged) > 0 then
         perform pgqueue._lock_publish(p_stream_id);  -- before the publication id, as _publish
         v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
@@ -109,6 +136,24 @@ begin
     end if;
     if v_id is not null and v_stream.notify then
         perform pg_notify(pgqueue._channel(p_stream_id), '');
+    end if;
+    return true;
+end $$;
+
+-- Takes numbers out of a reservation: their messages are published now, or deleted.
+-- Returns whether it had them all; if not, nothing was changed. Locks: the reservation.
+create or replace function pgqueue._use_reservation(p_reservation_id bigint, p_seqs int8multirange) returns boolean
+language plpgsql
+as $$
+declare
+    v_left int8multirange := (select seqs from pgqueue.reservations where reservation_id = p_reservation_id for update);
+begin
+    if (p_seqs <@ v_left) is not true then
+        return false;
+    elsif v_left = p_seqs then
+        delete from pgqueue.reservations where reservation_id = p_reservation_id;
+    else
+        update pgqueue.reservations set seqs = v_left - p_seqs where reservation_id = p_reservation_id;
     end if;
     return true;
 end $$;

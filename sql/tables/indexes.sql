@@ -17,7 +17,8 @@ begin
         ['claims_ordered',            'claims (consumer_id, claim_id) where live and ordered'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
-        ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)']]
+        ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)'],
+        ['reservations_transaction',  'reservations (xid)']]
     loop
         if to_regclass('pgqueue.' || v_index[1]) is null then
             execute format('create index %I on pgqueue.%s', v_index[1], v_index[2]);

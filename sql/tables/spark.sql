@@ -11,7 +11,17 @@ create table if not exists pgqueue.readers (
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 
--- ... what its tasks have written and not yet published, and the batches that were.
+-- ... the numbers that its tasks took to write messages with, and of these the ones that are not published: one row per chunk,
+-- until all of it is published, or deleted by maintain(). Only such messages are ever published by a sink, or deleted ...
+create table if not exists pgqueue.reservations (
+    reservation_id bigint         generated always as identity primary key,
+    stream_id      int            not null,
+    xid            xid8           not null,  -- the transaction that took them: nobody else stages them
+    seqs           int8multirange not null,
+    reserved_at    timestamptz    not null default clock_timestamp()
+);
+
+-- ... what was written and not yet published, and the batches that were.
 create table if not exists pgqueue.staged_writes (
     staged_id     bigint         generated always as identity primary key,
     stream_id     int            not null,
@@ -21,7 +31,8 @@ create table if not exists pgqueue.staged_writes (
     deliver_at    timestamptz,
     seqs          int8multirange not null,
     message_count bigint         not null,
-    staged_at     timestamptz    not null default clock_timestamp()
+    staged_at     timestamptz    not null default clock_timestamp(),
+    reservation_id bigint        not null
 );
 
 create table if not exists pgqueue.sink_batches (

@@ -9,7 +9,9 @@ create table if not exists pgqueue.streams (
     name       text        not null unique,
     kind       text        not null check (kind in ('text', 'json', 'binary')),
     notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
-    created_at timestamptz not null default clock_timestamp()
+    created_at timestamptz not null default clock_timestamp(),
+    max_bytes        int not null,    -- of a payload
+    max_header_bytes int not null     -- of the headers of a message, as text
 );
 
 -- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's

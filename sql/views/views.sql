@@ -1,8 +1,21 @@
 -- What there is, for people and dashboards.
 
+-- Makes a view, or another of it. One that is as it should be is left alone, because replacing it waits for everybody who looks at it,
+-- to the end of their transactions, and lets others wait meanwhile: installing again must not.
+create or replace function pgqueue._make_view(p_name text, p_query text) returns void
+language plpgsql
+as $$
+begin
+    execute 'create view pgqueue._new_view as ' || p_query;
+    if pg_get_viewdef('pgqueue._new_view'::regclass) is distinct from pg_get_viewdef(to_regclass('pgqueue.' || p_name)) then
+        execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    end if;
+    drop view pgqueue._new_view;
+end $$;
+
 -- One row per message and consumer that is not done with it: new (not taken yet), ready, delayed, waiting (behind an earlier
 -- message of its key), claimed or dead. To look into a queue with; it unfolds every set that the query's conditions leave.
-create or replace view pgqueue.message_states as
+do $view$ begin perform pgqueue._make_view('message_states', $query$
     select s.name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count, x.not_visible_until, x.claim_id,
            x.lease_until, x.last_error
     from pgqueue.consumers c
@@ -29,11 +42,12 @@ create or replace view pgqueue.message_states as
         cross join lateral unnest(d.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where d.consumer_id = c.consumer_id
-    ) x;
+    ) x
+$query$); end $view$;
 
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
 -- beyond (see _new_messages). backlog: all that is not claimed and not dead.
-create or replace view pgqueue.consumer_stats as
+do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     select s.name as stream, c.name as consumer, c.ordering, w.new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
            w.new + r.ready + r.delayed + r.waiting as backlog,
@@ -49,17 +63,19 @@ create or replace view pgqueue.consumer_stats as
         from pgqueue.consumer_messages where consumer_id = c.consumer_id) r
     cross join lateral (
         select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry
-        from pgqueue.claims where consumer_id = c.consumer_id and live) l;
+        from pgqueue.claims where consumer_id = c.consumer_id and live) l
+$query$); end $view$;
 
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, an exact
 -- bound of what was ever sent.
-create or replace view pgqueue.stream_stats as
+do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
            greatest(t.reltuples, 0)::bigint as messages,
            pg_total_relation_size(t.oid) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
-           coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', s.stream_id)::regclass), 0) as last_seq
+           pgqueue._last_seq(s.stream_id) as last_seq
     from pgqueue.streams s
-    join pg_catalog.pg_class t on t.oid = to_regclass(format('pgqueue.messages_%s', s.stream_id));
+    join pg_catalog.pg_class t on t.oid = to_regclass(format('pgqueue.messages_%s', s.stream_id))
+$query$); end $view$;

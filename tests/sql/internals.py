@@ -27,6 +27,7 @@ TABLES = {
     "dead letters": "dead_messages",
     "readers": "readers",
     "staged blocks": "staged_writes",
+    "reservations": "reservations",
     "sink batches": "sink_batches",
 }
 
@@ -190,13 +191,19 @@ def insert_messages(conn: psycopg.Connection, stream: int, n: int, key: str = "n
         n: how many.
         key: an SQL expression over i, which counts from 1.
     """
-    found = rows(
-        conn,
-        "insert into pgqueue.messages (seq, stream_id, key, data)"
-        f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
-        f" from generate_series(1, {n}) i returning seq",
-    )
+    found = rows(conn, f"{INSERT_RESERVED.format(stream=stream, n=n, key=key)} select seq from m")
     return [row.seq for row in found]
+
+
+# Messages with reserved numbers; key is an expression over i, which counts from 1.
+INSERT_RESERVED = """
+with r as materialized (select pgqueue.reserve({stream}, {n}) as seqs),
+m as (insert into pgqueue.messages (seq, stream_id, key, data)
+      select seq, {stream}, {key}, 'x'
+      from (select seq, row_number() over (order by seq) as i
+            from r, unnest(seqs) g, generate_series(lower(g), upper(g) - 1) seq) n
+      order by seq returning seq)
+"""
 
 
 # The cursor, and gaps in what was taken
@@ -294,11 +301,9 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
     """Publish messages with one row of publications, without their way through Python."""
     conn.execute(
         (
-            "with m as (insert into pgqueue.messages (seq, stream_id, key, data)"
-            f" select nextval('pgqueue.seq_{stream}'), {stream}, {key}, 'x'"
-            f" from generate_series(1, {n}) i returning seq)"
-            f" select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), {stream},"
-            " int8multirange(int8range(min(seq), max(seq), '[]'))) from m"
+            INSERT_RESERVED.format(stream=stream, n=n, key=key)
+            + f" select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), {stream}, seqs)"
+            " from r"
         ).encode()
     )
     conn.execute(

@@ -77,3 +77,65 @@ def test_maintain_releases_no_claim(conn: Conn) -> None:
     time.sleep(0.05)
     call(conn, "maintain", seconds(0.01))
     assert value(conn, "ack", claim) == 1
+
+
+def test_maintain_deletes_no_published_message_whatever_was_staged(conn: Conn, stream: int) -> None:
+    """Neither messages of others, nor those that were published from the same reservation."""
+    consumer(conn)
+    sent = [send(conn), send(conn)]
+    for block in ("{[1,3)}", "{[1,9223372036854775807)}"):
+        with pytest.raises(psycopg.Error, match="reserved"), conn.transaction():
+            value(conn, "stage", "x", 1, stream, block)
+        with pytest.raises(psycopg.Error, match="reserved"), conn.transaction():
+            value(conn, "reserve", stream, 1)
+            value(conn, "stage", "x", 1, stream, block)
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, 3)
+        all_of_it = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
+        first = value(conn, "stage", "a", 1, stream, f"{{[{seqs[0]},{seqs[1]}]}}")
+        overlapping = value(conn, "stage", "b", 1, stream, all_of_it)
+    with pytest.raises(psycopg.Error, match="reserved"):
+        value(conn, "stage", "later", 1, stream, all_of_it)
+    assert publish(conn, stream, [first], 2, 1, "a")
+    with pytest.raises(psycopg.Error, match="published before") as caught:
+        publish(conn, stream, [overlapping], 3, 1, "b")
+    assert caught.value.sqlstate == "PQ008"
+    clock.pass_time(conn, timedelta(days=2))
+    assert dict(call(conn, "maintain"))["unpublished messages"] == 1
+    assert internals.staged_blocks(conn) == []
+    assert acked(conn, "s", "c") == [*sent, *seqs[:2]]
+
+
+def test_a_message_staged_twice_is_not_published_twice(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    with conn.transaction():
+        (seq,) = internals.insert_messages(conn, stream, 1)
+        twice = [value(conn, "stage", "a", 1, stream, f"{{[{seq},{seq + 1})}}") for _ in range(2)]
+    with pytest.raises(psycopg.Error, match="staged twice"):
+        publish(conn, stream, twice, 2, 1, "a")
+    assert publish(conn, stream, twice[:1], 1, 1, "a")
+    assert acked(conn, "s", "c") == [seq]
+
+
+def test_maintain_deletes_what_was_reserved_and_written_but_never_staged(
+    conn: Conn, stream: int
+) -> None:
+    internals.insert_messages(conn, stream, 3)
+    call(conn, "maintain")
+    assert internals.count(conn, "messages") == 3
+    clock.pass_time(conn, timedelta(days=2))
+    assert dict(call(conn, "maintain"))["unpublished messages"] == 3
+    assert internals.count(conn, "messages") == internals.count(conn, "reservations") == 0
+
+
+def test_nothing_is_left_of_a_batch_that_was_published(conn: Conn, stream: int) -> None:
+    """Thousands of groups of one chunk, as with a time for each message."""
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, 3000)
+        staged = conn.execute(
+            "select pgqueue.stage('a', 1, %s, int8multirange(int8range(s, s, '[]')))"
+            " from unnest(%s::bigint[]) s",
+            [stream, seqs],
+        ).fetchall()
+    assert publish(conn, stream, [block for (block,) in staged], 3000, 1, "a")
+    assert internals.count(conn, "reservations") == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
@@ -125,3 +126,100 @@ def test_each_publication_notifies_once_and_none_when_the_stream_says_so(
     publish(conn, quiet, [stage(conn, quiet, 1)], 1)
     conn.execute("select 1")
     assert heard == []
+
+
+# Limits of a stream
+
+MB = 1 << 20
+
+
+def nested(levels: int) -> str:
+    """Headers with so many objects in each other."""
+    return '{"":' * levels + "1" + "}" * levels
+
+
+def test_a_message_as_large_as_its_stream_allows_is_taken_and_a_larger_one_refused(
+    conn: Conn,
+) -> None:
+    """By each way in: alone, together, and by COPY into the stream's table."""
+    for kind, column in (("text", "data"), ("json", "data"), ("binary", "data_bytes")):
+        stream = value(conn, "create_stream", kind, kind, p_max_bytes=10, p_max_header_bytes=20)
+        for size in (10, 11):
+            data = "1" * size if kind != "binary" else b"1" * size
+            one = {"p_data": None, f"p_{column}": data}
+            many = {"p_data": None, f"p_{column}": [data]}
+            copy = f"insert into pgqueue.messages_{stream} (seq, {column}) values (%s, %s)"
+            ways = [
+                lambda one=one, kind=kind: value(conn, "send", p_stream=kind, **one),
+                lambda many=many, kind=kind: value(conn, "send_batch", p_stream=kind, **many),
+                lambda copy=copy, size=size, data=data: conn.execute(copy.encode(), [-size, data]),
+            ]
+            for way in ways:
+                if size == 10:
+                    way()
+                else:
+                    with pytest.raises(psycopg.Error) as caught:
+                        way()
+                    assert caught.value.sqlstate == ("23514" if way is ways[2] else "PQ004")
+                    assert "111" not in str(caught.value.diag.message_primary)
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize(
+    ("fits", "too_much"),
+    [('{"h": "123456789012"}', '{"h": "1234567890123"}'), (nested(100), nested(101))],
+    ids=["long", "deep"],
+)
+def test_headers_as_large_and_deep_as_allowed_are_taken_and_others_refused(
+    conn: Conn, fits: str, too_much: str
+) -> None:
+    limit = len(fits) if "h" in fits else 65536
+    stream = value(conn, "create_stream", "h", p_max_header_bytes=limit)
+    copy = f"insert into pgqueue.messages_{stream} (seq, data, headers) values (%s, 'x', %s)"
+    value(conn, "send", "h", "x", p_headers=fits)
+    conn.execute("select pgqueue.send_batch('h', '{x}', p_headers => array[%s::jsonb])", [fits])
+    conn.execute(copy.encode(), [-1, fits])
+    for statement, sqlstate in (
+        ("select pgqueue.send('h', 'x', p_headers => %s::jsonb)", "PQ003"),
+        ("select pgqueue.send_batch('h', '{x}', p_headers => array[%s::jsonb])", "PQ003"),
+        (copy.replace("%s, 'x'", "-2, 'x'"), "23514"),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(statement.encode(), [too_much])
+        assert caught.value.sqlstate == sqlstate
+        if sqlstate == "PQ003":
+            assert caught.value.diag.column_name == "p_headers"
+
+
+def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
+    value(conn, "create_stream", "j", "json", p_max_bytes=30)
+    secret = "{secret"
+    calls = [
+        ("send", ["j", secret]),
+        ("send_batch", ["j", ["1", secret]]),
+        ("send", ["j", f'"{"secret" * 9}"']),
+        ("send", ["j", "1", None, '"secret"']),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(psycopg.Error) as caught:
+            call(conn, function, *arguments)
+        diag = caught.value.diag
+        fields = (diag.message_primary, diag.message_detail, diag.message_hint)
+        assert "secret" not in str(fields)
+
+
+def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(conn: Conn) -> None:
+    value(conn, "create_stream", "quiet", p_notify=False)
+    for stream, name in (("s", "loud"), ("quiet", "silent")):
+        value(conn, "create_consumer", stream, "c", "earliest")
+        conn.execute("begin")
+        value(conn, "send", stream, "x")
+        if stream == "s":
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
+                conn.execute(f"prepare transaction '{name}'".encode())
+            conn.execute("rollback")
+        else:
+            conn.execute(f"prepare transaction '{name}'".encode())
+            assert acked(conn, stream, "c") == []
+            conn.execute(f"commit prepared '{name}'".encode())
+            assert acked(conn, stream, "c") == [1]

@@ -54,8 +54,9 @@ def test_a_late_commit_is_delivered_whatever_its_numbers(
 ) -> None:
     """Numbers of messages without a gap do not say that no publication is missing."""
     consumer(conn, ordering=ordering)
-    assert internals.insert_messages(conn, stream, 1) == [1]
-    block = value(conn, "stage", "sink", 0, stream, "{[1,2)}")
+    with conn.transaction():
+        assert internals.insert_messages(conn, stream, 1) == [1]
+        block = value(conn, "stage", "sink", 0, stream, "{[1,2)}")
     before = send_key(conn)
     late = session()
     late.execute("begin")

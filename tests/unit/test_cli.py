@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 import spark_pgqueue
@@ -55,6 +57,56 @@ def process(*arguments, url, **options):
         text=True,
         **options,
     )
+
+
+def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
+    plain = run("sql")
+    assert plain.startswith("-- ")
+    assert "\nbegin;\n" in plain
+    assert "\nbegin;\n" not in run("sql", "--no-transaction")
+    with connection.connect(empty_url) as conn:
+        conn.execute(plain.encode())
+        schema.check(conn)
+
+
+def test_uninstall_says_what_goes_and_asks(url, queue, run):
+    queue.send("s", "x")
+    result = CliRunner().invoke(cli.app, ["uninstall"], input="n\n")
+    assert result.exit_code == 1
+    assert "1 stream ('s'), 1 consumer, and all messages" in result.output
+    assert len(queue.streams()) == 1
+    with connection.connect(url) as conn:
+        conn.execute("create view mine as select * from pgqueue.stream_stats")
+        told = run("uninstall", "--yes", code=1)
+        assert "others depend on the schema pgqueue: view public.mine" in told
+        assert "hint: Drop them first" in told
+        conn.execute("drop view mine")
+    assert "1 stream ('s')" in run("uninstall", "-y")
+    with connection.connect(url) as conn:
+        assert schema.installed_version(conn) is None
+    result = CliRunner().invoke(cli.app, ["uninstall"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no schema" in result.stderr
+
+
+def test_grant_lets_a_role_do_what_it_says(url, queue, run):
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    assert "does not exist" in run("grant", "producer", role, code=1)
+    with connection.connect(url) as conn:
+        conn.execute(f"create role {role} login".encode())
+        try:
+            mine = make_conninfo(url, user=role)
+            assert "permission denied" in run("send", "s", "--url", mine, code=1, stdin=b"x")
+            run("grant", "producer", role)
+            run("send", "s", "--url", mine, stdin=b"x")
+            assert "permission denied" in run("receive", "s", "c", "--url", mine, code=1)
+            assert "permission denied" in run("stats", "--url", mine, code=1)
+            run("grant", "observer", role)
+            assert "s" in run("stats", "s", "--url", mine)
+        finally:
+            conn.execute(f"drop owned by {role}".encode())
+            conn.execute(f"drop role {role}".encode())
+    run("grant", "everything", role, code=2)
 
 
 def test_install(empty_url, run):

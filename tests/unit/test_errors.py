@@ -130,3 +130,36 @@ def test_errors_without_a_way_out_pass_unchanged(empty_url):
         translated(),
     ):
         conn.execute("select * from not_ours")
+
+
+CONDITIONS = {"lock_not_available": "55P03", "dependent_objects_still_exist": "2BP01"}
+
+
+def test_every_error_of_the_sql_is_in_the_table_of_its_readme_and_in_that_of_this_package():
+    folder = schema.sql_directory()
+    files = [*folder.rglob("*.sql")]
+    raised = {
+        CONDITIONS.get(name, name)
+        for file in files
+        for name in re.findall(r"errcode = '(\w+)'", file.read_text())
+    }
+    readme = (folder / "README.md").read_text()
+    rows = re.findall(r"^\| (\w{5}) \| (.+?) \| (.*?) ?\|$", readme, re.MULTILINE)
+    table = {code: (meaning, way_out) for code, meaning, way_out in rows}
+    assert len(table) == len(rows)
+    assert table.keys() == raised
+    assert {code for code in table if code.startswith("PQ") and code != "PQ099"} == CODES.keys()
+    for code, (meaning, way_out) in table.items():
+        assert meaning, code
+        assert way_out or code == "PQ099", code
+
+
+def test_what_the_readme_of_the_sql_points_to_is_there():
+    folder = schema.sql_directory()
+    readme = (folder / "README.md").read_text()
+    where = readme.partition("## Where to find what")[2]
+    for row in where.splitlines():
+        files = [folder / file for file in re.findall(r"`([\w/]+\.sql)`", row)]
+        text = "".join(file.read_text() for file in files)
+        for function in re.findall(r"`(\w+)`", row):
+            assert f"function pgqueue.{function}(" in text or function == "max_deliver_count", row

@@ -47,7 +47,8 @@ def test_psql_alone_installs_the_same(server, empty_url, url):
 def test_every_sql_file_is_run_once():
     listed = schema.sql_files()
     assert len(set(listed)) == len(listed)
-    there = set(schema.sql_directory().rglob("*.sql")) - {schema.sql_directory() / "install.sql"}
+    folder = schema.sql_directory()
+    there = set(folder.rglob("*.sql")) - {folder / "install.sql", folder / "uninstall.sql"}
     assert there == set(listed)
 
 

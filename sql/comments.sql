@@ -1,0 +1,42 @@
+-- One sentence for each thing that people call or ask, for \df+ and \dv+; the headers of the functions say the rest.
+
+comment on schema pgqueue is 'A message queue and stream: see the comments of its functions and views.';
+
+comment on function pgqueue.create_stream   is 'Creates a stream, an append-only sequence of messages.';
+comment on function pgqueue.drop_stream     is 'Deletes a stream with its messages and consumers.';
+comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
+comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
+
+comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
+comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
+
+comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
+comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
+comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
+comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
+comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
+comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
+
+comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
+comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query.';
+comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
+comment on function pgqueue.reader_claim     is 'The end offset of the next micro-batch of a Spark query; acknowledges the batches before it.';
+comment on function pgqueue.reader_extend    is 'Holds the claims of a Spark query longer: its heartbeat.';
+comment on function pgqueue.reader_resume    is 'Prepares the messages of a micro-batch to be read, again if need be.';
+comment on function pgqueue.reader_plan      is 'The messages of a micro-batch as ranges of numbers, in the order of delivery.';
+comment on function pgqueue.reader_query     is 'Records which Spark query a reader belongs to, and refuses a second one of the same query.';
+comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
+
+comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
+comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';
+comment on function pgqueue.reserve        is 'Takes new numbers of a stream for messages that the caller writes and stages in this transaction.';
+comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
+comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
+
+comment on function pgqueue.maintain       is 'Deletes what failed writers left behind; to be called now and then.';
+comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
+comment on function pgqueue.schema_version is 'The version of this schema.';
+
+comment on view pgqueue.message_states is 'One row per message and consumer that is not done with it, with its state.';
+comment on view pgqueue.consumer_stats is 'One row per consumer: how many messages it has before it, by state.';
+comment on view pgqueue.stream_stats   is 'One row per stream: its size, and the last number that it gave out.';

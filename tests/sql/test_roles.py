@@ -1,0 +1,336 @@
+"""Who may do what: the group roles, one by one, against everything that there is."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from tests.sql import checker
+from tests.sql.catalogue import catalogue
+from tests.sql.queue import Conn, acked, call, claim_of, one, seqs_of, value
+
+ROLES = ("producer", "consumer", "observer", "admin")
+
+# What each may call; nobody else may call anything.
+FUNCTIONS = {
+    "producer": {
+        "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
+        "reserve", "stage", "publish_staged",
+    },
+    "consumer": {
+        "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
+        "extend", "dead_letter", "last_publication", "reader_claim", "reader_extend",
+        "reader_resume", "reader_plan", "reader_query", "reader_backlog", "_check_timeout",
+    },
+    "observer": {"schema_version", "open_stream"},
+    "admin": {
+        "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
+        "drop_consumer", "maintain",
+    },
+    "stranger": set(),
+}  # fmt: skip
+
+# What each may do with which tables and views; {s} is any stream.
+RELATIONS = {
+    "producer": {"messages_{s}": {"insert (seq, key, data, data_bytes, headers)"}},
+    "consumer": {"messages_{s}": {"select"}},
+    "observer": {v: {"select"} for v in ("message_states", "consumer_stats", "stream_stats")},
+    "admin": {v: {"select"} for v in ("message_states", "consumer_stats", "stream_stats")},
+    "stranger": {},
+}
+
+pytestmark = pytest.mark.all_versions
+
+
+@pytest.fixture
+def roles(conn: Conn, url: str) -> Iterator[dict[str, str]]:
+    """The url of a role in each group, and of a stranger; between two streams being made."""
+    made = {name: f"pgqueue_test_{uuid.uuid4().hex[:12]}" for name in (*ROLES, "stranger")}
+    value(conn, "create_stream", "before")
+    for name, role in made.items():
+        conn.execute(f"create role {role} login password '{role}'".encode())
+        if name != "stranger":
+            schema.grant(conn, name, role)
+    value(conn, "create_stream", "s")
+    yield {name: make_conninfo(url, user=role, password=role) for name, role in made.items()}
+    for role in made.values():
+        conn.execute(f"drop owned by {role}".encode())
+        conn.execute(f"drop role {role}".encode())
+
+
+def name_of(url: str) -> str:
+    return str(conninfo_to_dict(url)["user"])
+
+
+def allowed_functions(conn: Conn, role: str) -> set[str]:
+    found = conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        " and has_function_privilege(%s, oid, 'execute')",
+        [role],
+    ).fetchall()
+    return {name for (name,) in found}
+
+
+def allowed_relations(conn: Conn, role: str) -> dict[str, set[str]]:
+    found = conn.execute(
+        "select c.relname, p from pg_class c, unnest('{select,insert,update,delete,truncate,"
+        "references,trigger}'::text[]) p where relnamespace = 'pgqueue'::regnamespace"
+        " and relkind in ('r', 'p', 'v') and has_table_privilege(%(role)s, c.oid, p)"
+        " union all select c.relname, p || ' (' || string_agg(a.attname, ', '"
+        " order by array_position('{seq,key,data,data_bytes,headers}', a.attname::text),"
+        " a.attname) || ')'"
+        " from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0"
+        " cross join unnest('{select,insert,update,references}'::text[]) p"
+        " where relnamespace = 'pgqueue'::regnamespace and relkind in ('r', 'p', 'v')"
+        " and not has_table_privilege(%(role)s, c.oid, p)"
+        " and has_column_privilege(%(role)s, c.oid, a.attnum, p) group by c.relname, p",
+        {"role": role},
+    ).fetchall()
+    result: dict[str, set[str]] = {}
+    for relation, privilege in found:
+        result.setdefault(relation, set()).add(privilege)
+    return result
+
+
+def test_each_role_may_do_what_it_needs_and_nothing_else(conn: Conn, roles: dict[str, str]) -> None:
+    """Functions, tables, views, sequences and types, one by one, also of a stream made later."""
+    streams = [row[0] for row in conn.execute("select stream_id from pgqueue.streams").fetchall()]
+    views = "select oid::regproc::text from pgqueue._view_functions() oid"
+    asked_by_views = {row[0].removeprefix("pgqueue.") for row in conn.execute(views).fetchall()}
+    for name, url in roles.items():
+        role = name_of(url)
+        functions = set(FUNCTIONS[name])
+        if name in ("observer", "admin"):
+            functions |= asked_by_views
+        assert allowed_functions(conn, role) == functions, name
+        expected = {
+            relation.format(s=stream): privileges
+            for relation, privileges in RELATIONS[name].items()
+            for stream in streams
+        }
+        assert allowed_relations(conn, role) == expected, name
+        sequences = conn.execute(
+            "select relname from pg_class, unnest('{usage,select,update}'::text[]) p"
+            " where relnamespace = 'pgqueue'::regnamespace and relkind = 'S'"
+            " and has_sequence_privilege(%s, oid, p)",
+            [role],
+        ).fetchall()
+        assert sequences == [], name
+        types = conn.execute(
+            "select typname from pg_type where typnamespace = 'pgqueue'::regnamespace"
+            " and typelem = 0 and has_type_privilege(%s, oid, 'usage')",
+            [role],
+        ).fetchall()
+        assert types == [], name
+        usage = "select has_schema_privilege(%s, 'pgqueue', %s)"
+        assert one(conn, usage, role, "usage") is (name != "stranger")
+        assert one(conn, usage, role, "create") is False
+
+
+def test_nothing_is_granted_to_public(conn: Conn, roles: dict[str, str]) -> None:
+    assert allowed_functions(conn, "public") == set()
+    assert allowed_relations(conn, "public") == {}
+    schema.install(conn)
+    assert allowed_functions(conn, "public") == set()
+    types = (
+        "select typname from pg_type where typnamespace = 'pgqueue'::regnamespace"
+        " and typelem = 0 and has_type_privilege('public', oid, 'usage')"
+    )
+    assert conn.execute(types).fetchall() == []
+
+
+def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> None:
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(connection.connect(url)) for name, url in roles.items()}
+        admin, producer, consumer = opened["admin"], opened["producer"], opened["consumer"]
+        stream = value(admin, "create_stream", "t")
+        ids = {o: value(admin, "create_consumer", "t", o, "earliest", o) for o in ("none", "key")}
+        value(producer, "send", "t", "a", "k", p_consumers=["none", "key"])
+        call(producer, "send_batch", "t", ["b", "c"], ["k", "l"])
+        with producer.transaction():
+            seqs = value(producer, "reserve", stream, 1)
+            (numbers,) = list(seqs)
+            copy = f"copy pgqueue.messages_{stream} (seq, data) from stdin".encode()
+            with producer.cursor().copy(copy) as written:
+                written.write_row((numbers.lower, "x"))
+            staged = value(producer, "stage", "sink", 0, stream, seqs)
+        assert value(producer, "publish_staged", "sink", 0, stream, [staged], 1) is True
+        for name in ("none", "key"):
+            claim = claim_of(call(consumer, "receive", "t", name, 10))
+            assert value(consumer, "extend", claim) == 4
+            assert value(consumer, "dead_letter", claim, [4]) == 1
+            assert value(consumer, "nack", claim, [3]) == 1
+            assert value(consumer, "ack", claim) == 2
+            assert len(acked(consumer, "t", name)) == 1
+        value(producer, "send", "t", "d")
+        reader = uuid.uuid4()
+        (end,) = call(consumer, "reader_claim", reader, ids["none"], 0, 0)
+        assert end.claimed == 1
+        value(consumer, "reader_query", reader, "q")
+        (range_,) = call(consumer, "reader_plan", reader, 0, end.claim_id)
+        read = (
+            f"copy (select data from pgqueue.messages_{stream} where seq = {range_.lo}) to stdout"
+        )
+        with consumer.cursor().copy(read.encode()) as found:
+            assert list(found.rows()) == [("d",)]
+        call(consumer, "reader_resume", reader, ids["none"], 0, end.claim_id)
+        call(consumer, "reader_claim", reader, ids["none"], end.claim_id, end.messages)
+        for name in ("observer", "admin"):
+            for view in ("message_states", "consumer_stats", "stream_stats"):
+                opened[name].execute(f"select * from pgqueue.{view}".encode()).fetchall()
+        (stats,) = (
+            opened["observer"]
+            .execute("select ready + new, dead from pgqueue.consumer_stats where consumer = 'key'")
+            .fetchall()
+        )
+        assert stats == (1, 1)
+        call(admin, "maintain")
+        for name in ROLES:
+            schema.check(opened[name])
+        value(admin, "drop_consumer", "t", "key")
+        value(admin, "drop_stream", "t")
+        with pytest.raises(PgQueueError, match="permission denied"):
+            schema.check(opened["stranger"])
+    checker.check(conn)
+
+
+def test_a_producer_can_neither_read_acknowledge_nor_delete(
+    conn: Conn, roles: dict[str, str]
+) -> None:
+    value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "send", "s", "secret")
+    claim = claim_of(call(conn, "receive", "s", "c"))
+    stream = one(conn, "select stream_id from pgqueue.streams where name = 's'")
+    with connection.connect(roles["producer"]) as producer:
+        for statement in (
+            f"select data from pgqueue.messages_{stream}",
+            f"select seq from pgqueue.messages_{stream}",
+            "select * from pgqueue.messages",
+            f"delete from pgqueue.messages_{stream}",
+            f"update pgqueue.messages_{stream} set data = 'x'",
+            f"insert into pgqueue.messages_{stream} (seq, data) values (-1, 'x') returning data",
+            f"insert into pgqueue.messages_{stream} (seq, inserted_at) values (-1, now())",
+            f"truncate pgqueue.messages_{stream}",
+            "insert into pgqueue.publications select * from pgqueue.publications",
+            f"select pgqueue.ack({claim})",
+            f"select pgqueue._ack({claim})",
+            "select * from pgqueue.receive('s', 'c')",
+            "select pgqueue.drop_stream('s')",
+            "select * from pgqueue.maintain('1 us')",
+            f"select nextval('pgqueue.seq_{stream}')",
+            f"select setval('pgqueue.seq_{stream}', 1)",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                producer.execute(statement.encode())
+    assert value(conn, "ack", claim) == 1
+
+
+def test_a_caller_cannot_slip_in_functions_of_its_own(
+    conn: Conn, url: str, roles: dict[str, str]
+) -> None:
+    """Functions with the owner's rights find nothing in the path of their caller."""
+    role = name_of(roles["observer"])
+    conn.execute(f"create schema evil authorization {role}".encode())
+    value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "send", "s", "x")
+    with connection.connect(roles["observer"]) as observer:
+        body = "language plpgsql as 'begin raise exception ''hijacked''; end'"
+        for function, returns in (
+            ("format(text, int)", "text"),
+            ("unnest(int8multirange)", "setof int8range"),
+            ("upper(int8range)", "bigint"),
+            ("lower(int8range)", "bigint"),
+        ):
+            observer.execute(f"create function evil.{function} returns {returns} {body}".encode())
+        observer.execute(
+            f"create function evil.eq(int, int) returns boolean {body};"
+            " create operator evil.= (leftarg = int, rightarg = int, function = evil.eq)".encode()
+        )
+        observer.execute("set search_path = evil, pg_catalog")
+        for view in ("message_states", "consumer_stats", "stream_stats"):
+            assert observer.execute(f"select * from pgqueue.{view}".encode()).fetchall()
+        (answer,) = call_plainly(observer, "select stream_id from pgqueue.open_stream('s')")
+        assert answer
+
+
+def call_plainly(conn: Conn, statement: str) -> tuple[int]:
+    (row,) = conn.execute(statement.encode()).fetchall()
+    return row
+
+
+def test_installing_again_keeps_what_was_granted_and_grants_nothing_twice(
+    conn: Conn, roles: dict[str, str]
+) -> None:
+    role = name_of(roles["stranger"])
+    conn.execute(f"grant usage on schema pgqueue to {role}".encode())
+    conn.execute(f"grant execute on function pgqueue.schema_version() to {role}".encode())
+    before = catalogue(conn)
+    schema.install(conn)
+    assert catalogue(conn) == before
+    call(conn, "create_roles")
+    assert catalogue(conn) == before
+
+
+def test_roles_say_who_belongs_to_them(conn: Conn, roles: dict[str, str]) -> None:
+    found = {row.role: row.members for row in call(conn, "create_roles")}
+    assert set(found) == {f"pgqueue_{name}" for name in ROLES}
+    for name in ROLES:
+        assert name_of(roles[name]) in found[f"pgqueue_{name}"]
+
+
+def test_without_the_group_roles_nothing_is_granted(conn: Conn) -> None:
+    """Those of another database of the server are no reason to grant here."""
+    before = catalogue(conn)["relations"]
+    assert not any("pgqueue_producer" in row for row in before)
+    value(conn, "create_stream", "s")
+    assert not any("pgqueue_producer" in row for row in catalogue(conn)["relations"])
+
+
+def test_a_role_of_such_a_name_that_is_no_group_is_refused(conn: Conn, roles: object) -> None:
+    before = catalogue(conn)
+    with conn.transaction(force_rollback=True):
+        conn.execute("alter role pgqueue_observer createrole")
+        with pytest.raises(psycopg.Error, match="not just a group") as caught, conn.transaction():
+            call(conn, "create_roles")
+    assert caught.value.sqlstate == "PQ006"
+    assert catalogue(conn) == before
+
+
+def test_who_may_not_create_roles_is_told_so(conn: Conn, roles: dict[str, str]) -> None:
+    with (
+        connection.connect(roles["admin"]) as admin,
+        pytest.raises(PgQueueError, match="permission denied"),
+    ):
+        schema.grant(admin, "producer", name_of(roles["stranger"]))
+    with pytest.raises(PgQueueError, match="does not exist") as caught:
+        schema.grant(conn, "producer", "nobody at all")
+    assert "create role" in (caught.value.hint or "")
+
+
+def test_notifications_and_names_of_sessions_are_the_callers(
+    conn: Conn, roles: dict[str, str]
+) -> None:
+    """SECURITY DEFINER changes the user, and nothing else of the session."""
+    stream = one(conn, "select stream_id from pgqueue.streams where name = 's'")
+    conn.execute(f"listen pgqueue_{stream}".encode())
+    with connection.connect(roles["producer"]) as producer:
+        producer.execute("set application_name = 'app'")
+        producer.execute("begin")
+        value(producer, "send", "s", "x")
+        look = (
+            "select a.usename || ' ' || a.application_name from pg_locks l"
+            " join pg_stat_activity a using (pid) where l.locktype = 'advisory' and a.pid = %s"
+        )
+        assert one(conn, look, producer.info.backend_pid) == f"{name_of(roles['producer'])} app"
+        producer.execute("commit")
+        (notified,) = conn.notifies(timeout=10, stop_after=1)
+        assert notified.pid == producer.info.backend_pid
+    value(conn, "create_consumer", "s", "c", "earliest")
+    assert seqs_of(call(conn, "receive", "s", "c")) == [1]
