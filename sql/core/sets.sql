@@ -43,13 +43,13 @@ begin
     raise exception 'the set has fewer than % elements', p_n;
 end $$;
 
--- A set cut into sets of at most 64 ranges, in order: taking elements out of a set costs in proportion to its ranges.
+-- A set cut into sets of at most _limit_ranges() ranges, in order: taking elements out of a set costs in proportion to its ranges.
 create or replace function pgqueue._chunks(p_set int8multirange)
 returns table (seqs int8multirange, message_count bigint, first_seq bigint)
 language sql immutable parallel safe
 as $$
     select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))
-    from (select r, (row_number() over (order by lower(r)) - 1) / 64 as chunk from unnest(p_set) r) x
+    from (select r, (row_number() over (order by lower(r)) - 1) / pgqueue._limit_ranges() as chunk from unnest(p_set) r) x
     group by x.chunk
     order by x.chunk
 $$;
