@@ -233,17 +233,15 @@ begin
         return '{}';
     end if;
     execute format($q$
-        with message as materialized (
-            select m.seq, %2$s as key
-            from unnest($2) g cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
-        )
-        select range_agg(int8range(m.seq, m.seq, '[]'))
-        from (select key from message where key is not null group by key
-              having bool_or($3 @> seq)
+        select range_agg(k.seqs)
+        from (select %2$s as key, range_agg(int8range(m.seq, m.seq, '[]')) as seqs
+              from unnest($2) g cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
+              group by 1
+              having bool_or($3 @> m.seq)
                   or (select true from pgqueue.consumer_messages b
-                      where b.consumer_id = $1 and b.key = message.key and b.state <> 'claimed'
+                      where b.consumer_id = $1 and b.key = %2$s and b.state <> 'claimed'
                         and not (b.ctid = any ($4) and b.seqs <@ $2) limit 1)) k
-        join message m using (key) $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
+        where k.key is not null $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
     into v_behind using p_consumer.consumer_id, p_claim.seqs, v_later, p_aside;
     return coalesce(v_behind, '{}');
 end $$;
