@@ -363,3 +363,13 @@ def test_a_run_has_no_more_ranges_than_the_limit(conn: Conn, stream: int) -> Non
     assert seqs_of(receive(conn, 3)) == sent[:6:2]
     checker.check(conn)
     assert acked(conn, "s", "other") == sent[1::2]
+
+
+def test_what_a_take_did_not_reach_is_no_gap(conn: Conn, stream: int) -> None:
+    """6. A backlog is walked over as it is taken, and not looked for one by one."""
+    consumer(conn)
+    dead_publication(conn)
+    internals.publish_singly(conn, stream, 1200)
+    internals.take(conn, 10)
+    assert cursor_of(conn).gaps == ids(1, 1)
+    assert cursor_of(conn).taken == ids(2, 11)
