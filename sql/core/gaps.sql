@@ -62,9 +62,6 @@ begin
     insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look)
     values (p_cursor.consumer_id, v_gap_no, p_ids, (select count(*) from unnest(p_ids)), p_publishers, p_look);
     p_cursor.gaps := p_cursor.gaps || v_gap_no;
-    if cardinality(p_cursor.gaps) > pgqueue._limit_gaps() then
-        p_cursor := pgqueue._merge_gaps(p_cursor);
-    end if;
     return p_cursor;
 end $$;
 
@@ -79,7 +76,8 @@ begin
 end $$;
 
 -- Merges small gaps with the same publishers; and when that leaves too many, all small ones: it looks then, and waits, for the publishers
--- of all of them. A large one is left alone, so that a gap which grows for long is not written anew by every take.
+-- of all of them. A large one is left alone, so that a gap which grows for long is not written anew by every take. Done only when
+-- all that a look found has left its gaps: a row that is merged before would bring it back.
 -- Returns the cursor.
 create or replace function pgqueue._merge_gaps(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql

@@ -192,6 +192,9 @@ begin
                                           pgqueue._publishers(p_consumer.stream_id), true);
         end if;
     end if;
+    if cardinality(o_cursor.gaps) > pgqueue._limit_gaps() then
+        o_cursor := pgqueue._merge_gaps(o_cursor);
+    end if;
 end $$;
 
 -- Whether a consumer has something to take: what was published since it last did, or in its gaps.

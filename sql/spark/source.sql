@@ -212,21 +212,70 @@ begin
     return next;
 end $$;
 
+-- What of a reader's lost claim is back in the line of an ordered consumer and may not be delivered yet: an earlier message of its key
+-- is set aside, or came back with a delay. (Whatever came before it of its key and is not settled was in the claim, too.)
+--   p_aside  runs that are set aside and will be claimed back
+create or replace function pgqueue._behind(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims,
+                                           p_aside tid[]) returns int8multirange
+language plpgsql
+as $$
+declare
+    v_later  int8multirange;
+    v_behind int8multirange;
+begin
+    v_later := (
+        select range_agg(m.seqs)
+        from unnest(p_claim.arrival_nos) a
+        cross join lateral (select seqs from pgqueue.consumer_messages
+                            where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0
+                              and line_no >= lower(a) and line_no < upper(a) and not_visible_until > clock_timestamp()) m);
+    if v_later is null and p_cursor.blocked = 0 then
+        return '{}';
+    end if;
+    execute format($q$
+        select range_agg(k.seqs)
+        from (select %2$s as key, range_agg(int8range(m.seq, m.seq, '[]')) as seqs
+              from unnest($2) g cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
+              group by 1
+              having bool_or($3 @> m.seq)
+                  or (select true from pgqueue.consumer_messages b
+                      where b.consumer_id = $1 and b.key = %2$s and b.state <> 'claimed'
+                        and not (b.ctid = any ($4) and b.seqs <@ $2) limit 1)) k
+        where k.key is not null $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
+    into v_behind using p_consumer.consumer_id, p_claim.seqs, v_later, p_aside;
+    return coalesce(v_behind, '{}');
+end $$;
+
 -- Gives a reader back what is ready of a claim that it lost; of an ordered consumer only keys that are idle. What another claimer holds,
--- or has returned with a delay, stays where it is. Needs the claim's lock and the consumer's.
+-- or has returned with a delay, stays where it is, with what follows it in its key. Needs the claim's lock and the consumer's.
 create or replace function pgqueue._claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_run   pgqueue.consumer_messages;
-    v_tids  tid[] := '{}';
-    v_part  int8multirange;
-    v_count bigint := 0;
+    v_run    pgqueue.consumer_messages;
+    v_tids   tid[] := '{}';
+    v_behind int8multirange := '{}';
+    v_part   int8multirange;
+    v_count  bigint := 0;
 begin
+    if p_cursor.blocked > 0 then
+        v_tids := array(
+            select m.ctid
+            from (select ctid, key, seqs && p_claim.seqs and (not_visible_until > clock_timestamp()) is not true as free,
+                         bool_and(seqs <@ p_claim.seqs and (not_visible_until > clock_timestamp()) is not true)
+                             over (partition by key order by arrival_no, first_seq
+                                   rows between unbounded preceding and 1 preceding) is not false as next
+                  from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and key is not null and state <> 'claimed') m
+            where m.free and m.next and not pgqueue._key_is_claimed(p_cursor, m.key, null));
+    end if;
     -- in the line, where they went back to their places
     if not p_claim.ordered or p_cursor.open_claims = 0 then
-        v_tids := array(
+        if p_claim.ordered then
+            v_behind := pgqueue._behind(p_consumer, p_cursor, p_claim, v_tids);
+        end if;
+        v_tids := v_tids || array(
             select m.ctid
             from unnest(case when p_claim.ordered then '{0}' else p_claim.lanes end) l
             cross join unnest(p_claim.arrival_nos) a
@@ -237,22 +286,13 @@ begin
                                   and (not_visible_until > clock_timestamp()) is not true
                                 for update skip locked) m);
     end if;
-    if p_cursor.blocked > 0 then
-        v_tids := v_tids || array(
-            select m.ctid from pgqueue.consumer_messages m
-            where m.consumer_id = p_consumer.consumer_id and m.key is not null and m.state <> 'claimed' and m.seqs && p_claim.seqs
-              and (m.not_visible_until > clock_timestamp()) is not true
-              and not pgqueue._key_is_claimed(p_cursor, m.key, null)
-              and (select b.seqs && p_claim.seqs and (b.not_visible_until > clock_timestamp()) is not true
-                   from pgqueue.consumer_messages b
-                   where b.consumer_id = m.consumer_id and b.key = m.key and b.state <> 'claimed'
-                   order by b.arrival_no, b.first_seq limit 1));
-    end if;
     for v_run in delete from pgqueue.consumer_messages where ctid = any (v_tids) returning * loop
         v_part := v_run.seqs * p_claim.seqs;
         if v_run.key is not null then
             v_run.state := 'waiting';
             p_cursor.blocked := p_cursor.blocked - 1 + (select count(*) from pgqueue._chunks(v_run.seqs - v_part));
+        else
+            v_part := v_part - v_behind;
         end if;
         perform pgqueue._store_run(v_run, v_run.seqs - v_part);
         v_count := v_count + pgqueue._claim_run(v_run, v_part, p_claim.claim_id);

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -19,7 +20,16 @@ from tests.conftest import GivenServer, Server
 from tests.sql import checker, internals
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import Session, acked, call, consumer, dead_publication, send_key, value
+from tests.sql.queue import (
+    Session,
+    acked,
+    call,
+    consumer,
+    dead_publication,
+    send_key,
+    value,
+    wait_for_a_lock,
+)
 
 Conn = psycopg.Connection
 ORDERINGS = ["none", "key", "stream"]
@@ -313,6 +323,55 @@ def test_nothing_is_lost_across_a_dump_and_restore(
             assert acked(restored, "s", "c") == []
         late.execute("commit")
         assert acked(restored, "s", "c") == [first]
+
+
+@pytest.mark.usefixtures("allowed_afterwards")
+def test_gaps_are_merged_only_when_what_was_found_has_left_them(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """2. Two producers end right after a look: their gaps come to wait for the same ones."""
+    define = (
+        "create or replace function pgqueue._limit_gaps() returns int language sql as 'select {}'"
+    )
+    conn.execute(define.format(2).encode())
+    consumer(conn)
+    first, second, third, fourth = (session() for _ in range(4))
+    for late in (first, second, third, fourth):
+        late.execute("begin")
+    got: list[int] = []
+    for lates in ([first, second], [third]):
+        for late in lates:
+            send_key(late)
+        send_key(conn)
+        got += acked(conn, "s", "c")
+    send_key(fourth)
+    last = send_key(conn)
+
+    # asked for the second time who publishes, which is after the look, it waits here
+    conn.execute("create sequence asked; select pg_advisory_lock(1)")
+    (publishers,) = conn.execute(
+        "select pg_get_functiondef('pgqueue._publishers(int)'::regprocedure)"
+    ).fetchone() or ("",)
+    wait = "begin if nextval('public.asked') = 2 then perform pg_advisory_xact_lock(1); end if;\n"
+    slow = publishers.replace("begin\n", wait, 1).replace(" STABLE", " VOLATILE", 1)
+    assert slow.count(wait) == slow.count("VOLATILE") == 1
+    conn.execute(slow.encode())
+    with ThreadPoolExecutor(1) as pool:
+        taker = session()
+        taking = pool.submit(acked, taker, "s", "c", 10)
+        wait_for_a_lock(conn)
+        second.execute("commit")
+        fourth.execute("commit")
+        conn.execute("select pg_advisory_unlock(1)")
+        got += taking.result()
+    conn.execute(publishers.encode())
+    for late in (first, third):
+        got += acked(conn, "s", "c")
+        late.execute("commit")
+    got += acked(conn, "s", "c")
+    assert sorted(got) == list(range(1, last + 1))
+    acked(conn, "s", "c")
+    assert not cursor_of(conn).gaps
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.sql.queue import (
     ORDERINGS,
     Conn,
     Reader,
+    acked,
     call,
     claim_of,
     consumer,
@@ -131,6 +132,42 @@ def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, orderi
     value(conn, "ack", claim_of(worker))
     assert reader.resume(end) == (2, 1, 0)
     assert reader.plan(end) == sent[1:]
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_resumed_batch_leaves_what_is_behind_a_delayed_message(
+    conn: Conn, ordering: str, whole: bool
+) -> None:
+    """5. Another claimer returned the first one, and it waits in the line or aside."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 4, p_keys=["k", "k", "l", "k"])
+    end = reader.ask()
+    clock.end_leases(conn)
+    worker = receive(conn, 1)
+    assert seqs_of(worker) == sent[:1]
+    value(conn, "nack", claim_of(worker), None if whole else sent[:1], seconds(60))
+    free = sent[2:3] if ordering == "key" else []
+    assert reader.resume(end) == (len(free), 4 - len(free), 0)
+    assert reader.plan(end) == free
+    reader.move(end)
+    assert reader.ask().lost == 4 - len(free)
+    clock.end_delay(conn, sent[0])
+    assert acked(conn, "s", "c") == [seq for seq in sent if seq not in free]
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_resumed_batch_ends_for_a_key_at_its_delayed_message(conn: Conn, ordering: str) -> None:
+    """5. What is before it is free, what is behind it is not."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 3, p_keys=["k"] * 3)
+    end = reader.ask()
+    clock.end_leases(conn)
+    worker = claim_of(receive(conn, 3))
+    value(conn, "nack", worker, sent[1:2], seconds(60))
+    value(conn, "nack", worker, sent[:1])
+    assert reader.resume(end) == (1, 2, 0)
+    assert reader.plan(end) == sent[:1]
 
 
 def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn) -> None:

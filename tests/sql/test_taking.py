@@ -23,6 +23,8 @@ from tests.sql.queue import (
     consumer,
     dead_publication,
     one,
+    receive,
+    send,
     send_key,
     seqs_of,
     value,
@@ -349,3 +351,26 @@ def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
     got = acked(conn, "s", "c", 5000)
     assert len(got) == 10501
     assert got[-1] == second
+
+
+def test_a_run_has_no_more_ranges_than_the_limit(conn: Conn, stream: int) -> None:
+    """What is taken at once for one of two consumers has a hole at every other message."""
+    conn.execute(
+        "create or replace function pgqueue._limit_ranges() returns int language sql as 'select 2'"
+    )
+    consumer(conn)
+    consumer(conn, "other")
+    sent = [send(conn, p_consumers=[["c", "other"][i % 2]]) for i in range(14)]
+    assert seqs_of(receive(conn, 3)) == sent[:6:2]
+    checker.check(conn)
+    assert acked(conn, "s", "other") == sent[1::2]
+
+
+def test_what_a_take_did_not_reach_is_no_gap(conn: Conn, stream: int) -> None:
+    """6. A backlog is walked over as it is taken, and not looked for one by one."""
+    consumer(conn)
+    dead_publication(conn)
+    internals.publish_singly(conn, stream, 1200)
+    internals.take(conn, 10)
+    assert cursor_of(conn).gaps == ids(1, 1)
+    assert cursor_of(conn).taken == ids(2, 11)
