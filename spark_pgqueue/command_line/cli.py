@@ -31,6 +31,7 @@ from typer.core import TyperGroup
 from spark_pgqueue import __version__, client
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
 from spark_pgqueue.spark import options
 
 # Hints of the database in this program's words.
@@ -61,7 +62,7 @@ class _Commands(TyperGroup):
         except Exception as error:
             # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
             if hasattr(error, "format_message") and hasattr(error, "message"):
-                error.message = redact(error.message)  # type: ignore[attr-defined]
+                error.message = printable(redact(error.message))  # type: ignore[attr-defined]
             raise
 
 
@@ -474,10 +475,10 @@ def doctor(url: Url = None) -> None:
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for check in doctor.checks(url):
         line = Text(f"{check.status:4} ", styles[check.status])
-        line.append(f"{check.name}: {redact(check.found)}", "default")
+        line.append(f"{check.name}: {_one_line(check.found)}", "default")
         console.print(line)
         if check.advice:
-            console.print(Text(f"     -> {redact(check.advice)}"))
+            console.print(Text(f"     -> {_one_line(check.advice)}"))
         failed = failed or check.status == "fail"
     if failed:
         raise typer.Exit(1)
@@ -489,12 +490,16 @@ def _connect(url: str | None) -> client.Client:
 
 
 def _fail(message: str, hint: str | None = None) -> NoReturn:
-    print("pgqueue:", redact(" ".join(message.split())), file=sys.stderr)
+    print("pgqueue:", _one_line(message), file=sys.stderr)
     if hint:
         for sql, command in _AS_COMMANDS.items():
             hint = re.sub(sql, command, hint)
-        print("hint:", redact(" ".join(hint.split())), file=sys.stderr)
+        print("hint:", _one_line(hint), file=sys.stderr)
     raise typer.Exit(1)
+
+
+def _one_line(text: str) -> str:
+    return printable(redact(" ".join(text.split())))
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -547,17 +552,15 @@ def _payload(data: bytes, binary: bool) -> str | bytes:
 def _as_line(message: client.Message) -> str:
     data = message.data
     shown = data if isinstance(data, str) else f"\\x{data.hex()}"
-    return "\t".join([str(message.seq), _printable(message.key or ""), _printable(shown)])
-
-
-def _printable(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
 
 
 def _as_json(row: Any, claim_id: int | None = None) -> str:
     fields = {} if claim_id is None else {"claim_id": claim_id}
-    return json.dumps(fields | dataclasses.asdict(row), default=_plain, ensure_ascii=False)
+    fields |= dataclasses.asdict(row)
+    text = json.dumps(fields, default=_plain, ensure_ascii=False)
+    # JSON's own escapes, which are exact. It leaves some controls as they are, such as U+009B.
+    return text if text.isprintable() else json.dumps(fields, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -595,7 +598,9 @@ def _table(rows: list[Any], kind: type) -> Table:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else printable(str(value))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import spark_pgqueue
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.printable import printable
 
 SECRET = "s3cr3t"
 
@@ -148,9 +149,65 @@ def test_time_and_consumers(run, queue):
     assert "unknown consumer 'e'" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
 
 
-def test_what_is_printed_does_not_command_the_terminal(run, queue):
-    run("send", "s", "--data", "\x1b[31m\ta\nü\u202e", "--key", "\x07")
-    assert run("receive", "s", "c") == "1\t\\x07\t\\x1b[31m\\ta\\nü\\u202e\n"
+EVIL = "\x1b[31m\ta\nü\u202e\x9b2J\x7f"
+ESCAPED = r"\x1b[31m\ta\nü\u202e\x9b2J\x7f"
+
+
+def obeyed(shown: str) -> set[str]:
+    """The characters in it that a terminal would obey, but for the ends of lines."""
+    return {each for each in shown if each != "\n" and printable(each) != each}
+
+
+def test_a_message_does_not_command_the_terminal(run, queue):
+    run("send", "s", "--data", EVIL, "--key", "\x07")
+    assert run("receive", "s", "c") == f"1\t\\x07\t{ESCAPED}\n"
+
+
+def test_names_do_not_command_the_terminal(run, queue):
+    """Whoever may create a stream chooses what others see in their terminals."""
+    queue.create_stream(EVIL)
+    queue.create_consumer(EVIL, EVIL)
+    for arguments in (("stream", "list"), ("consumer", "list"), ("stats",)):
+        shown = run(*arguments)
+        assert obeyed(shown) == set(), arguments
+        assert ESCAPED in re.sub(r"\s", "", shown)  # long names go on in the next line
+    for arguments in (("stream", "drop", EVIL), ("consumer", "drop", EVIL, EVIL)):
+        done = CliRunner().invoke(cli.app, arguments, input="n\n")
+        assert "Delete" in done.stderr
+        assert obeyed(done.output) == set(), arguments
+
+
+REFUSE = r"""
+create function pgqueue.refuse() returns trigger language plpgsql
+as $$ begin raise exception E'no\x1b[31m' using hint = E'ask\x1b[31m'; end $$;
+create trigger refuse before insert on pgqueue.streams execute function pgqueue.refuse()
+"""
+
+
+def test_errors_do_not_command_the_terminal(run, queue, url):
+    assert obeyed(run("stats", EVIL, code=1)) == set()
+    assert obeyed(run("ack", EVIL, code=2)) == set()
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(REFUSE)
+    said = run("stream", "create", "x", code=1)
+    assert said == "pgqueue: no\\x1b[31m\nhint: ask\\x1b[31m\n"
+
+
+def test_json_is_exact_and_does_not_command_the_terminal_either(run, queue):
+    queue.create_stream(EVIL)
+    queue.create_consumer(EVIL, EVIL)
+    queue.send(EVIL, EVIL, key=EVIL, headers={EVIL: EVIL})
+    for arguments in (
+        ("stream", "list"),
+        ("consumer", "list"),
+        ("stats",),
+        ("receive", EVIL, EVIL),
+    ):
+        shown = run(*arguments, "--json")
+        assert obeyed(shown) == set(), arguments
+        rows = [json.loads(line) for line in shown.splitlines()]
+        assert EVIL in {row.get("consumer", row.get("name", row.get("data"))) for row in rows}
+    assert (rows[0]["key"], rows[0]["headers"]) == (EVIL, {EVIL: EVIL})
 
 
 def test_a_claim_is_kept_and_settled_by_number(run, queue):
