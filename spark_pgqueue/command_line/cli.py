@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 import json
 import os
 import re
@@ -38,6 +39,7 @@ from spark_pgqueue.spark import options
 _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
+    r"pass null to publish": "leave --consumer away to publish",
 }
 
 _BATCH = 10_000  # lines that `send --lines` holds at once
@@ -47,6 +49,10 @@ class _Commands(TyperGroup):
     """The commands, with errors as one line and a hint instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        if sys.stdout is None:  # what was received would be acknowledged, and seen by nobody
+            _fail("standard output is closed", hint="for no output, give > /dev/null")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
         try:
             return super().invoke(ctx)
         except PgQueueError as error:
@@ -62,7 +68,14 @@ class _Commands(TyperGroup):
         except Exception as error:
             # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
             if hasattr(error, "format_message") and hasattr(error, "message"):
-                error.message = printable(redact(error.message))  # type: ignore[attr-defined]
+                message = printable(redact(error.message))
+                command = getattr(getattr(error, "ctx", None), "command", None)
+                if (
+                    "unexpected extra argument" in message
+                    and getattr(command, "name", "") == "send"
+                ):
+                    message += ": give the payload with --data"
+                error.message = message  # type: ignore[attr-defined]
             raise
 
 
@@ -559,8 +572,10 @@ def _as_json(row: Any, claim_id: int | None = None) -> str:
     fields = {} if claim_id is None else {"claim_id": claim_id}
     fields |= dataclasses.asdict(row)
     text = json.dumps(fields, default=_plain, ensure_ascii=False)
-    # JSON's own escapes, which are exact. It leaves some controls as they are, such as U+009B.
-    return text if text.isprintable() else json.dumps(fields, default=_plain)
+    if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
+        return text
+    # All escapes that JSON has, which are exact: also of U+009B, which it otherwise leaves alone.
+    return json.dumps(fields, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -573,6 +588,8 @@ def _show(rows: list[Any], kind: type, as_json: bool) -> None:
     if as_json:
         for row in rows:
             print(_as_json(row), flush=True)
+    elif not rows:
+        print("Nothing to show.", file=sys.stderr)
     else:
         # Not cut to 80 columns in a file or a pipe.
         Console(width=None if sys.stdout.isatty() else 250).print(_table(rows, kind))

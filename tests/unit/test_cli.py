@@ -58,6 +58,11 @@ def process(*arguments, url, **options):
     )
 
 
+def words_of(told: str) -> str:
+    """The words in the box that an error about the command line comes in."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
+
+
 def test_install(empty_url, run):
     assert "not installed" in run("stats", "--url", empty_url, code=1)
     for _ in range(2):
@@ -286,6 +291,29 @@ def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
     assert [s.new for s in queue.stats()] == [0]
 
 
+def test_closed_output_is_an_error_and_nothing_is_acknowledged(queue, url):
+    queue.send("s", "x")
+    for arguments in ("receive s c", "receive s c --json", "stats", "stats --watch", "stream list"):
+        command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} >&-"
+        environment = {**os.environ, "PGQUEUE_URL": url}
+        done = subprocess.run(
+            ["sh", "-c", command], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[0] == "pgqueue: standard output is closed", arguments
+    assert queue.receive("s", "c").messages[0].deliver_count == 1
+
+
+def test_output_that_is_not_utf8_takes_every_message(queue, url, monkeypatch):
+    """As in a container without a locale: what it cannot show is escaped, --json stays exact."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    queue.send_batch("s", ["hä 你", "hä 你"])
+    assert process("receive", "s", "c", url=url).stdout == "1\t\th\\xe4 \\u4f60\n"
+    assert json.loads(process("receive", "s", "c", "--json", url=url).stdout)["data"] == "hä 你"
+    queue.create_stream("ä")
+    assert "\n\\xe4 " in process("stream", "list", url=url).stdout
+
+
 def test_piped_input_is_one_message_and_no_input_is_none(run, queue, url):
     assert process("send", "s", url=url, input="a\nb\n").stdout == "1\n"
     assert queue.receive("s", "c").messages[0].data == "a\nb\n"
@@ -318,8 +346,7 @@ def test_help_has_a_short_name_everywhere(run):
 def test_help_says_where_a_password_is_safe(run):
     for word in ("PGQUEUE_URL", "PGPASSFILE", "service"):
         assert word in run("--help")
-    told = " ".join(re.sub(r"[│╭╮╰╯─]", " ", run("send", "--help")).split())
-    assert "A password in it shows in `ps`" in told
+    assert "A password in it shows in `ps`" in words_of(run("send", "--help"))
 
 
 def test_the_shell_completes_commands_and_options():
@@ -371,6 +398,20 @@ ERRORS = [
 def test_hints_are_commands_of_this_program(run, queue):
     assert "pgqueue stream create 'no pe'" in run("send", "no pe", "--data", "x", code=1)
     assert "pgqueue consumer create 's' 'nope'" in run("receive", "s", "nope", code=1)
+    assert "leave --consumer away" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
+
+
+def test_the_payload_as_an_argument_is_told_its_option(run, queue):
+    told = words_of(run("send", "s", "hello", code=2))
+    assert "(hello): give the payload with --data" in told
+    assert "--data" not in words_of(run("stats", "s", "hello", code=2))
+
+
+def test_an_empty_list_says_so(run):
+    for arguments in (("stream", "list"), ("consumer", "list"), ("stats",)):
+        done = CliRunner().invoke(cli.app, arguments)
+        assert (done.stdout, done.stderr) == ("", "Nothing to show.\n")
+        assert run(*arguments, "--json") == ""
 
 
 @pytest.mark.parametrize(
@@ -381,8 +422,7 @@ def test_hints_are_commands_of_this_program(run, queue):
     ],
 )
 def test_what_is_no_time_or_duration(run, arguments, said):
-    told = run(*arguments.split(), code=2)
-    assert said in " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
+    assert said in words_of(run(*arguments.split(), code=2))
 
 
 def test_errors_are_one_line_and_a_hint(run, queue):
