@@ -66,16 +66,8 @@ class _Commands(TyperGroup):
         except OSError as error:
             _fail(str(error))
         except Exception as error:
-            # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
             if hasattr(error, "format_message") and hasattr(error, "message"):
-                message = printable(redact(error.message))
-                command = getattr(getattr(error, "ctx", None), "command", None)
-                if (
-                    "unexpected extra argument" in message
-                    and getattr(command, "name", "") == "send"
-                ):
-                    message += ": give the payload with --data"
-                error.message = message  # type: ignore[attr-defined]
+                _clarify(error)
             raise
 
 
@@ -509,6 +501,15 @@ def _fail(message: str, hint: str | None = None) -> NoReturn:
             hint = re.sub(sql, command, hint)
         print("hint:", _one_line(hint), file=sys.stderr)
     raise typer.Exit(1)
+
+
+def _clarify(error: Any) -> None:
+    """Put right the message of an error about the command line itself."""
+    # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
+    error.message = printable(redact(error.message))
+    context = getattr(error, "ctx", None)
+    if context and context.command.name == "send" and "extra argument" in error.message:
+        error.message += ": give the payload with --data"
 
 
 def _one_line(text: str) -> str:
