@@ -58,6 +58,13 @@ def process(*arguments, url, **options):
     )
 
 
+def redirected(arguments, redirection, url):
+    """As a user runs it in a shell, with `<&-` or `>&-`: without an input or output."""
+    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} {redirection}"
+    environment = {**os.environ, "PGQUEUE_URL": url}
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+
+
 def words_of(told: str) -> str:
     """The words in the box that an error about the command line comes in."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
@@ -280,9 +287,7 @@ def test_watching_goes_on_until_interrupted(queue, url):
 
 @pytest.mark.parametrize("arguments", ["send s", "send s --lines", "stream drop s"])
 def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
-    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} <&-"
-    environment = {**os.environ, "PGQUEUE_URL": url}
-    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+    done = redirected(arguments, "<&-", url)
     assert done.returncode == 1
     assert done.stdout == ""
     first, hint = done.stderr.splitlines()
@@ -294,11 +299,7 @@ def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
 def test_closed_output_is_an_error_and_nothing_is_acknowledged(queue, url):
     queue.send("s", "x")
     for arguments in ("receive s c", "receive s c --json", "stats", "stats --watch", "stream list"):
-        command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} >&-"
-        environment = {**os.environ, "PGQUEUE_URL": url}
-        done = subprocess.run(
-            ["sh", "-c", command], env=environment, capture_output=True, text=True
-        )
+        done = redirected(arguments, ">&-", url)
         assert done.returncode == 1
         assert done.stderr.splitlines()[0] == "pgqueue: standard output is closed", arguments
     assert queue.receive("s", "c").messages[0].deliver_count == 1
