@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 import json
 import os
 import re
@@ -32,12 +33,14 @@ from spark_pgqueue import __version__, client
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
 from spark_pgqueue.spark import options
 
 # Hints of the database in this program's words.
 _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
+    r"pass null to publish": "leave --consumer away to publish",
 }
 
 _BATCH = 10_000  # lines that `send --lines` holds at once
@@ -47,6 +50,10 @@ class _Commands(TyperGroup):
     """The commands, with errors as one line and a hint instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        if sys.stdout is None:  # what was received would be acknowledged, and seen by nobody
+            _fail("standard output is closed", hint="for no output, give > /dev/null")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
         try:
             return super().invoke(ctx)
         except PgQueueError as error:
@@ -60,9 +67,8 @@ class _Commands(TyperGroup):
         except OSError as error:
             _fail(str(error))
         except Exception as error:
-            # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
             if hasattr(error, "format_message") and hasattr(error, "message"):
-                error.message = redact(error.message)  # type: ignore[attr-defined]
+                _clarify(error)
             raise
 
 
@@ -523,10 +529,10 @@ def doctor(url: Url = None) -> None:
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for check in doctor.checks(url):
         line = Text(f"{check.status:4} ", styles[check.status])
-        line.append(f"{check.name}: {redact(check.found)}", "default")
+        line.append(f"{check.name}: {_one_line(check.found)}", "default")
         console.print(line)
         if check.advice:
-            console.print(Text(f"     -> {redact(check.advice)}"))
+            console.print(Text(f"     -> {_one_line(check.advice)}"))
         failed = failed or check.status == "fail"
     if failed:
         raise typer.Exit(1)
@@ -538,12 +544,25 @@ def _connect(url: str | None) -> client.Client:
 
 
 def _fail(message: str, hint: str | None = None) -> NoReturn:
-    print("pgqueue:", redact(" ".join(message.split())), file=sys.stderr)
+    print("pgqueue:", _one_line(message), file=sys.stderr)
     if hint:
         for sql, command in _AS_COMMANDS.items():
             hint = re.sub(sql, command, hint)
-        print("hint:", redact(" ".join(hint.split())), file=sys.stderr)
+        print("hint:", _one_line(hint), file=sys.stderr)
     raise typer.Exit(1)
+
+
+def _clarify(error: Any) -> None:
+    """Put right the message of an error about the command line itself."""
+    # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
+    error.message = printable(redact(error.message))
+    context = getattr(error, "ctx", None)
+    if context and context.command.name == "send" and "extra argument" in error.message:
+        error.message += ": give the payload with --data"
+
+
+def _one_line(text: str) -> str:
+    return printable(redact(" ".join(text.split())))
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -596,17 +615,17 @@ def _payload(data: bytes, binary: bool) -> str | bytes:
 def _as_line(message: client.Message) -> str:
     data = message.data
     shown = data if isinstance(data, str) else f"\\x{data.hex()}"
-    return "\t".join([str(message.seq), _printable(message.key or ""), _printable(shown)])
-
-
-def _printable(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
 
 
 def _as_json(row: Any, claim_id: int | None = None) -> str:
     fields = {} if claim_id is None else {"claim_id": claim_id}
-    return json.dumps(fields | dataclasses.asdict(row), default=_plain, ensure_ascii=False)
+    fields |= dataclasses.asdict(row)
+    text = json.dumps(fields, default=_plain, ensure_ascii=False)
+    if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
+        return text
+    # All escapes that JSON has, which are exact: also of U+009B, which it otherwise leaves alone.
+    return json.dumps(fields, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -619,6 +638,8 @@ def _show(rows: list[Any], kind: type, as_json: bool) -> None:
     if as_json:
         for row in rows:
             print(_as_json(row), flush=True)
+    elif not rows:
+        print("Nothing to show.", file=sys.stderr)
     else:
         # Not cut to 80 columns in a file or a pipe.
         Console(width=None if sys.stdout.isatty() else 250).print(_table(rows, kind))
@@ -644,7 +665,9 @@ def _table(rows: list[Any], kind: type) -> Table:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else printable(str(value))
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def run(directory: Path | None = None, url: str | None = None, rows: int | None 
             console.print(f"{what} in {seconds:.1f} s: {rate:,.0f} flights/s")
         if directory is not None:
             again = f'embedded.start("{directory}").url_of("pgqueue_demo")'
-            console.print(f"to look at it: {again}", style="dim", soft_wrap=True)
+            console.print(f"to look at it: {again}", style="dim", soft_wrap=True, markup=False)
         return same
 
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import spark_pgqueue
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.printable import printable
 
 SECRET = "s3cr3t"
 
@@ -107,6 +108,18 @@ def test_grant_lets_a_role_do_what_it_says(url, queue, run):
             conn.execute(f"drop owned by {role}".encode())
             conn.execute(f"drop role {role}".encode())
     run("grant", "everything", role, code=2)
+
+
+def redirected(arguments, redirection, url):
+    """As a user runs it in a shell, with `<&-` or `>&-`: without an input or output."""
+    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} {redirection}"
+    environment = {**os.environ, "PGQUEUE_URL": url}
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+
+
+def words_of(told: str) -> str:
+    """The words in the box that an error about the command line comes in."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
 
 
 def test_install(empty_url, run):
@@ -200,9 +213,65 @@ def test_time_and_consumers(run, queue):
     assert "unknown consumer 'e'" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
 
 
-def test_what_is_printed_does_not_command_the_terminal(run, queue):
-    run("send", "s", "--data", "\x1b[31m\ta\nü\u202e", "--key", "\x07")
-    assert run("receive", "s", "c") == "1\t\\x07\t\\x1b[31m\\ta\\nü\\u202e\n"
+EVIL = "\x1b[31m\ta\nü\u202e\x9b2J\x7f"
+ESCAPED = r"\x1b[31m\ta\nü\u202e\x9b2J\x7f"
+
+
+def obeyed(shown: str) -> set[str]:
+    """The characters in it that a terminal would obey, but for the ends of lines."""
+    return {each for each in shown if each != "\n" and printable(each) != each}
+
+
+def test_a_message_does_not_command_the_terminal(run, queue):
+    run("send", "s", "--data", EVIL, "--key", "\x07")
+    assert run("receive", "s", "c") == f"1\t\\x07\t{ESCAPED}\n"
+
+
+def test_names_do_not_command_the_terminal(run, queue):
+    """Whoever may create a stream chooses what others see in their terminals."""
+    queue.create_stream(EVIL)
+    queue.create_consumer(EVIL, EVIL)
+    for arguments in (("stream", "list"), ("consumer", "list"), ("stats",)):
+        shown = run(*arguments)
+        assert obeyed(shown) == set(), arguments
+        assert ESCAPED in re.sub(r"\s", "", shown)  # long names go on in the next line
+    for arguments in (("stream", "drop", EVIL), ("consumer", "drop", EVIL, EVIL)):
+        done = CliRunner().invoke(cli.app, arguments, input="n\n")
+        assert "Delete" in done.stderr
+        assert obeyed(done.output) == set(), arguments
+
+
+REFUSE = r"""
+create function pgqueue.refuse() returns trigger language plpgsql
+as $$ begin raise exception E'no\x1b[31m' using hint = E'ask\x1b[31m'; end $$;
+create trigger refuse before insert on pgqueue.streams execute function pgqueue.refuse()
+"""
+
+
+def test_errors_do_not_command_the_terminal(run, queue, url):
+    assert obeyed(run("stats", EVIL, code=1)) == set()
+    assert obeyed(run("ack", EVIL, code=2)) == set()
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(REFUSE)
+    said = run("stream", "create", "x", code=1)
+    assert said == "pgqueue: no\\x1b[31m\nhint: ask\\x1b[31m\n"
+
+
+def test_json_is_exact_and_does_not_command_the_terminal_either(run, queue):
+    queue.create_stream(EVIL)
+    queue.create_consumer(EVIL, EVIL)
+    queue.send(EVIL, EVIL, key=EVIL, headers={EVIL: EVIL})
+    for arguments in (
+        ("stream", "list"),
+        ("consumer", "list"),
+        ("stats",),
+        ("receive", EVIL, EVIL),
+    ):
+        shown = run(*arguments, "--json")
+        assert obeyed(shown) == set(), arguments
+        rows = [json.loads(line) for line in shown.splitlines()]
+        assert EVIL in {row.get("consumer", row.get("name", row.get("data"))) for row in rows}
+    assert (rows[0]["key"], rows[0]["headers"]) == (EVIL, {EVIL: EVIL})
 
 
 def test_a_claim_is_kept_and_settled_by_number(run, queue):
@@ -270,15 +339,32 @@ def test_watching_goes_on_until_interrupted(queue, url):
 
 @pytest.mark.parametrize("arguments", ["send s", "send s --lines", "stream drop s"])
 def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
-    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} <&-"
-    environment = {**os.environ, "PGQUEUE_URL": url}
-    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+    done = redirected(arguments, "<&-", url)
     assert done.returncode == 1
     assert done.stdout == ""
     first, hint = done.stderr.splitlines()
     assert first.startswith("pgqueue: standard input is closed")
     assert hint in ("hint: give --data", "hint: give --yes")
     assert [s.new for s in queue.stats()] == [0]
+
+
+def test_closed_output_is_an_error_and_nothing_is_acknowledged(queue, url):
+    queue.send("s", "x")
+    for arguments in ("receive s c", "receive s c --json", "stats", "stats --watch", "stream list"):
+        done = redirected(arguments, ">&-", url)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[0] == "pgqueue: standard output is closed", arguments
+    assert queue.receive("s", "c").messages[0].deliver_count == 1
+
+
+def test_output_that_is_not_utf8_takes_every_message(queue, url, monkeypatch):
+    """As in a container without a locale: what it cannot show is escaped, --json stays exact."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    queue.send_batch("s", ["hä 你", "hä 你"])
+    assert process("receive", "s", "c", url=url).stdout == "1\t\th\\xe4 \\u4f60\n"
+    assert json.loads(process("receive", "s", "c", "--json", url=url).stdout)["data"] == "hä 你"
+    queue.create_stream("ä")
+    assert "\n\\xe4 " in process("stream", "list", url=url).stdout
 
 
 def test_piped_input_is_one_message_and_no_input_is_none(run, queue, url):
@@ -313,8 +399,7 @@ def test_help_has_a_short_name_everywhere(run):
 def test_help_says_where_a_password_is_safe(run):
     for word in ("PGQUEUE_URL", "PGPASSFILE", "service"):
         assert word in run("--help")
-    told = " ".join(re.sub(r"[│╭╮╰╯─]", " ", run("send", "--help")).split())
-    assert "A password in it shows in `ps`" in told
+    assert "A password in it shows in `ps`" in words_of(run("send", "--help"))
 
 
 def test_the_shell_completes_commands_and_options():
@@ -366,6 +451,20 @@ ERRORS = [
 def test_hints_are_commands_of_this_program(run, queue):
     assert "pgqueue stream create 'no pe'" in run("send", "no pe", "--data", "x", code=1)
     assert "pgqueue consumer create 's' 'nope'" in run("receive", "s", "nope", code=1)
+    assert "leave --consumer away" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
+
+
+def test_the_payload_as_an_argument_is_told_its_option(run, queue):
+    told = words_of(run("send", "s", "hello", code=2))
+    assert "(hello): give the payload with --data" in told
+    assert "--data" not in words_of(run("stats", "s", "hello", code=2))
+
+
+def test_an_empty_list_says_so(run):
+    for arguments in (("stream", "list"), ("consumer", "list"), ("stats",)):
+        done = CliRunner().invoke(cli.app, arguments)
+        assert (done.stdout, done.stderr) == ("", "Nothing to show.\n")
+        assert run(*arguments, "--json") == ""
 
 
 @pytest.mark.parametrize(
@@ -376,8 +475,7 @@ def test_hints_are_commands_of_this_program(run, queue):
     ],
 )
 def test_what_is_no_time_or_duration(run, arguments, said):
-    told = run(*arguments.split(), code=2)
-    assert said in " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
+    assert said in words_of(run(*arguments.split(), code=2))
 
 
 def test_errors_are_one_line_and_a_hint(run, queue):

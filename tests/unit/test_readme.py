@@ -183,3 +183,12 @@ def test_the_commands_are_in_the_makefile():
 def test_the_files_it_names_exist():
     for name in set(re.findall(r"`((?:sql|tests|notebooks)/[\w./]+)`", README)):
         assert (Path(__file__).parents[2] / name).exists(), name
+
+
+def test_the_package_says_where_each_module_is():
+    package = Path(__file__).parents[2] / "spark_pgqueue"
+    text = (package / "README.md").read_text()
+    modules = {file.stem for file in package.rglob("*.py") if not file.stem.startswith("__")}
+    assert [name for name in sorted(modules) if f"`{name}`" not in text] == []
+    for name in re.findall(r"`([\w./]+\.(?:py|sql|md))`", text):
+        assert (package / name).exists(), name
