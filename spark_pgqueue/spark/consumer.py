@@ -20,11 +20,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it."""
+    """A consumer, as the database knows it; `identity` is its alone among those of all databases."""
 
     consumer_id: int
     ordering: str
     visibility_timeout: timedelta
+    identity: str
 
 
 def find_stream(options: SourceOptions) -> Stream:
@@ -58,7 +59,7 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
         PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
     """
     find = (
-        "select stream_id, kind, consumer_id, ordering, visibility_timeout "
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity "
         "from pgqueue.open_consumer(%s, %s)"
     )
     try:

@@ -66,4 +66,9 @@ begin
     from (select claim_id, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
           from pgqueue.consumer_messages where state = 'claimed' group by claim_id) m
     where m.claim_id = c.claim_id and c.reader is not null;
+
+    alter table pgqueue.readers
+        add column used_at timestamptz not null default clock_timestamp(),
+        add column planned_by uuid,
+        add column planned_to bigint not null default 0;
 end $$;

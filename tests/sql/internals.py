@@ -28,6 +28,7 @@ TABLES = {
     "readers": "readers",
     "staged blocks": "staged_writes",
     "sink batches": "sink_batches",
+    "sink streams": "sink_streams",
 }
 
 
