@@ -20,7 +20,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it; `identity` is its alone among those of all databases."""
+    """A consumer, as the database knows it; no other one, of any database, has its identity."""
 
     consumer_id: int
     ordering: str

@@ -97,9 +97,10 @@ class Session:
         if self._bound is None:
             self._wakeup.arm()
         self._last, wait = self._claim(start, limit)
-        if self._last == start and self._bound is None:
-            if self._wakeup.wait(min(wait, BRIEFLY) if others_are_busy else wait):
-                self._last, _ = self._claim(start, limit)
+        if others_are_busy:
+            wait = min(wait, BRIEFLY)
+        if self._last == start and self._bound is None and self._wakeup.wait(wait):
+            self._last, _ = self._claim(start, limit)
         if self._last == start:
             self._tell_of_others(start)
         else:
