@@ -88,16 +88,22 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan how the executors read the messages claimed between two offsets.
 
         Raises:
-            PgQueueError: messages are gone, and failOnDataLoss is true; or as in `latestOffset`.
+            PgQueueError: messages are gone, and failOnDataLoss is true; the query has asynchronous
+                progress; or as in `latestOffset`.
         """
         return self.session.plan(Offset.parse(start), Offset.parse(end))
+
+    def commit(self, end: dict) -> None:
+        """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
+        self.session.committed = Offset.parse(end)
 
     def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor.
 
         Raises:
             PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the
-                consumer twice; or Postgres stayed away too long.
+                consumer twice; its lease ended, and another claimer has messages of the
+                partition's batch; or Postgres stayed away too long.
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None

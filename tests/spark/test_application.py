@@ -171,6 +171,16 @@ APPLICATION = """
             raise RuntimeError("the sink fails")
         print("rows", batch.count(), flush=True)
 
+    if how == "asynchronous":
+        import os, time
+        writer = source.option("maxMessagesPerTrigger", 5).load().writeStream.format("noop")
+        writer = writer.option("asyncProgressTrackingEnabled", "true")
+        query = writer.option("checkpointLocation", checkpoint).start()
+        while not query.exception():
+            time.sleep(0.1)
+        print(query.exception(), flush=True)
+        os._exit(1)  # Spark itself does not end such a query
+
     writer = source.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
     once = how == "once"
     query = (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start()
@@ -190,3 +200,17 @@ def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
             assert child.output.count("trigger(once=True) ends without acknowledging") == told
             assert ("rows 10" in child.output) == bool(told)
         assert queue.backlog("s", "c") == 10 * told
+
+
+def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_environment):
+    """Its checkpoint would fall behind what it acknowledged."""
+    queue.create("s", "c")
+    queue.send("s", 1, 20)
+    with Child(APPLICATION, queue.url, queue.checkpoint(), "asynchronous") as child:
+        assert child.wait() == 1
+        assert "remove the option asyncProgressTrackingEnabled" in child.output
+    assert queue.backlog("s", "c") == 15
+    frame = queue.load("s", "c")
+    queue.collect(frame).awaitTermination()
+    assert len(queue.data()) == 15
+    assert queue.backlog("s", "c") == 0

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 from chispa import assert_df_equality
 from psycopg.conninfo import make_conninfo
@@ -20,12 +21,22 @@ from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Batch, Piece, Range
 from spark_pgqueue.spark.reading import read_piece
+from spark_pgqueue.spark.session import Session
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
 
 pytestmark = pytest.mark.spark
 
 BATCH = Batch("5e0e5a3f-5e0e-5e0e-5e0e-5e0e5a3f5e0e", 0, 1)
+
+
+def driver_side_processes() -> list[psutil.Process]:
+    """The processes that Spark runs the sources of this application in."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "python_streaming_source_runner" in " ".join(process.cmdline())
+    ]
 
 
 def numbers(first: int, last: int) -> list[int]:
@@ -282,6 +293,77 @@ def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     assert len(taken) == 4
     queue.collect(frame).awaitTermination()
     assert {row.seq for row in queue.rows()} == set(numbers(1, 10)) - taken
+
+
+def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queue: Queue, fails):
+    """The driver's process stands still, as on a machine that is suspended; the batch goes on."""
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    stolen: list[int] = []
+
+    def steal(batch, batch_id):
+        (process,) = driver_side_processes()
+        process.suspend()
+        try:
+            while not stolen:
+                rows = queue.sql("select data from pgqueue.receive('s', 'c', 4)")
+                stolen.extend(int(data) for (data,) in rows)
+                time.sleep(0.1)
+        finally:
+            process.resume()
+
+    frame = queue.load("s", "c", visibilityTimeout="1s")
+    message = fails(queue.collect(frame, each=steal))
+    assert "PQ012" in message
+    assert "messages of this batch of stream s were taken over by another claimer" in message
+    assert queue.data() == []
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.data() + stolen) == numbers(1, 10)
+
+
+@pytest.mark.parametrize("lose", [True, False])
+def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, lose):
+    queue.create("s", "c")
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', "
+        "array(select repeat('x', 2000) || i from generate_series(1, 9000) i))"
+    )
+    options = {"url": queue.url, "stream": "s", "consumer": "c", "visibilitytimeout": "1s"}
+    schema = source_schema("text", include_headers=True)
+    session = Session(parse_source(options), schema)
+    end = session.claim(session.initial, None)
+    (piece,) = session.plan(session.initial, end)
+    read = read_piece(parse_source(options), piece, schema, None)
+    got = next(read).num_rows
+    if lose:
+        session._lease.stop()
+        deadline = time.monotonic() + 30
+        while not queue.sql("select * from pgqueue.receive('s', 'c', 1)"):
+            assert time.monotonic() < deadline
+    with pytest.raises(PgQueueError, match="PQ012") if lose else nullcontext():
+        got += sum(batch.num_rows for batch in read)
+        assert got == 9000
+    if lose:  # the task is tried again, and then the batch is planned again
+        with pytest.raises(PgQueueError, match="PQ012"):
+            next(read_piece(parse_source(options), piece, schema, None))
+        pieces = session.plan(session.initial, end)
+        again = [read_piece(parse_source(options), each, schema, None) for each in pieces]
+        assert sum(batch.num_rows for each in again for batch in each) == 8999
+    session.close()
+
+
+def test_available_now_gets_past_a_long_line_that_it_may_not_have(queue: Queue):
+    """A claim by key looks at a bounded part of it, finds nothing, and says so."""
+    queue.create("s", "c", ordering="key")
+    queue.sql("select pgqueue.send('s', 'first', 'hot')")
+    assert len(queue.sql("select * from pgqueue.receive('s', 'c', 1, '1 hour')")) == 1
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{30000}'), "
+        "array_fill('hot'::text, '{30000}'))"
+    )
+    queue.send("s", 1, 3)
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    assert queue.data() == numbers(1, 3)
 
 
 def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(queue: Queue, fails):
