@@ -26,6 +26,7 @@ class Consumer(Stream):
     ordering: str
     visibility_timeout: timedelta
     identity: str
+    channel: str
 
 
 def find_stream(options: SourceOptions) -> Stream:
@@ -59,7 +60,7 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
         PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
     """
     find = (
-        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity "
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel "
         "from pgqueue.open_consumer(%s, %s)"
     )
     try:

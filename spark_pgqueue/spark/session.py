@@ -76,8 +76,7 @@ class Session:
         self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        channel = f"pgqueue_{self._consumer.stream_id}"
-        self._wakeup = Wakeup(options.url, channel, self._parent)
+        self._wakeup = Wakeup(options.url, self._consumer.channel, self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._backlog_until = 0, 0.0

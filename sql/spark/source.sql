@@ -6,14 +6,14 @@ create or replace function pgqueue.open_stream(p_stream text) returns table (str
 language sql stable
 as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
--- A consumer by name, with a name that no other consumer has, in no database. Errors: PQ001, PQ002.
+-- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
-returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text)
+returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text)
 language sql stable
 as $$
     select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout,
            format('%s-%s-%s', (select oid from pg_database where datname = current_database()), c.consumer_id,
-                  (extract(epoch from c.created_at) * 1000000)::bigint)
+                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id)
     from pgqueue._consumer(p_stream, p_consumer) c join pgqueue.streams s using (stream_id)
 $$;
 

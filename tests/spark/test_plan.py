@@ -60,7 +60,7 @@ def test_multirange_is_exactly_the_numbers(numbers):
 
 
 def pieces(total, ordering, **options):
-    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c")
+    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c", "c")
     given_options = {"stream": "s", "consumer": "c"} | {k: str(v) for k, v in options.items()}
     return cut_into_pieces(
         [Range(1, total + 1, 0, 1)], Batch("r", 0, 1), consumer, parse_source(given_options)

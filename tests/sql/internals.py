@@ -127,7 +127,12 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
 
 def readers(conn: psycopg.Connection) -> list[Any]:
     """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
-    return rows(conn, "select last_claim - acked_claim as claims_ahead, lost from pgqueue.readers")
+    return rows(
+        conn,
+        "select (select count(*) from pgqueue.claims c"
+        " where c.reader = r.reader and c.claim_id > r.acked_claim) as claims_ahead, lost"
+        " from pgqueue.readers r",
+    )
 
 
 def forget_readers(conn: psycopg.Connection) -> None:
