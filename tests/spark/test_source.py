@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,11 +32,12 @@ BATCH = Batch("5e0e5a3f-5e0e-5e0e-5e0e-5e0e5a3f5e0e", 0, 1)
 
 def driver_side_processes() -> list[psutil.Process]:
     """The processes that Spark runs the sources of this application in."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "python_streaming_source_runner" in " ".join(process.cmdline())
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "python_streaming_source_runner" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def numbers(first: int, last: int) -> list[int]:
@@ -302,15 +303,19 @@ def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queu
     stolen: list[int] = []
 
     def steal(batch, batch_id):
-        (process,) = driver_side_processes()
-        process.suspend()
+        processes = driver_side_processes()
+        for process in processes:  # one of another test may be about to end
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
         try:
             while not stolen:
                 rows = queue.sql("select data from pgqueue.receive('s', 'c', 4)")
                 stolen.extend(int(data) for (data,) in rows)
                 time.sleep(0.1)
         finally:
-            process.resume()
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     frame = queue.load("s", "c", visibilityTimeout="1s")
     message = fails(queue.collect(frame, each=steal))
