@@ -25,6 +25,8 @@ comment on function pgqueue.reader_extend    is 'Holds the claims of a Spark que
 comment on function pgqueue.reader_resume    is 'Prepares the messages of a micro-batch to be read, again if need be.';
 comment on function pgqueue.reader_plan      is 'The messages of a micro-batch as ranges of numbers, in the order of delivery.';
 comment on function pgqueue.reader_query     is 'Records which Spark query a reader belongs to, and refuses a second one of the same query.';
+comment on function pgqueue.reader_lost      is 'How many messages of a micro-batch its reader has lost to other claimers.';
+comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';

@@ -58,6 +58,9 @@ class GivenServer:
     def url_of(self, database: str) -> str:
         return make_conninfo(self.url, dbname=database)
 
+    def stop(self, mode: str = "fast") -> None:
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot stop")
+
     def restart(self, mode: str = "fast") -> None:
         pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
 

@@ -34,8 +34,10 @@ UNKNOWN_CONSUMER = "PQ002"
 NOT_ALLOWED = "PQ003"
 UNFIT_DATA = "PQ004"
 FOREIGN_CHECKPOINT = "PQ005"
+READ_TWICE = "PQ009"
 DATA_LOSS = "PQ010"
 SCHEMA_VERSION = "PQ011"
+LEASE_LOST = "PQ012"
 
 CODES = {
     UNKNOWN_STREAM: Code(
@@ -65,16 +67,22 @@ CODES = {
         "begin transaction isolation level read committed",
     ),
     "PQ008": Code("a part of the batch that a sink staged is gone", "run the batch again"),
-    "PQ009": Code(
-        "one query reads the consumer twice",
+    READ_TWICE: Code(
+        "one query, or one application, reads the consumer twice",
         "read the consumer once and derive both sides from that, or use two consumers",
     ),
     DATA_LOSS: Code(
-        "messages are gone that the query was to read", "use the latest checkpoint, or a new one"
+        "messages are gone that the query was to read, or the checkpoint was restored",
+        "use the latest checkpoint, or a new one",
     ),
     SCHEMA_VERSION: Code(
         "the schema pgqueue, or the server, is missing, older or newer than what is needed",
         INSTALL_HINT,
+    ),
+    LEASE_LOST: Code(
+        "the visibility timeout passed while a micro-batch was read, and another claimer took over",
+        "start the query again, which goes on without what was lost; a longer visibilityTimeout "
+        "helps",
     ),
 }
 """All SQLSTATEs of class PQ that the SQL and this package raise."""

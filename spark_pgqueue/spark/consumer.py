@@ -20,11 +20,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it."""
+    """A consumer, as the database knows it; no other one, of any database, has its identity."""
 
     consumer_id: int
     ordering: str
     visibility_timeout: timedelta
+    identity: str
+    channel: str
 
 
 def find_stream(options: SourceOptions) -> Stream:
@@ -58,7 +60,7 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
         PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
     """
     find = (
-        "select stream_id, kind, consumer_id, ordering, visibility_timeout "
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel "
         "from pgqueue.open_consumer(%s, %s)"
     )
     try:

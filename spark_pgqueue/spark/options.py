@@ -55,6 +55,7 @@ class SourceOptions:
     create_consumer: bool
     starting_position: str | None
     ordering: str | None
+    share_consumer: bool
     retry_timeout: timedelta
 
 
@@ -287,6 +288,14 @@ SOURCE_OPTIONS = (
         "none, key or stream",
         None,
         "The ordering of a consumer made by createConsumer. By default none.",
+    ),
+    Option(
+        "shareConsumer",
+        _boolean,
+        _BOOLEAN,
+        False,
+        "Whether other queries of the application may read the consumer too, if they say so as "
+        "well: each then gets a part of the messages.",
     ),
     _RETRY_TIMEOUT,
 )

@@ -24,6 +24,23 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Batch:
+    """A micro-batch: the claims of a reader after one and up to another.
+
+    Attributes:
+        reader: the reader's uuid.
+        after: the last claim before it.
+        end: its last claim.
+        lost: how many of its messages the reader had lost when it was planned.
+    """
+
+    reader: str
+    after: int
+    end: int
+    lost: int = 0
+
+
+@dataclass(frozen=True)
 class Piece(InputPartition):
     """A partition: all that an executor needs to know to read its share of a micro-batch.
 
@@ -32,7 +49,7 @@ class Piece(InputPartition):
         stream_id: the stream's id; its messages are in the table messages_<stream_id>.
         kind: text, json or binary.
         stream: the stream's name, for messages.
-        reader: the uuid of the reader that claimed them.
+        batch: the micro-batch that it is a part of.
         ranges: what to read, in the order of delivery.
         buckets: if more than 1, read only the keys whose hash modulo buckets is index.
     """
@@ -41,13 +58,13 @@ class Piece(InputPartition):
     stream_id: int
     kind: str
     stream: str
-    reader: str
+    batch: Batch
     ranges: tuple[Range, ...]
     buckets: int = 1
 
 
 def cut_into_pieces(
-    ranges: list[Range], reader: str, consumer: Consumer, options: SourceOptions
+    ranges: list[Range], batch: Batch, consumer: Consumer, options: SourceOptions
 ) -> list[Piece]:
     """Partitions of equal size, in the order of delivery, that together read `ranges`.
 
@@ -59,7 +76,7 @@ def cut_into_pieces(
 
     def piece(index: int, ranges: list[Range], buckets: int) -> Piece:
         return Piece(
-            index, consumer.stream_id, consumer.kind, options.stream, reader, tuple(ranges), buckets
+            index, consumer.stream_id, consumer.kind, options.stream, batch, tuple(ranges), buckets
         )
 
     if consumer.ordering == "key" and count > 1:

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.connection import PIN_PATH
-from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
+from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
@@ -47,11 +47,17 @@ def read_piece(
 
     Raises:
         PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the consumer
-            twice; or Postgres stayed away too long.
+            twice; the lease ended and others have messages of the batch; or Postgres stayed away
+            too long.
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
     target = to_arrow_schema(schema, timezone="UTC")
     ranges, rows, failures = piece.ranges, 0, 0
+
+    def check_lease() -> None:
+        with_backoff(lambda: _check_lease(url, piece), url, patience)
+
+    check_lease()  # a task that failed for it fails again, before it reads anything
     while ranges:
         last = None
         try:
@@ -79,6 +85,25 @@ def read_piece(
         missing = sum(each.hi - each.lo for each in piece.ranges) - rows
         if missing > 0:
             report_loss(missing, piece.stream, options.fail_on_data_loss)
+    check_lease()
+
+
+def _check_lease(url: str | None, piece: Piece) -> None:
+    """Fail when the reader has lost messages since the batch was planned."""
+    batch = piece.batch
+    with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
+        ((lost,),) = call(
+            cursor,
+            "select pgqueue.reader_lost($1::text::uuid, $2, $3)",
+            (batch.reader, batch.after, batch.end),
+        )
+    if lost > batch.lost:
+        raise PgQueueError(
+            f"{lost - batch.lost} messages of this batch of stream {piece.stream} were taken over "
+            "by another claimer, because the query's lease ended while the batch was read",
+            hint=CODES[LEASE_LOST].way_out,
+            sqlstate=LEASE_LOST,
+        )
 
 
 def report_loss(count: int, stream: str, fail: bool) -> None:
@@ -102,7 +127,7 @@ def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> No
         call(
             cursor,
             "select pgqueue.reader_query($1::text::uuid, $2::text) is null",
-            (piece.reader, query_id),
+            (piece.batch.reader, query_id),
         )
         cursor.connection.commit()
 
@@ -182,7 +207,7 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
 
 def _count(url: str | None, piece: Piece) -> int:
     """How many messages of the ranges there are, whatever their keys."""
-    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.reader, ())
+    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.batch, ())
     count = 0
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
         for some in _slices(piece.ranges):

@@ -14,17 +14,25 @@ from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
+from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, READ_TWICE, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.application import Seat
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
-from spark_pgqueue.spark.partitions import Piece, Range, cut_into_pieces
+from spark_pgqueue.spark.partitions import Batch, Piece, Range, cut_into_pieces
 from spark_pgqueue.spark.reading import report_loss
 
 BACKLOG_SECONDS = 10
 """How old the backlog that an idle query reports may be."""
+
+BRIEFLY = 0.05
+"""Seconds that a source without messages waits while others of its application have some: Spark
+asks the sources of a query one after the other."""
+
+ASKS = 1000
+"""How often a query that ends when it finds nothing asks again, when it is told to."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,17 @@ class Session:
         )
         self._consumer = open_consumer(self._statements, options)
         self._check_kind(schema)
+        self._seat = Seat(self._consumer.identity, options.share_consumer)
+        self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        channel = f"pgqueue_{self._consumer.stream_id}"
-        self._wakeup = Wakeup(options.url, channel, self._parent)
+        self._wakeup = Wakeup(options.url, self._consumer.channel, self._parent)
+        self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._backlog_until = 0, 0.0
+        self._told_of_others = False
+        self._planned: Offset | None = None
+        self.committed: Offset | None = None
         self.initial = self._last = Offset(str(uuid4()), 0, 0)
 
     def stop_at_what_is_published(self) -> None:
@@ -81,13 +94,18 @@ class Session:
     def claim(self, start: Offset, limit: int | None) -> Offset:
         """Acknowledge up to `start` and claim up to `limit` messages, waiting for them a while."""
         self._lease.hold(start.reader)
-        if self._bound is not None:
-            self._last, _ = self._claim(start, limit)
-            return self._last
-        self._wakeup.arm()
+        others_are_busy = self._seat.others_had_messages()
+        if self._bound is None:
+            self._wakeup.arm()
         self._last, wait = self._claim(start, limit)
-        if self._last == start and self._wakeup.wait(wait):
+        if others_are_busy:
+            wait = min(wait, BRIEFLY)
+        if self._last == start and self._bound is None and self._wakeup.wait(wait):
             self._last, _ = self._claim(start, limit)
+        if self._last == start:
+            self._tell_of_others(start)
+        else:
+            self._seat.note_messages()
         return self._last
 
     def latest(self) -> Offset:
@@ -106,10 +124,13 @@ class Session:
         after = start.claim if start.reader == end.reader else 0
         if end.claim <= after:
             return []
+        if start == self._planned != self.committed:
+            raise _asynchronous()
+        self._planned = end
         self._lease.hold(end.reader)
-        planned, taken_over, gone = self._statements.row(
-            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s)",
-            [end.reader, self._consumer.consumer_id, after, end.claim],
+        planned, taken_over, gone, dead = self._statements.row(
+            "select planned, taken_over, gone, dead from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
+            [end.reader, self._consumer.consumer_id, after, end.claim, self._process],
         )
         if taken_over:
             warn(
@@ -117,14 +138,21 @@ class Session:
                 "their lease ended, and are delivered there; %s are left",
                 *(taken_over, self._options.consumer, planned),
             )
+        if dead:
+            warn(
+                "%s messages of this batch of consumer %s became dead letters when their lease "
+                "ended: they had been delivered max_deliver_count times; %s are left",
+                *(dead, self._options.consumer, planned),
+            )
         if gone:
             report_loss(gone, self._options.stream, self._options.fail_on_data_loss)
         ranges = self._statements.rows(
             "select lo, hi, priority, deliver_count from pgqueue.reader_plan(%s, %s, %s)",
             [end.reader, after, end.claim],
         )
+        batch = Batch(end.reader, after, end.claim, lost=taken_over + gone + dead)
         return cut_into_pieces(
-            [Range(*each) for each in ranges], end.reader, self._consumer, self._options
+            [Range(*each) for each in ranges], batch, self._consumer, self._options
         )
 
     def close(self) -> None:
@@ -132,9 +160,51 @@ class Session:
         self._lease.stop()
         self._wakeup.close()
         self._statements.close()
+        self._seat.leave()
+
+    def _take_seat(self) -> None:
+        if not self._seat.take():
+            self._statements.close()
+            raise PgQueueError(
+                f"consumer {self._options.consumer!r} of stream {self._options.stream!r} is read "
+                "twice in this Spark application: each of two readers would get a part of the "
+                "messages",
+                hint="in a self-join read the consumer once and derive both sides from that, or "
+                "give each side a consumer of its own; of two queries stop the other one, or, to "
+                'share the messages, set option("shareConsumer", "true") in both',
+                sqlstate=READ_TWICE,
+            )
+
+    def _tell_of_others(self, start: Offset) -> None:
+        """Say once why a new query finds nothing, where a failed one holds the messages."""
+        if self._told_of_others or start.claim:
+            return
+        self._told_of_others = True
+        messages, until = self._statements.row(
+            "select messages, until::timestamptz(0)::text from pgqueue.reader_others(%s, %s)",
+            [start.reader, self._consumer.consumer_id],
+        )
+        if messages:
+            warn(
+                "this query has a new checkpoint and finds nothing: %s messages of consumer %s are "
+                "held by a query with another checkpoint, until %s if that one does not run; start "
+                "it with that checkpoint, or wait",
+                *(messages, self._options.consumer, until),
+            )
 
     def _claim(self, start: Offset, limit: int | None) -> tuple[Offset, float]:
         """The new end, and for how many seconds it makes no sense to ask again."""
+        # A claim looks at a bounded part of a long line of messages that it may not have, and says
+        # so: the next one goes on there.
+        end, wait = self._ask(start, limit)
+        asked = 1
+        while end == start and wait <= 0 and asked < ASKS:
+            time.sleep(0.001 * min(asked, 20))
+            end, wait = self._ask(start, limit)
+            asked += 1
+        return end, wait
+
+    def _ask(self, start: Offset, limit: int | None) -> tuple[Offset, float]:
         self._parent.check()
         claim, messages, lost, due = self._statements.row(
             "select claim_id, messages, lost, "
@@ -170,3 +240,19 @@ class Session:
                 f"{given}",
                 hint="remove schema(...) from readStream",
             )
+
+
+def _asynchronous() -> PgQueueError:
+    """For a query that begins a batch before its log has the one before.
+
+    Spark commits an offset to its source once its log has it. With asynchronous progress the log
+    falls behind what was acknowledged, and after a crash the query could never go on from there.
+    (Such a query has an `exception()` then, and yet Spark 4.3 does not end it: it wants to commit
+    offsets to sources that it has stopped.)
+    """
+    return PgQueueError(
+        "the query began a micro-batch before the one before it was in its checkpoint, as with "
+        "asyncProgressTrackingEnabled: after a crash it could not go on",
+        hint="remove the option asyncProgressTrackingEnabled, and start the query again; with a "
+        "new checkpoint if this one is refused",
+    )

@@ -52,15 +52,11 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         """Publish what the tasks staged, on the driver. Does nothing when it was published before.
 
         Raises:
-            PgQueueError: Postgres stayed away too long.
+            PgQueueError: PQ010 when the batch is older than the last one, or is that one with
+                another number of rows; PQ001 when the stream was dropped and made again since;
+                or Postgres stayed away too long.
         """
-        staged = any(message is not None and message.staged for message in messages)
-        if not self._target.publish(messages, batchId) and staged:
-            warn(
-                "batch %s was published meanwhile by another run of this query: what this run "
-                "staged for it was not published",
-                batchId,
-            )
+        self._target.publish(messages, batchId)
 
     def abort(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Nothing: it is also called after a commit that failed, and may run beside one."""
@@ -78,7 +74,7 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
-        return self._target.stage(iterator, self._sink, self._batch)
+        return self._target.stage(iterator, self._sink, self._batch, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""

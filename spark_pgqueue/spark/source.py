@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import Piece
 from spark_pgqueue.spark.reading import read_piece
@@ -29,6 +30,9 @@ from spark_pgqueue.spark.session import Offset, Session
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+NO_LIMIT = 2**62
+"""As many rows as there are, for Spark."""
 
 
 class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -38,6 +42,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._session: Session | None = None
+        self._told_of_once = False
 
     @property
     def session(self) -> Session:
@@ -51,9 +56,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asdict(self.session.initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What maxMessagesPerTrigger says."""
-        limit = self._options.max_messages_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """What maxMessagesPerTrigger says; never all, which is what trigger(once=True) asks for."""
+        return ReadMaxRows(self._options.max_messages_per_trigger or NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on claim what is published now, and nothing that is published later."""
@@ -66,7 +70,15 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             PgQueueError: the consumer is gone, the checkpoint belongs to another one, or Postgres
                 stayed away too long.
         """
-        return asdict(self.session.claim(Offset.parse(start), getattr(limit, "max_rows", None)))
+        rows = getattr(limit, "max_rows", None)
+        if isinstance(limit, ReadAllAvailable) and not self._told_of_once:
+            self._told_of_once = True
+            warn(
+                "trigger(once=True) ends without acknowledging its batch: its messages stay "
+                "claimed until the query's next run, or until their visibilityTimeout passes and "
+                "another claimer asks for them; trigger(availableNow=True) acknowledges all"
+            )
+        return asdict(self.session.claim(Offset.parse(start), None if rows == NO_LIMIT else rows))
 
     def reportLatestOffset(self) -> dict | None:
         """The last offset with the backlog added to its messages, for the query's progress."""
@@ -76,16 +88,22 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan how the executors read the messages claimed between two offsets.
 
         Raises:
-            PgQueueError: messages are gone, and failOnDataLoss is true; or as in `latestOffset`.
+            PgQueueError: messages are gone, and failOnDataLoss is true; the query has asynchronous
+                progress; or as in `latestOffset`.
         """
         return self.session.plan(Offset.parse(start), Offset.parse(end))
+
+    def commit(self, end: dict) -> None:
+        """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
+        self.session.committed = Offset.parse(end)
 
     def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor.
 
         Raises:
             PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the
-                consumer twice; or Postgres stayed away too long.
+                consumer twice; its lease ended, and another claimer has messages of the
+                partition's batch; or Postgres stayed away too long.
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None

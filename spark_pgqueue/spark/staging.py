@@ -39,7 +39,8 @@ class Staged(WriterCommitMessage):
         sink: the sink's identity.
         staged: the ids of its staged chunks.
         rows: how many rows they hold.
-        is_repeated: whether nothing was staged because the batch was published before.
+        is_repeated: whether nothing was staged because the batch, or a later one, was published
+            before.
     """
 
     sink: str
@@ -68,9 +69,19 @@ class Target:
             statements.close()
         self._columns = check_columns(schema, options.stream, self._kind)
 
-    def stage(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Staged:
-        """Copy rows into the stream's table, unpublished."""
-        if self._is_published(sink, batch):
+    def stage(
+        self, batches: Iterator[pa.RecordBatch], sink: str, batch: int, skip_published: bool = False
+    ) -> Staged:
+        """Copy rows into the stream's table, unpublished.
+
+        Args:
+            batches: the rows.
+            sink: the sink's identity.
+            batch: the number of its batch.
+            skip_published: whether to stage nothing where the batch, or a later one, was published
+                before. A query's batch is counted once more instead: whether it is the same.
+        """
+        if skip_published and self._is_published(sink, batch):
             return Staged(sink, (), 0, is_repeated=True)
         staged, rows = [], 0
         for chunk in chunks(batches):

@@ -77,6 +77,9 @@ begin
         -- what is ready and could not be had (behind another claim) stays in the way of what would be taken
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
+            -- it has looked at enough that is blocked, or for others: the next claim goes on
+            exit when v_pass > 2 and (o_cursor.blocked > 0 or o_cursor.next_publication - p_cursor.next_publication
+                                                              >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);
             exit when o_cursor.scan_from <> '{}';
         end if;

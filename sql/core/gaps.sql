@@ -12,7 +12,7 @@
 -- transaction keeps its lock; after a restart of the server it has another virtual id, -1/..., and so counts for every gap.
 
 -- What a take has to look into.
---   p_publishers  who held the publish lock before the look
+--   p_publishers  who holds the publish lock, after the snapshot of the look
 -- Returns the rows of the gaps, null when none needs a look.
 create or replace function pgqueue._gaps_to_look_into(p_cursor pgqueue.consumer_cursors, p_publishers text[]) returns pgqueue.consumer_gaps[]
 language plpgsql

@@ -14,8 +14,8 @@ create or replace function pgqueue._is_soon(p_when timestamptz) returns boolean
 language sql volatile
 as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
 
--- Looks for expired leases, and releases their claims. Once a minute it looks from the beginning: a clock that was set back may have
--- made leases that end before those of which it knows.
+-- Looks for expired leases, and releases their claims. Once a minute it looks from the beginning: a clock that was set back, or a claim
+-- that was committed long after its lease ended, may have made leases that end before those of which it knows.
 -- Returns the cursor, which says when to look again. Needs the consumer's lock.
 create or replace function pgqueue._probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql
@@ -27,7 +27,7 @@ begin
     v_lease := pgqueue._next_expiry(p_consumer.consumer_id,
         case when date_trunc('minute', v_now) = date_trunc('minute', p_cursor.leases_from) then p_cursor.leases_from else '-infinity' end);
     p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
-    p_cursor.leases_from := least(v_lease, v_now);
+    p_cursor.leases_from := least(v_lease, v_now - interval '2 s');  -- a claim may be committed after its lease ended
     if v_lease <= v_now then
         p_cursor := pgqueue._expire(p_consumer, p_cursor, v_now);
     end if;

@@ -63,24 +63,29 @@ end $$;
 
 -- The look of a take, and the runs for what it saw: one statement, and so one snapshot, of more than 60 lines. Nearly always ids and seqs
 -- are contiguous; merging them one by one, range_agg, costs more than all the rest and is left out then.
---   p_gap_ids  publication ids to look for; beyond them it walks from the cursor's next_publication
---   p_line_no  the place in the line of what it takes
--- Returns the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready now, when the first
+-- It looks into gaps, and beyond from the cursor's next_publication. Which gaps is told after its snapshot: a producer that goes on and commits in
+-- between would otherwise be seen with what is beyond, and not with what is in a gap.
+-- Returns the gaps it looked into (null: none), the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready now, when the first
 -- delayed one is due, and how many messages became ready.
 create or replace function pgqueue._look(
-    p_consumer pgqueue.consumers, p_next bigint, p_gap_ids int8multirange, p_upto bigint, p_limit int, p_line_no bigint,
-    out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint)
+    p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
+    out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint)
 language plpgsql
 as $$
 declare
-    v_now timestamptz := clock_timestamp();
+    v_now     timestamptz := clock_timestamp();
+    v_line_no bigint := p_cursor.last_line_no + 1;
 begin
-    with held as materialized (
+    with gap as materialized (
+        select g from unnest(pgqueue._gaps_to_look_into(p_cursor, pgqueue._publishers(p_consumer.stream_id))) g
+        where p_cursor.gaps <> '{}'
+    ), held as materialized (
         select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers
-        from unnest(p_gap_ids) g
+        from gap
+        cross join lateral unnest((gap.g).publication_ids) r
         cross join lateral (select * from pgqueue.publications
                             where stream_id = p_consumer.stream_id
-                              and publication_id >= lower(g) and publication_id < upper(g)
+                              and publication_id >= lower(r) and publication_id < upper(r)
                             order by publication_id) p
         order by p.publication_id
         fetch first p_limit rows with ties
@@ -90,7 +95,7 @@ begin
         (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers
          from pgqueue.publications
          where stream_id = p_consumer.stream_id
-           and publication_id >= p_next and publication_id <= coalesce(p_upto, 9223372036854775807)
+           and publication_id >= p_cursor.next_publication and publication_id <= coalesce(p_upto, 9223372036854775807)
            and (select count(*) from held) < p_limit  -- or else what is left in the gaps comes first
          order by publication_id
          fetch first p_limit rows with ties)
@@ -120,16 +125,17 @@ begin
         select p_consumer.consumer_id,
                case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.ordering = 'none' then -m.priority else 0 end,
-               m.priority, 0, p_line_no, p_line_no, c.first_seq, c.message_count, c.seqs, m.due
+               m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due
         from merged m cross join lateral pgqueue._chunks(m.seqs) c
         returning state, lane, message_count, not_visible_until
     )
-    select case when id.ids = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
+    select (select array_agg(gap.g) from gap),
+           case when id.ids = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
                 else (select range_agg(int8range(publication_id, publication_id, '[]')) from new) end,
            id.in_gaps, id.beyond,
            (select array_agg(distinct lane) from run where state = 'ready'), (select min(not_visible_until) from run where state = 'delayed'),
            (select coalesce(sum(message_count), 0) from run where state = 'ready' and not_visible_until is null)
-    into o_taken, o_in_gaps, o_beyond, o_lanes, o_due, o_messages
+    into o_gaps, o_taken, o_in_gaps, o_beyond, o_lanes, o_due, o_messages
     from id;
 end $$;
 
@@ -142,7 +148,6 @@ language plpgsql
 as $$
 declare
     v_publishers text[];
-    v_gaps       pgqueue.consumer_gaps[];
     v_issued     bigint;  -- publication ids up to it were given out before the look
     v_look       record;
     v_plain      record;
@@ -158,12 +163,10 @@ begin
         end if;
     else
         v_publishers := pgqueue._publishers(p_consumer.stream_id);  -- before the look
-        v_gaps := pgqueue._gaps_to_look_into(p_cursor, v_publishers);
     end if;
     o_cursor := p_cursor;
     v_issued := least(pg_sequence_last_value(format('pgqueue.publication_%s', p_consumer.stream_id)::regclass), p_upto);
-    v_look := pgqueue._look(p_consumer, p_cursor.next_publication,
-                            coalesce((select range_agg(g.publication_ids) from unnest(v_gaps) g), '{}'), p_upto, p_limit, p_cursor.last_line_no + 1);
+    v_look := pgqueue._look(p_consumer, p_cursor, p_upto, p_limit);
     v_taken := coalesce(v_look.o_taken, '{}');
     o_messages := v_look.o_messages;
     if v_taken <> '{}' then
@@ -175,8 +178,8 @@ begin
     end if;
     o_cursor.take_was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
 
-    if v_gaps is not null then
-        o_cursor := pgqueue._shrink_gaps(o_cursor, v_gaps, v_taken, v_publishers, v_look.o_in_gaps >= p_limit);
+    if v_look.o_gaps is not null then
+        o_cursor := pgqueue._shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers, v_look.o_in_gaps >= p_limit);
     end if;
     if v_look.o_beyond > 0 then
         v_end := upper(v_taken) - 1;

@@ -111,4 +111,8 @@ begin
         update pgqueue.staged_writes set reservation_id = v_staged.reservation_id where staged_id = v_staged.staged_id;
     end loop;
     alter table pgqueue.staged_writes alter column reservation_id set not null;
+    alter table pgqueue.readers
+        add column used_at timestamptz not null default clock_timestamp(),
+        add column planned_by uuid,
+        add column planned_to bigint not null default 0;
 end $$;

@@ -69,13 +69,62 @@ begin
     return v_id;
 end $$;
 
+-- Whether a sink's batch is one that was published before, and is run again. A batch write with a txnAppId may repeat any; of a query
+-- Spark runs only the last one again, with the same rows: all else is another history of the query, from a checkpoint that was restored.
+-- Errors: PQ010 for that.
+create or replace function pgqueue._is_repeat(p_sink text, p_stream_id int, p_batch bigint, p_rows bigint) returns boolean
+language plpgsql
+as $$
+declare
+    v_last pgqueue.sink_batches;
+begin
+    if p_sink like 'txn:%' or p_sink like 'write:%' then
+        return pgqueue.is_published(p_sink, p_stream_id, p_batch);
+    end if;
+    select * into v_last from pgqueue.sink_batches where sink = p_sink and stream_id = p_stream_id order by batch desc limit 1;
+    if not found or v_last.batch < p_batch then
+        return false;
+    elsif v_last.batch > p_batch then
+        raise exception 'batch % of query % comes after its batch % was published', p_batch, p_sink, v_last.batch
+            using errcode = 'PQ010', hint = 'Its checkpoint was restored to an earlier state, or is a copy. Use the latest one; or start with a new '
+                                            'checkpoint, and know that what it reads again is published again.';
+    elsif v_last.message_count <> p_rows then
+        raise exception 'batch % of query % was published with % messages, and has % now', p_batch, p_sink, v_last.message_count, p_rows
+            using errcode = 'PQ010', hint = 'Its checkpoint was restored to an earlier state; or the query gives other rows each time it is run, or was '
+                                            'changed. Start with a new checkpoint, and know that what it reads again is published again.';
+    end if;
+    return true;
+end $$;
+
+-- Notes which stream a query writes to. Errors: PQ001 when that is not the one that it wrote to before, and has its name.
+create or replace function pgqueue._note_stream(p_sink text, p_stream pgqueue.streams) returns void
+language plpgsql
+as $$
+declare
+    v_known pgqueue.sink_streams;
+begin
+    if p_sink like 'txn:%' or p_sink like 'write:%' then
+        return;
+    end if;
+    select * into v_known from pgqueue.sink_streams where sink = p_sink;
+    if v_known.stream_id <> p_stream.stream_id and v_known.name = p_stream.name then
+        raise exception 'stream % was dropped and made again since query % wrote to it', quote_literal(p_stream.name), p_sink
+            using errcode = 'PQ001', hint = 'Start the query with a new checkpoint to write to the new stream.';
+    elsif v_known.stream_id is distinct from p_stream.stream_id then
+        insert into pgqueue.sink_streams (sink, stream_id, name) values (p_sink, p_stream.stream_id, p_stream.name)
+        on conflict (sink) do update set stream_id = excluded.stream_id, name = excluded.name;
+    end if;
+end $$;
+
 -- Publishes a sink's batch: all staged blocks that are named become visible together.
+--   p_sink       a query's id; or txn: and a txnAppId, or write: and a name used once, for batch writes
 --   p_staged     the blocks of the tasks that won; those of other attempts are left to maintain()
 --   p_rows       how many messages they have, as the tasks counted
 --   p_consumers  to these only; null: to all
--- Returns true; false when this batch, or a later one, was published before, and nothing was done.
--- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing, or one of its messages was published with another.
--- Locks: the batch against another commit of it, and the reservations of its blocks.
+-- Returns true; false when this batch (of a batch write: or a later one) was published before, and nothing was done.
+-- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing, or one of its messages was published with another; PQ010 for a query's batch
+-- that is not the next one, nor the last one with as many messages. Locks: the batch against another commit of it, and the reservations of
+-- its blocks.
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql
@@ -93,13 +142,15 @@ begin
         raise exception 'p_staged is a list of blocks and p_rows their number of messages, not % and %',
                         coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null') using errcode = 'PQ003', column = 'p_staged, p_rows';
     end if;
-    if pgqueue.is_published(p_sink, p_stream_id, p_batch) then
+    perform pgqueue._note_stream(p_sink, v_stream);
+    if pgqueue._is_repeat(p_sink, p_stream_id, p_batch, p_rows) then
         return false;
     end if;
     perform pgqueue._commit_durably();
     -- first, so that a second commit of the batch waits here
     insert into pgqueue.sink_batches (sink, stream_id, batch, message_count) values (p_sink, p_stream_id, p_batch, p_rows) on conflict do nothing;
     if not found then
+        perform pgqueue._is_repeat(p_sink, p_stream_id, p_batch, p_rows);
         return false;
     end if;
     -- then what each reservation has left, in one order

@@ -6,12 +6,14 @@ create or replace function pgqueue.open_stream(p_stream text) returns table (str
 language sql stable
 as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
--- A consumer by name. Errors: PQ001, PQ002.
+-- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
-returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval)
+returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text)
 language sql stable
 as $$
-    select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout
+    select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout,
+           format('%s-%s-%s', (select oid from pg_database where datname = current_database()), c.consumer_id,
+                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id)
     from pgqueue._consumer(p_stream, p_consumer) c join pgqueue.streams s using (stream_id)
 $$;
 
@@ -31,7 +33,8 @@ begin
     elsif p_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
             using errcode = 'PQ005',
-                  hint = 'It belongs to another database, or its consumer was dropped. Point url at the right database, or start with a new checkpoint.';
+                  hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long that it was forgotten '
+                         'and its messages went back. Point url at the right database, or start with a new checkpoint.';
     elsif p_reader.consumer_id <> p_consumer_id then
         raise exception 'the checkpoint is of %, not of %', pgqueue._consumer_name(p_reader.consumer_id), pgqueue._consumer_name(p_consumer_id)
             using errcode = 'PQ005', hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
@@ -121,7 +124,10 @@ begin
         insert into pgqueue.readers as r (reader, consumer_id, acked_claim, last_claim, messages, lost)
         values (p_reader, p_consumer_id, p_start_claim, reader_claim.claim_id, reader_claim.messages, reader_claim.lost)
         on conflict (reader) do update
-        set acked_claim = excluded.acked_claim, last_claim = excluded.last_claim, messages = excluded.messages, lost = r.lost + excluded.lost;
+        set acked_claim = excluded.acked_claim, last_claim = excluded.last_claim, messages = excluded.messages, lost = r.lost + excluded.lost,
+            used_at = clock_timestamp();
+    elsif v_reader.used_at < clock_timestamp() - interval '1 hour' then
+        update pgqueue.readers set used_at = clock_timestamp() where reader = p_reader;
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, v_settled or claimed > 0);
     next_due := least(
@@ -132,6 +138,7 @@ begin
         (select case when v_consumer.ordering = 'stream' then m.not_visible_until else clock_timestamp() end
          from unnest(v_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer_id, f) m
          where claimed = 0 and v_consumer.ordering <> 'none' and f.lane = 0 and m.run_ctid is not null),
+        case when claimed = 0 and v_cursor.take_was_cut and v_cursor.blocked > 0 then clock_timestamp() end,
         case when claimed = 0 then pgqueue._next_expiry(p_consumer_id, v_cursor.leases_from) end);
     return next;
 end $$;
@@ -160,11 +167,14 @@ as $$
 $$;
 
 -- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and claims
--- back what is free of those that it lost.
--- Returns how many messages the batch has now; how many of it other claimers have or had; and how many are gone.
--- Errors: PQ002, PQ003, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, the consumer's lock, its claims.
-create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint)
-returns table (planned bigint, taken_over bigint, gone bigint)
+-- back what is free of those that it lost. A batch that another process had planned is delivered once more: so says its deliver_count.
+--   p_process  who asks: a process that plans a batch twice delivers it once; null: nobody in particular, which counts nothing
+-- Returns how many messages the batch has now; how many of it other claimers have or had; how many are gone; and how many became
+-- dead letters when their lease ended. The last three together are what reader_lost says.
+-- Errors: PQ002, PQ003, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, its claims, the consumer.
+create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint,
+                                                 p_process uuid default null)
+returns table (planned bigint, taken_over bigint, gone bigint, dead bigint)
 language plpgsql
 as $$
 declare
@@ -173,8 +183,7 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_claim    pgqueue.claims;
-    v_held     int8multirange;
-    v_there    bigint;
+    v_missing  record;
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_offset(p_reader, p_start_claim, 0);
@@ -190,24 +199,29 @@ begin
     planned := 0;
     taken_over := 0;
     gone := 0;
+    dead := 0;
     perform pgqueue.reader_extend(p_reader);
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
     loop
+        if v_claim.claim_id <= v_reader.planned_to and v_reader.planned_by <> p_process then
+            update pgqueue.consumer_messages set deliver_count = deliver_count + 1, last_delivered_at = clock_timestamp()
+            where consumer_messages.claim_id = v_claim.claim_id and state = 'claimed';
+        end if;
         if not v_claim.live and v_claim.settled < v_claim.message_count then
             v_cursor := pgqueue._claim_back(v_consumer, v_cursor, v_claim);
             select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
         end if;
         planned := planned + v_claim.remaining;
-        if v_claim.remaining + v_claim.settled < v_claim.message_count then
-            select coalesce(range_agg(seqs), '{}') into v_held
-            from pgqueue.consumer_messages where consumer_messages.claim_id = v_claim.claim_id and state = 'claimed';
-            execute format('select count(*) from unnest($1) g cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',
-                           v_consumer.stream_id) into v_there using v_claim.seqs - v_held;
-            gone := gone + pgqueue._cardinality(v_claim.seqs - v_held) - v_there;
-            taken_over := taken_over + least(v_there, v_claim.message_count - v_claim.remaining - v_claim.settled - v_claim.dead_lettered);
-        end if;
+        v_missing := pgqueue._missing(v_consumer, v_claim);
+        taken_over := taken_over + v_missing.o_taken_over;
+        gone := gone + v_missing.o_gone;
+        dead := dead + v_claim.dead_lettered;
     end loop;
+    if p_process is not null and (v_reader.planned_by is distinct from p_process or v_reader.planned_to < p_end_claim) then
+        update pgqueue.readers set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp()
+        where reader = p_reader;
+    end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return next;
 end $$;
@@ -245,6 +259,50 @@ begin
     into v_behind using p_consumer.consumer_id, p_claim.seqs, v_later, p_aside;
     return coalesce(v_behind, '{}');
 end $$;
+
+-- What a reader's claim has lost and its owner has not settled: what others have or had, and what is deleted.
+create or replace function pgqueue._missing(p_consumer pgqueue.consumers, p_claim pgqueue.claims, out o_taken_over bigint, out o_gone bigint)
+language plpgsql stable
+as $$
+declare
+    v_lost  bigint := p_claim.message_count - p_claim.remaining - p_claim.settled - p_claim.dead_lettered;
+    v_rest  int8multirange := p_claim.seqs;
+    v_there bigint;
+begin
+    o_taken_over := greatest(v_lost, 0);
+    o_gone := 0;
+    if v_lost <= 0 then
+        return;
+    end if;
+    v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'), '{}');
+    if p_claim.dead_lettered > 0 then
+        v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.dead_messages
+                                     where consumer_id = p_consumer.consumer_id and claim_id = p_claim.claim_id), '{}');
+    end if;
+    execute format('select count(*) from unnest($1) g cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',
+                   p_consumer.stream_id) into v_there using v_rest;
+    -- what its owner has settled may be deleted too: which ones these are is not known
+    o_gone := least(pgqueue._cardinality(v_rest) - v_there, v_lost);
+    o_taken_over := v_lost - o_gone;
+end $$;
+
+-- How many messages of a micro-batch its reader has lost, because a lease ended and another claimer asked for them. Who has read the batch
+-- and finds more than reader_resume said before must not deliver it. Locks nothing.
+create or replace function pgqueue.reader_lost(p_reader uuid, p_start_claim bigint, p_end_claim bigint) returns bigint
+language sql stable
+as $$
+    select coalesce(sum(message_count - settled - remaining), 0)::bigint from pgqueue.claims
+    where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
+$$;
+
+-- What other readers of a consumer hold, and until when if they do not come back: for a query that finds nothing. Locks nothing.
+create or replace function pgqueue.reader_others(p_reader uuid, p_consumer_id int) returns table (messages bigint, until timestamptz)
+language sql stable
+as $$
+    select coalesce(sum(c.remaining), 0)::bigint, max(c.lease_until)
+    from pgqueue.readers r join pgqueue.claims c on c.reader = r.reader
+    where r.consumer_id = p_consumer_id and r.reader <> p_reader and c.live and c.lease_until > clock_timestamp()
+$$;
 
 -- Gives a reader back what is ready of a claim that it lost; of an ordered consumer only keys that are idle. What another claimer holds,
 -- or has returned with a delay, stays where it is, with what follows it in its key. Needs the claim's lock and the consumer's.
@@ -350,4 +408,39 @@ exception when unique_violation then
     raise exception 'query % reads % twice: each of its two readers would get a part of the messages', p_query_id,
                     (select pgqueue._consumer_name(consumer_id) from pgqueue.readers where reader = p_reader)
         using errcode = 'PQ009', hint = 'Read the consumer once and derive both sides from that, or give each side a consumer of its own.';
+end $$;
+
+-- Forgets the readers that were not used for p_age, and hold nothing that a living process still extends: what they had not settled goes
+-- back, as when a lease ends. For maintain(). Returns how many that were. Locks: those readers, their claims, their consumers.
+create or replace function pgqueue._forget_readers(p_age interval) returns bigint
+language plpgsql
+as $$
+declare
+    v_reader   pgqueue.readers;
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+    v_cursor   pgqueue.consumer_cursors;
+    v_claim    pgqueue.claims;
+    v_count    bigint := 0;
+begin
+    for v_reader in select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader loop
+        perform pgqueue._lock_reader(v_reader.reader);
+        perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update;
+        perform pgqueue._lock_consumer(v_reader.consumer_id);
+        continue when exists (select from pgqueue.claims where reader = v_reader.reader and live and lease_until > clock_timestamp());
+        delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
+        continue when not found;  -- used, or forgotten, while this waited for the lock
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
+        v_stored := pgqueue._cursor(v_reader.consumer_id);
+        v_cursor := v_stored;
+        for v_claim in select * from pgqueue.claims where reader = v_reader.reader order by claim_id loop
+            if v_claim.live then
+                v_cursor := pgqueue._return(v_consumer, v_cursor, v_claim, null, interval '0', 'its reader was not used for long');
+            end if;
+            delete from pgqueue.claims where claim_id = v_claim.claim_id;
+        end loop;
+        perform pgqueue._save_cursor(v_stored, v_cursor, true);
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
 end $$;

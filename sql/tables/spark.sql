@@ -8,6 +8,9 @@ create table if not exists pgqueue.readers (
     lost        bigint      not null default 0,  -- acknowledged after the lease was lost
     query_id    text,
     created_at  timestamptz not null default clock_timestamp(),
+    used_at     timestamptz not null default clock_timestamp(),  -- within an hour
+    planned_by  uuid,                            -- the process that last planned a batch, and which: another one that plans it again ...
+    planned_to  bigint      not null default 0,  -- ... delivers it again
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 
@@ -42,4 +45,12 @@ create table if not exists pgqueue.sink_batches (
     message_count bigint      not null,
     published_at  timestamptz not null default clock_timestamp(),
     primary key (sink, stream_id, batch)
+);
+
+-- Which stream the queries that write were writing to. What was published is forgotten with a stream; this is not, so that a query
+-- notices when another stream has the name of its own.
+create table if not exists pgqueue.sink_streams (
+    sink      text primary key,
+    stream_id int  not null,
+    name      text not null
 );

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +15,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_sink, parse_source
-from spark_pgqueue.spark.partitions import Piece, Range
+from spark_pgqueue.spark.partitions import Batch, Piece, Range
 from spark_pgqueue.spark.sink import PgQueueBatchWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
+from tests.conftest import Server
+from tests.spark.conftest import Queue, wait_until
 
 SOURCE = {"stream": "s", "consumer": "c", "retrytimeout": "1s"}
 SINK = {"stream": "s", "retrytimeout": "1s"}
+BATCH = Batch("5e0e5a3f-5e0e-5e0e-5e0e-5e0e5a3f5e0e", 0, 1)
 DATA = StructType([StructField("data", StringType())])
 
 
@@ -45,7 +49,7 @@ def test_the_driver_of_a_source_gives_up_in_time(away):
 
 def test_an_executor_that_reads_gives_up_in_time(away):
     reader = PgQueueStreamReader(parse_source(SOURCE | {"url": away}), source_schema("text", True))
-    piece = Piece(0, 1, "text", "s", "r", (Range(1, 2, 0, 1),))
+    piece = Piece(0, 1, "text", "s", BATCH, (Range(1, 2, 0, 1),))
     gives_up_in_time(lambda: list(reader.read(piece)))
 
 
@@ -61,3 +65,48 @@ def test_an_executor_that_writes_gives_up_in_time(conn, url, away):
     writer._target._options = replace(options, url=away)
     rows = pa.record_batch({"data": ["x"]})
     gives_up_in_time(lambda: writer.write(iter([rows])))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_outlives_a_postgres_that_is_away_for_long(queue: Queue, server: Server):
+    """Half a minute here; driver, executors and the sink, by default, wait for minutes."""
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 10)
+    copied = queue.load("in", "c", visibilityTimeout="10 minutes").select("data")
+    writer = copied.writeStream.format("pgqueue").option("checkpointLocation", queue.checkpoint())
+    query = writer.options(url=queue.url, stream="out").start()
+    wait_until(lambda: len(queue.sent("out")) == 10, query)
+    server.stop("immediate")
+    try:
+        time.sleep(33)
+    finally:
+        server.restart()
+    queue.send("in", 11, 20)
+    wait_until(lambda: len(queue.sent("out")) == 20, query)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("at", ["driver", "executor"])
+def test_a_query_whose_patience_is_over_says_so_and_can_be_started_again(
+    queue: Queue, server: Server, fails, at
+):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    away = threading.Event()
+
+    def stop(batch, batch_id):
+        if not away.is_set():
+            away.set()
+            server.stop()
+            assert at == "driver" or batch.collect()
+
+    frame = queue.load("s", "c", retryTimeout="2s", maxMessagesPerTrigger=5)
+    try:
+        message = fails(queue.collect(frame, each=stop))
+    finally:
+        server.restart()
+    assert "no connection to Postgres" in message
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.data()) == list(range(1, 11))

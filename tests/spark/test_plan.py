@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.consumer import Consumer
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.partitions import Range, after, cut_into_pieces, split
+from spark_pgqueue.spark.partitions import Batch, Range, after, cut_into_pieces, split
 from spark_pgqueue.spark.rows import Group, chunks, group, multirange, to_messages
 from spark_pgqueue.spark.session import Offset
 
@@ -60,9 +60,11 @@ def test_multirange_is_exactly_the_numbers(numbers):
 
 
 def pieces(total, ordering, **options):
-    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30))
+    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c", "c")
     given_options = {"stream": "s", "consumer": "c"} | {k: str(v) for k, v in options.items()}
-    return cut_into_pieces([Range(1, total + 1, 0, 1)], "r", consumer, parse_source(given_options))
+    return cut_into_pieces(
+        [Range(1, total + 1, 0, 1)], Batch("r", 0, 1), consumer, parse_source(given_options)
+    )
 
 
 def test_the_number_of_partitions_goes_by_size_and_options():

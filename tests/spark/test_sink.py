@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -247,6 +248,55 @@ def test_a_batch_is_published_once_although_it_is_run_again_after_the_commit(que
     queue.publish(copied, "out").awaitTermination()
     assert queue.sent("out") == texts(1, 200)
     assert queue.backlog("in", "c") == 0
+
+
+def test_a_restored_checkpoint_does_not_make_the_sink_drop_new_rows(queue: Queue, fails):
+    """Its next batch has the number of one that was published, and other rows."""
+    queue.create("out")
+    files, kept = queue.folder / "files", queue.folder / "kept"
+    files.mkdir()
+
+    def copy(name: str, *rows: str):
+        if rows:
+            (files / name).write_text("\n".join(rows))
+        lines = queue.spark.readStream.text(str(files)).select(F.col("value").alias("data"))
+        return queue.publish(lines, "out")
+
+    copy("a", "1", "2").awaitTermination()
+    shutil.copytree(queue.checkpoint(), kept)
+    copy("b", "3").awaitTermination()
+    shutil.rmtree(queue.checkpoint())
+    shutil.copytree(kept, queue.checkpoint())
+    message = fails(copy("c", "4", "5"))
+    assert "PQ010" in message
+    assert "was published with 1 messages, and has 3 now" in message
+    assert queue.sent("out") == ["1", "2", "3"]
+    # the same rows are the retry that they seem to be
+    shutil.rmtree(queue.checkpoint())
+    shutil.copytree(kept, queue.checkpoint())
+    (files / "c").unlink()
+    copy("").awaitTermination()
+    copy("c", "4", "5").awaitTermination()
+    assert queue.sent("out") == ["1", "2", "3", "4", "5"]
+
+
+def test_a_query_notices_that_its_stream_was_dropped_and_made_again(queue: Queue, fails):
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 10)
+    copied = queue.load("in", "c").select("data").writeStream.format("pgqueue")
+    copied = copied.options(url=queue.url, stream="out", checkpointLocation=queue.checkpoint())
+    query = copied.start()
+    wait_until(lambda: len(queue.sent("out")) == 10, query)
+    queue.sql("select pgqueue.drop_stream('out')")
+    queue.create("out")
+    queue.send("in", 11, 20)
+    for failing in (query, None):
+        message = fails(failing or copied.start())
+        assert "PQ001" in message
+        assert "stream 'out' was dropped and made again" in message
+    assert queue.sent("out") == []
+    assert queue.backlog("in", "c") == 10
 
 
 def test_foreach_batch_may_write_twice_to_one_stream(queue: Queue):

@@ -29,6 +29,7 @@ TABLES = {
     "staged blocks": "staged_writes",
     "reservations": "reservations",
     "sink batches": "sink_batches",
+    "sink streams": "sink_streams",
 }
 
 
@@ -126,8 +127,13 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
 
 
 def readers(conn: psycopg.Connection) -> list[Any]:
-    """Of Spark's readers: whether a claim is not acknowledged yet, and messages lost."""
-    return rows(conn, "select last_claim > acked_claim as is_ahead, lost from pgqueue.readers")
+    """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
+    return rows(
+        conn,
+        "select (select count(*) from pgqueue.claims c"
+        " where c.reader = r.reader and c.claim_id > r.acked_claim) as claims_ahead, lost"
+        " from pgqueue.readers r",
+    )
 
 
 def forget_readers(conn: psycopg.Connection) -> None:

@@ -210,9 +210,14 @@ class Reader:
         ranges = call(self.conn, "reader_plan", self.id, self.claim_id, end.claim_id)
         return [seq for r in ranges for seq in range(r.lo, r.hi)]
 
-    def resume(self, end: Any) -> tuple[int, int, int]:
-        """planned, taken_over, gone."""
+    def resume(self, end: Any, process: uuid.UUID | None = None) -> Any:
+        """planned, taken_over, gone, dead; in a process of Spark, or in none."""
         (row,) = call(
-            self.conn, "reader_resume", self.id, self.consumer_id, self.claim_id, end.claim_id
-        )
-        return tuple(row)
+            self.conn, "reader_resume", self.id, self.consumer_id, self.claim_id, end.claim_id,
+            process,
+        )  # fmt: skip
+        return row
+
+    def lost(self, end: Any) -> int:
+        """How many messages of the batch it has lost."""
+        return value(self.conn, "reader_lost", self.id, self.claim_id, end.claim_id)

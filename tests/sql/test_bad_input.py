@@ -361,6 +361,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "nack.p_reason": "any text",
         "dead_letter.p_reason": "any text",
         "dead_letter.p_details": "any JSON",
+        "reader_resume.p_process": "null is nobody in particular",
         "reader_claim.p_upto_publication": "null is no bound, and an unknown one is a bound",
     }
     harmless = {
@@ -370,6 +371,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_backlog": "0 for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
         "reader_extend": "0 for an unknown reader",
+        "reader_lost": "0 for an unknown reader",
+        "reader_others": "0 for an unknown reader",
         "reader_query": "PQ009 is tested in test_functions",
         "is_published": "false for an unknown sink",
     }

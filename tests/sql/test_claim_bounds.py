@@ -71,6 +71,23 @@ def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_ther
     checker.check(conn)
 
 
+def test_a_claim_behind_a_hot_key_of_single_messages_takes_a_bounded_part_of_them(
+    conn: Conn, stream: int
+) -> None:
+    id_ = consumer(conn, ordering="key")
+    internals.publish_singly(conn, stream, 60_000, "'hot'")
+    free = send_key(conn, "free")
+    assert claim(conn, 1) == 1
+    (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
+    assert row.claimed == 0
+    assert row.next_due <= one(conn, "select clock_timestamp()")
+    assert sum(run.message_count for run in internals.runs(conn)) <= 45_000
+    for _ in range(8):
+        if rows := call(conn, "receive", "s", "c", 1):
+            break
+    assert seqs_of(rows) == [free]
+
+
 def test_availablenow_is_told_to_ask_again_where_a_claim_was_bounded(
     conn: Conn, stream: int
 ) -> None:

@@ -435,3 +435,42 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
         assert sorted(got) == sorted(sent)
         assert len(sent) > 100
         assert not cursor_of(conn).gaps
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
+    url: str, conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    """Which gaps are looked into is told after the snapshot that sees what is beyond them."""
+    consumer(conn, ordering=ordering)
+    late = session()
+    late.execute("begin")
+    first = send_key(late)
+    other = send_key(conn, "other")
+    assert acked(conn, "s", "c") == [other]
+    assert acked(conn, "s", "c") == []
+    # The window between asking who publishes and looking, as wide as a test needs.
+    definition = conn.execute(
+        "select pg_get_functiondef('pgqueue._publishers(int)'::regprocedure)"
+    ).fetchone()
+    assert definition is not None
+    slow = definition[0].replace("_publishers", "_publishers_now", 1)
+    conn.execute(slow.encode())
+    conn.execute(
+        "create or replace function pgqueue._publishers(p_stream_id int) returns text[]"
+        " language plpgsql stable as $$ declare v text[] := pgqueue._publishers_now(p_stream_id);"
+        " begin perform pg_sleep(0.4); return v; end $$"
+    )
+    got: list[int] = []
+
+    def take() -> None:
+        with connection.connect(url) as taker:
+            got.extend(row.seq for row in call(taker, "receive", "s", "c", 10))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    time.sleep(0.2)
+    late.execute("commit")
+    second = send_key(late)
+    thread.join()
+    assert got == [first, second]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -44,7 +45,7 @@ def test_a_reader_goes_from_batch_to_batch(conn: Conn, ordering: str) -> None:
     sent = send_all(conn, ["x"] * 5, p_keys=[*"kklkl"])
     first = reader.ask(2)
     assert (first.messages, first.claimed) == (2, 2)
-    assert reader.resume(first) == (2, 0, 0)
+    assert reader.resume(first) == (2, 0, 0, 0)
     assert reader.plan(first) == sent[:2]
     reader.move(first)
     second = reader.ask(100)
@@ -93,9 +94,9 @@ def test_a_resumed_batch_claims_back_what_is_free_and_tells_what_is_not(
     time.sleep(0.1)
     worker = receive(conn, 2, p_visibility_timeout=seconds(60))
     assert [r.deliver_count for r in worker] == [2, 2]
-    assert reader.resume(end) == (2, 2, 0)
+    assert reader.resume(end) == (2, 2, 0, 0)
     assert reader.plan(end) == sent[2:]
-    assert reader.resume(end) == (2, 2, 0), "as often as it is asked"
+    assert reader.resume(end) == (2, 2, 0, 0), "as often as it is asked"
     reader.move(end)
     assert reader.ask().lost == 2
     assert value(conn, "ack", claim_of(worker)) == 2, "its claim is its own"
@@ -108,10 +109,10 @@ def test_a_batch_that_was_taken_over_as_a_whole_is_claimed_back_once_it_is_free(
     end = reader.ask(p_visibility_timeout=seconds(0.05))
     time.sleep(0.1)
     claim = claim_of(receive(conn))
-    assert reader.resume(end) == (0, 3, 0)
+    assert reader.resume(end) == (0, 3, 0, 0)
     assert reader.plan(end) == []
     value(conn, "nack", claim)
-    assert reader.resume(end) == (3, 0, 0)
+    assert reader.resume(end) == (3, 0, 0, 0)
     assert reader.plan(end) == sent
     reader.move(end)
     assert reader.ask().lost == 0
@@ -126,11 +127,11 @@ def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, orderi
     time.sleep(0.1)
     worker = receive(conn, 1, p_visibility_timeout=seconds(60))
     assert seqs_of(worker) == sent[:1]
-    planned, taken_over, gone = reader.resume(end)
+    planned, taken_over, gone, _ = reader.resume(end)
     assert (planned + taken_over, gone) == (3, 0)
     assert not set(reader.plan(end)) & set(sent[:2])
     value(conn, "ack", claim_of(worker))
-    assert reader.resume(end) == (2, 1, 0)
+    assert reader.resume(end) == (2, 1, 0, 0)
     assert reader.plan(end) == sent[1:]
 
 
@@ -183,7 +184,7 @@ def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn)
     (alone,) = receive(conn, 1)
     assert alone.seq in sent[3:]
     assert internals.unsplit_claim(conn) == alone.claim_id
-    assert reader.resume(end) == (1, 1, 0)
+    assert reader.resume(end) == (1, 1, 0, 0)
     checker.check(conn)
 
 
@@ -203,7 +204,7 @@ def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reade
     send_all(conn, ["x"] * 3)
     start, end = reader.claim_id, reader.ask()
     assert value(conn, "ack", end.claim_id) == 3
-    assert reader.resume(end) == (0, 0, 0)
+    assert reader.resume(end) == (0, 0, 0, 0)
     reader.move(end)
     assert (reader.ask().claimed, reader.ask().lost) == (0, 0)
     reader.claim_id = start
@@ -218,7 +219,7 @@ def test_messages_that_were_deleted_meanwhile_are_gone(conn: Conn, reader: Reade
     time.sleep(0.1)
     value(conn, "ack", claim_of(receive(conn)), sent[:2])
     conn.execute("delete from pgqueue.messages where seq = %s", [sent[0]])
-    planned, taken_over, gone = reader.resume(end)
+    planned, taken_over, gone, _ = reader.resume(end)
     assert (planned, taken_over, gone) == (0, 2, 1)
 
 
@@ -262,7 +263,7 @@ def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again
     if again == "asked for":
         assert reader.ask().claim_id == end.claim_id
     else:
-        assert reader.resume(end) == (1, 0, 0)
+        assert reader.resume(end) == (1, 0, 0, 0)
     assert receive(conn) == []
 
 
@@ -400,6 +401,172 @@ def test_next_due_is_when_the_next_lease_ends(conn: Conn, reader: Reader) -> Non
     assert reader.ask().next_due == state(conn, seq).lease_until
     send(conn)
     assert reader.ask().claimed == 1
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_batch_that_another_process_plans_again_is_delivered_again(
+    conn: Conn, ordering: str
+) -> None:
+    """Or else a message that kills its query would be delivered once, for ever."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    send_all(conn, ["x"] * 3, p_keys=["k", "l", "k"])
+    end = reader.ask()
+
+    def counts() -> set[int]:
+        plan = call(conn, "reader_plan", reader.id, 0, end.claim_id)
+        return {r.deliver_count for r in plan}
+
+    first, second = uuid.uuid4(), uuid.uuid4()
+    for process, delivered in (
+        *((first, 1), (first, 1), (second, 2), (None, 2), (second, 2), (first, 3)),
+    ):
+        assert reader.resume(end, process) == (3, 0, 0, 0)
+        assert counts() == {delivered}
+    checker.check(conn)
+    reader.move(end)
+    send(conn)
+    end = reader.ask()
+    assert reader.resume(end, second) == (1, 0, 0, 0)
+    assert {r.deliver_count for r in call(conn, "reader_plan", reader.id, reader.claim_id,
+                                          end.claim_id)} == {1}, "a batch of its own"  # fmt: skip
+
+
+def test_a_batch_that_was_claimed_and_never_planned_was_not_delivered(
+    conn: Conn, reader: Reader
+) -> None:
+    send(conn)
+    end = reader.ask()
+    assert reader.ask().claim_id == end.claim_id, "by the next process"
+    reader.resume(end, uuid.uuid4())
+    assert [r.deliver_count for r in call(conn, "reader_plan", reader.id, 0, end.claim_id)] == [1]
+
+
+def test_what_is_claimed_back_for_a_replay_is_delivered_once_more_and_not_twice(
+    conn: Conn, reader: Reader
+) -> None:
+    send_all(conn, ["x"] * 2)
+    end = reader.ask()
+    reader.resume(end, uuid.uuid4())
+    clock.end_lease(conn, end.claim_id)
+    receive(conn, 1)
+    reader.resume(end, uuid.uuid4())
+    assert [r.deliver_count for r in call(conn, "reader_plan", reader.id, 0, end.claim_id)] == [2]
+
+
+def test_what_a_reader_loses_while_it_reads_can_be_asked(conn: Conn, reader: Reader) -> None:
+    send_all(conn, ["x"] * 5)
+    assert reader.lost(reader.ask(1)) == 0
+    end = reader.ask(1)
+    reader.move(end)
+    end = reader.ask()
+    assert reader.resume(end) == (4, 0, 0, 0)
+    value(conn, "ack", end.claim_id, [2])
+    assert reader.lost(end) == 0, "what its owner settles is not lost"
+    clock.end_lease(conn, end.claim_id)
+    worker = receive(conn, 1)
+    assert reader.lost(end) == 3, "also what nobody else has yet"
+    planned, *rest = reader.resume(end)
+    assert (planned, *rest) == (2, 1, 0, 0)
+    assert reader.lost(end) == sum(rest)
+    value(conn, "nack", claim_of(worker))
+    assert reader.lost(end) == 1
+    assert value(conn, "reader_lost", uuid.uuid4(), 0, end.claim_id) == 0
+
+
+def test_dead_letters_taken_over_and_deleted_messages_are_told_apart(
+    conn: Conn, stream: int
+) -> None:
+    """One message settled by hand, one dead, one taken over, one deleted, one left."""
+    reader = Reader(conn, consumer(conn, p_max_deliver_count=3))
+    dying = send(conn)
+    for _ in range(2):
+        value(conn, "nack", claim_of(receive(conn)))
+    settled, taken, deleted, left = send_all(conn, ["x"] * 4, p_priority=-1)
+    end = reader.ask()
+    assert reader.plan(end) == [dying, settled, taken, deleted, left]
+    value(conn, "ack", end.claim_id, [settled])
+    clock.end_lease(conn, end.claim_id)
+    worker = receive(conn)
+    assert seqs_of(worker) == [taken, deleted, left]
+    assert states(conn)[dying] == "dead"
+    value(conn, "ack", claim_of(worker), [deleted])
+    conn.execute("delete from pgqueue.messages where seq = any(%s)", [[deleted, dying]])
+    value(conn, "nack", claim_of(worker), [left])
+    assert reader.resume(end) == (1, 1, 1, 1)
+    assert reader.plan(end) == [left]
+    assert reader.lost(end) == 3
+    reader.move(end)
+    assert reader.ask().lost == 2, "those that others have or had"
+
+
+def test_what_was_settled_here_and_deleted_then_is_not_gone(conn: Conn, reader: Reader) -> None:
+    sent = send_all(conn, ["x"] * 3)
+    end = reader.ask()
+    value(conn, "ack", end.claim_id, sent[:2])
+    conn.execute("delete from pgqueue.messages where seq = any(%s)", [sent[:2]])
+    clock.end_lease(conn, end.claim_id)
+    value(conn, "nack", claim_of(receive(conn)))
+    assert reader.resume(end) == (1, 0, 0, 0)
+
+
+def test_a_new_reader_is_told_what_others_hold(conn: Conn, reader: Reader) -> None:
+    send_all(conn, ["x"] * 3)
+
+    def others(reader_id: uuid.UUID) -> tuple:
+        (row,) = call(conn, "reader_others", reader_id, reader.consumer_id)
+        return tuple(row)
+
+    receive(conn, 1)
+    assert others(uuid.uuid4()) == (0, None), "a worker is no reader"
+    end = reader.ask()
+    (claim,) = [c for c in internals.claims(conn) if c.claim_id == end.claim_id]
+    messages, until = others(uuid.uuid4())
+    assert messages == 2
+    assert abs((until - now(conn)).total_seconds() - claim.seconds_left) < 1
+    assert others(reader.id) == (0, None)
+    clock.end_lease(conn, end.claim_id)
+    assert others(uuid.uuid4()) == (0, None)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_reader_that_was_not_used_for_long_is_forgotten_and_its_messages_come_back(
+    conn: Conn, ordering: str
+) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    other = Reader(conn, consumer(conn, "d"))
+    sent = send_all(conn, ["x"] * 3, p_keys=["k", "l", "k"])
+    end = reader.ask(2)
+    other.move(other.ask())
+    other.ask()
+    clock.pass_time(conn, timedelta(days=30))
+    send(conn)
+    other.ask()
+    assert value(conn, "_forget_readers", timedelta(days=31)) == 0
+    assert value(conn, "_forget_readers", timedelta(days=7)) == 1
+    assert internals.count(conn, "readers") == 1
+    checker.check(conn)
+    assert set(acked(conn, "s", "c")) >= set(sent)
+    for again in (reader.resume, lambda end: reader.move(end) or reader.ask()):
+        with pytest.raises(psycopg.Error, match="does not know") as caught:
+            again(end)
+        assert caught.value.sqlstate == "PQ005"
+        assert "not used for so long" in str(caught.value.diag.message_hint)
+
+
+def test_a_reader_that_lives_is_not_forgotten(conn: Conn, reader: Reader) -> None:
+    """One that finds nothing, and one whose batch takes very long."""
+    send(conn)
+    end = reader.ask()
+    clock.pass_time(conn, timedelta(days=30))
+    value(conn, "reader_extend", reader.id)
+    assert value(conn, "_forget_readers", timedelta(days=7)) == 0
+    reader.move(end)
+    reader.ask()
+    for _ in range(10):
+        clock.pass_time(conn, timedelta(days=1))
+        assert reader.ask().claimed == 0
+    assert value(conn, "_forget_readers", timedelta(days=7)) == 0
+    assert internals.count(conn, "readers") == 1
 
 
 def test_the_backlog_is_what_nobody_has_claimed(conn: Conn, reader: Reader) -> None:

@@ -27,7 +27,8 @@ FUNCTIONS = {
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "last_publication", "reader_claim", "reader_extend",
-        "reader_resume", "reader_plan", "reader_query", "reader_backlog", "_check_timeout",
+        "reader_resume", "reader_plan", "reader_query", "reader_lost", "reader_others",
+        "reader_backlog", "_check_timeout",
     },
     "observer": {"schema_version", "open_stream"},
     "admin": {

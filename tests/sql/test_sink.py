@@ -43,21 +43,91 @@ def test_staged_messages_are_seen_once_they_are_published_and_only_once(
     assert publish(conn, stream, blocks, 5) is True
     assert value(conn, "is_published", "sink", stream, 0) is True
     assert publish(conn, stream, blocks, 5) is False
-    assert publish(conn, stream, [stage(conn, stream, 4)], 4) is False, "a replay with new blocks"
+    assert publish(conn, stream, [stage(conn, stream, 5)], 5) is False, "a replay with new blocks"
     assert len(acked(conn, "s", "c")) == 5
     assert value(conn, "is_published", "another", stream, 0) is False
     assert publish(conn, stream, [stage(conn, stream, 1, sink="x")], 1, sink="x") is True
 
 
-def test_a_later_batch_says_that_the_earlier_ones_were_published(conn: Conn, stream: int) -> None:
+def test_a_later_batch_write_says_that_the_earlier_ones_were_published(
+    conn: Conn, stream: int
+) -> None:
     consumer(conn)
-    assert publish(conn, stream, [stage(conn, stream, 1, 7)], 1, 7) is True
-    assert value(conn, "is_published", "sink", stream, 6) is True
-    assert publish(conn, stream, [stage(conn, stream, 1, 6)], 1, 6) is False
-    assert publish(conn, stream, [], 0, 8) is True, "an empty batch is a batch"
-    assert publish(conn, stream, [], 0, 8) is False
+
+    def write(rows: int, version: int) -> bool:
+        blocks = [stage(conn, stream, rows, version, "txn:a")] if rows else []
+        return publish(conn, stream, blocks, rows, version, "txn:a")
+
+    assert write(1, 7) is True
+    assert value(conn, "is_published", "txn:a", stream, 6) is True
+    assert write(1, 6) is False
+    assert write(2, 7) is False, "whatever it has"
+    assert write(0, 8) is True, "an empty batch is a batch"
+    assert write(0, 8) is False
     assert len(acked(conn, "s", "c")) == 1
     assert internals.count(conn, "publications") == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "says"),
+    [
+        (6, 3, "batch 6 of query sink comes after its batch 7 was published"),
+        (7, 2, "batch 7 of query sink was published with 3 messages, and has 2 now"),
+        (7, 4, "batch 7 of query sink was published with 3 messages, and has 4 now"),
+    ],
+)
+def test_a_batch_of_a_query_that_is_no_retry_of_the_last_one_is_refused(
+    conn: Conn, stream: int, batch: int, rows: int, says: str
+) -> None:
+    """From a checkpoint that was restored: dropping its rows would lose them."""
+    for number in (6, 7):
+        assert publish(conn, stream, [stage(conn, stream, 3, number)], 3, number)
+    with pytest.raises(psycopg.Error, match=says) as caught:
+        publish(conn, stream, [stage(conn, stream, rows, batch)], rows, batch)
+    assert caught.value.sqlstate == "PQ010"
+    assert "new checkpoint" in str(caught.value.diag.message_hint).replace("new\n", "new ")
+    assert publish(conn, stream, [stage(conn, stream, 3, 7)], 3, 7) is False, "a retry"
+    assert publish(conn, stream, [stage(conn, stream, 1, 8)], 1, 8) is True
+
+
+@pytest.mark.parametrize("rows", [3, 2])
+def test_a_batch_that_is_published_beside_is_compared_too(
+    conn: Conn, session: Session, stream: int, rows: int
+) -> None:
+    """Two drivers on one checkpoint: the slower one sees what the faster one did."""
+    first, second = session(), session()
+    mine, others = stage(conn, stream, 3), stage(conn, stream, rows)
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction():
+            assert publish(first, stream, [mine], 3)
+            slower = pool.submit(publish, second, stream, [others], rows)
+            wait_for_a_lock(conn)
+        if rows == 3:
+            assert slower.result() is False
+        else:
+            with pytest.raises(psycopg.Error, match="with 3 messages, and has 2 now"):
+                slower.result()
+
+
+def test_a_query_notices_that_its_stream_was_dropped_and_made_again(
+    conn: Conn, stream: int
+) -> None:
+    assert publish(conn, stream, [stage(conn, stream, 1, 4)], 1, 4)
+    value(conn, "drop_stream", "s")
+    again = value(conn, "create_stream", "s")
+    with pytest.raises(psycopg.Error, match="dropped and made again") as caught:
+        publish(conn, again, [stage(conn, again, 1, 5)], 1, 5)
+    assert caught.value.sqlstate == "PQ001"
+    assert "new checkpoint" in str(caught.value.diag.message_hint)
+    assert publish(conn, again, [stage(conn, again, 1, 0, "new")], 1, 0, "new")
+    assert publish(conn, again, [stage(conn, again, 1, 0, "txn:a")], 1, 0, "txn:a")
+    assert len(internals.published(conn)) == 2
+
+
+def test_a_query_may_be_pointed_to_another_stream(conn: Conn, stream: int) -> None:
+    other = value(conn, "create_stream", "other")
+    for batch, to in enumerate((stream, other, stream)):
+        assert publish(conn, to, [stage(conn, to, 1, batch)], 1, batch)
 
 
 def test_priority_time_and_consumers_of_staged_messages(conn: Conn, stream: int) -> None:
