@@ -171,6 +171,19 @@ def test_a_resumed_batch_ends_for_a_key_at_its_delayed_message(conn: Conn, order
     assert reader.plan(end) == sent[:1]
 
 
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_resumed_batch_claims_back_a_key_from_aside_and_from_the_line(
+    conn: Conn, ordering: str
+) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 2, p_keys=["k"] * 2)
+    end = reader.ask()
+    clock.end_leases(conn)
+    value(conn, "nack", claim_of(receive(conn, 1)), sent[:1])
+    assert reader.resume(end) == (2, 0, 0)
+    assert reader.plan(end) == sent
+
+
 def test_a_resumed_batch_makes_the_claim_beside_it_keep_its_keys_too(conn: Conn) -> None:
     """One that was alone until then, and did not need to know them."""
     reader = Reader(conn, consumer(conn, ordering="key"))

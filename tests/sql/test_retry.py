@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.sql import checker, clock
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -54,3 +55,22 @@ def test_what_failed_together_keeps_its_reason_when_it_is_claimed_in_parts(conn:
         ("no such user", 2),
         *[("no such user", 1)] * 3,
     ]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("returned", ["nothing", "all", "some"])
+def test_after_the_clock_was_set_back_what_is_delayed_comes_when_it_is_due(
+    conn: Conn, ordering: str, returned: str
+) -> None:
+    """1. It is due before the time at which the consumer last looked."""
+    consumer(conn, ordering=ordering)
+    if returned == "nothing":
+        clock.set_clock_back(conn, seconds(3600))
+        send(conn, p_key="k", p_deliver_at=now(conn) + seconds(60))
+    else:
+        seq = send(conn, p_key="k")
+        claim = claim_of(receive(conn))
+        clock.set_clock_back(conn, seconds(3600))
+        value(conn, "nack", claim, None if returned == "all" else [seq], seconds(60))
+    assert receive(conn) == []
+    checker.check(conn)  # that it will be found, then
