@@ -472,19 +472,27 @@ class Client:
         """
         return self._statements.install()
 
-    def maintain(self, staged_age: timedelta = timedelta(days=1)) -> dict[str, int]:
-        """Delete what failed writers left. Housekeeping: nothing waits for it to be run.
+    def maintain(
+        self,
+        staged_age: timedelta = timedelta(days=1),
+        reader_age: timedelta = timedelta(days=30),
+    ) -> dict[str, int]:
+        """Delete what failed writers left, and forget abandoned checkpoints. Housekeeping.
 
         Args:
             staged_age: longer than any batch of a Spark query takes to be written.
+            reader_age: longer than any Spark query stays away from its checkpoint.
 
         Returns:
             how much was deleted, by what it was.
         """
         return dict(
             self._statements.rows(
-                "select what, deleted from pgqueue.maintain(%s::interval)",
-                [arguments.duration("staged_age", staged_age)],
+                "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)",
+                [
+                    arguments.duration("staged_age", staged_age),
+                    arguments.duration("reader_age", reader_age),
+                ],
             )
         )
 

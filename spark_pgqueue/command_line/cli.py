@@ -491,11 +491,19 @@ def maintain(
             help="Longer than any batch of a Spark query takes to be written.",
         ),
     ] = "1 day",  # type: ignore[assignment]
+    reader_age: Annotated[
+        timedelta,
+        typer.Option(
+            parser=_duration,
+            metavar="DURATION",
+            help="Longer than any Spark query stays away from its checkpoint.",
+        ),
+    ] = "30 days",  # type: ignore[assignment]
     url: Url = None,
 ) -> None:
-    """Delete what failed writers left. Nothing waits for it: run it now and then."""
+    """Delete what failed writers left, and forget abandoned checkpoints. Run it now and then."""
     with _connect(url) as queue:
-        for what, count in queue.maintain(staged_age).items():
+        for what, count in queue.maintain(staged_age, reader_age).items():
             print(f"{what}: {count} deleted")
 
 

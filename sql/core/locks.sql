@@ -74,6 +74,11 @@ create or replace function pgqueue._lock_reader(p_reader uuid) returns void
 language sql
 as $$ select pg_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;
 
+-- The same if nobody has it. Returns whether the caller has it now.
+create or replace function pgqueue._try_lock_reader(p_reader uuid) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;
+
 -- Locks a live claim, then for ordered consumers (and with p_line, for what puts runs back in the line) the consumer.
 -- Returns the claim; null and a warning when it is not live.
 create or replace function pgqueue._lock_claim(p_claim_id bigint, p_line boolean) returns pgqueue.claims

@@ -2,11 +2,14 @@
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
--- without a txnAppId, whose names are used once. It releases no claim, and deletes no published message: only what its reservation
--- still has.
+-- without a txnAppId, whose names are used once. It deletes no published message: only what its
+-- reservation still has.
 --   p_staged_age  longer than any batch may take from its first write to its commit
+--   p_reader_age  longer than any Spark query stays away from its checkpoint: what is known of older ones is forgotten, and what they
+--                 hold goes to others
 -- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks and reservations that it deletes.
-create or replace function pgqueue.maintain(p_staged_age interval default '1 day') returns table (what text, deleted bigint)
+create or replace function pgqueue.maintain(p_staged_age interval default '1 day', p_reader_age interval default '30 days')
+returns table (what text, deleted bigint)
 language plpgsql
 as $$
 declare
@@ -17,6 +20,7 @@ declare
     v_messages    bigint := 0;
 begin
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
+    perform pgqueue._check_timeout('p_reader_age', p_reader_age);
     for v_block in
         select w.* from pgqueue.staged_writes w
         where w.staged_at < clock_timestamp() - p_staged_age or pgqueue.is_published(w.sink, w.stream_id, w.batch)
@@ -45,7 +49,7 @@ begin
     where b.batch < (select max(m.batch) from pgqueue.sink_batches m where m.sink = b.sink and m.stream_id = b.stream_id) - 10
        or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_staged_age);
     get diagnostics v_count = row_count;
-    return query values ('old sink batches', v_count);
+    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age));
 end $$;
 
 -- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.

@@ -424,8 +424,9 @@ declare
     v_count    bigint := 0;
 begin
     for v_reader in select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader loop
-        perform pgqueue._lock_reader(v_reader.reader);
-        perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update;
+        -- no waiting for a reader or a claim: the lock of another consumer may be held already
+        continue when not pgqueue._try_lock_reader(v_reader.reader);
+        perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update skip locked;
         perform pgqueue._lock_consumer(v_reader.consumer_id);
         continue when exists (select from pgqueue.claims where reader = v_reader.reader and live and lease_until > clock_timestamp());
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;

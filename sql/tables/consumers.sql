@@ -35,7 +35,7 @@ create table if not exists pgqueue.consumer_cursors (
     scan_lanes_from  int,                                                -- ... and no run is ready in other lanes below this one; null: in none
     due_from         timestamptz          not null default '-infinity',  -- no delayed run is due before this, also if the clock is set back
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
-    leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this, if the clock was not set back
+    leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
     -- Ordered consumers only.
     open_claims      int                  not null default 0,            -- claims that hold messages
     busy_from        bigint               not null default 0,            -- no older claim holds messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import timedelta
 
 import psycopg
@@ -19,6 +20,7 @@ from tests.sql.queue import (
     receive,
     seconds,
     send,
+    send_all,
     stage,
     value,
 )
@@ -39,6 +41,7 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
         "staged blocks": 2,
         "unpublished messages": 8,
         "old sink batches": 0,
+        "abandoned readers": 0,
     }
     assert internals.staged_blocks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6
@@ -140,3 +143,16 @@ def test_nothing_is_left_of_a_batch_that_was_published(conn: Conn, stream: int) 
         ).fetchall()
     assert publish(conn, stream, [block for (block,) in staged], 3000, 1, "a")
     assert internals.count(conn, "reservations") == 0
+
+
+def test_maintain_forgets_readers_that_were_not_used_for_long(conn: Conn, stream: int) -> None:
+    """What an abandoned checkpoint holds goes to others."""
+    id_ = consumer(conn)
+    send_all(conn, ["x", "y"])
+    call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
+    clock.pass_time(conn, timedelta(days=31))
+    call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
+    assert dict(call(conn, "maintain"))["abandoned readers"] == 1
+    assert len(internals.readers(conn)) == 1
+    assert len(internals.claims(conn)) == 1
+    assert acked(conn, "s", "c") in ([1], [2])
