@@ -18,7 +18,7 @@ from spark_pgqueue.spark.source import PgQueueStreamReader
 class PgQueueDataSource(DataSource):
     """Reads a consumer with `readStream`, writes a stream with `writeStream` and `write`.
 
-    Options: see `spark_pgqueue.options`.
+    Options: see `spark_pgqueue.spark.options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]):
