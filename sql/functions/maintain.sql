@@ -5,8 +5,8 @@
 -- without a txnAppId, whose names are used once. It deletes no published message: only what its
 -- reservation still has.
 --   p_staged_age  longer than any batch may take from its first write to its commit
---   p_reader_age  longer than any Spark query stays away from its checkpoint: what is known of older ones is forgotten, and what they
---                 hold goes to others
+--   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long are forgotten, and
+--                 what they hold goes to others; so are sinks of dropped streams
 -- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks and reservations that it deletes.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day', p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
@@ -49,6 +49,8 @@ begin
     where b.batch < (select max(m.batch) from pgqueue.sink_batches m where m.sink = b.sink and m.stream_id = b.stream_id) - 10
        or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_staged_age);
     get diagnostics v_count = row_count;
+    delete from pgqueue.sink_streams k
+    where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
     return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age));
 end $$;
 

@@ -52,5 +52,6 @@ create table if not exists pgqueue.sink_batches (
 create table if not exists pgqueue.sink_streams (
     sink      text primary key,
     stream_id int  not null,
-    name      text not null
+    name      text not null,
+    noted_at  timestamptz not null default clock_timestamp()
 );

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def test_it_runs_and_leaves_nothing_behind(path, monkeypatch):
     with tempfile.TemporaryDirectory(prefix="pgqueue-test-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         execute(notebook, Path(folder))
-        assert list(Path(folder).glob("pgqueue-*")) == []
+        left = {path.name for path in Path(folder).glob("pgqueue-*")}
+        # The seats of Spark's sources: empty files, which the next source deletes.
+        assert left <= {f"pgqueue-spark-{os.getuid()}"}
     assert kinds_of(notebook) == stored
 
 

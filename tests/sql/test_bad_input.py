@@ -154,6 +154,7 @@ CASES: list[Case] = [
     ("maintain(null)", "PQ003", ["p_staged_age", "null", *TIMEOUT]),
     ("maintain('0')", "PQ003", ["p_staged_age", "'00:00:00'", *TIMEOUT]),
     ("maintain('-1 day')", "PQ003", ["p_staged_age", "'-1 days'", *TIMEOUT]),
+    ("maintain(p_reader_age => '0')", "PQ003", ["p_reader_age", "'00:00:00'", *TIMEOUT]),
     # the source
     ("open_stream('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("open_stream(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
@@ -373,7 +374,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_extend": "0 for an unknown reader",
         "reader_lost": "0 for an unknown reader",
         "reader_others": "0 for an unknown reader",
-        "reader_query": "PQ009 is tested in test_functions",
+        "reader_query": "PQ009 is tested in test_readers",
         "is_published": "false for an unknown sink",
     }
     functions = conn.execute(

@@ -149,7 +149,7 @@ def test_a_resumed_batch_leaves_what_is_behind_a_delayed_message(
     assert seqs_of(worker) == sent[:1]
     value(conn, "nack", claim_of(worker), None if whole else sent[:1], seconds(60))
     free = sent[2:3] if ordering == "key" else []
-    assert reader.resume(end) == (len(free), 4 - len(free), 0)
+    assert reader.resume(end) == (len(free), 4 - len(free), 0, 0)
     assert reader.plan(end) == free
     reader.move(end)
     assert reader.ask().lost == 4 - len(free)
@@ -167,7 +167,7 @@ def test_a_resumed_batch_ends_for_a_key_at_its_delayed_message(conn: Conn, order
     worker = claim_of(receive(conn, 3))
     value(conn, "nack", worker, sent[1:2], seconds(60))
     value(conn, "nack", worker, sent[:1])
-    assert reader.resume(end) == (1, 2, 0)
+    assert reader.resume(end) == (1, 2, 0, 0)
     assert reader.plan(end) == sent[:1]
 
 
@@ -180,7 +180,7 @@ def test_a_resumed_batch_claims_back_a_key_from_aside_and_from_the_line(
     end = reader.ask()
     clock.end_leases(conn)
     value(conn, "nack", claim_of(receive(conn, 1)), sent[:1])
-    assert reader.resume(end) == (2, 0, 0)
+    assert reader.resume(end) == (2, 0, 0, 0)
     assert reader.plan(end) == sent
 
 
