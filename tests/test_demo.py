@@ -50,6 +50,7 @@ def run_demo(
     )
 
 
+@pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)

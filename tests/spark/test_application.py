@@ -37,6 +37,7 @@ def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing
     assert queue.backlog("s", "c") == 100
 
 
+@pytest.mark.longer
 def test_a_second_query_of_an_application_is_refused_unless_both_say_so(queue: Queue, fails):
     queue.create("s", "c")
     shared = {"shareConsumer": "true"}
@@ -115,6 +116,7 @@ def test_files_of_seats_that_were_left_are_deleted():
     new.leave()
 
 
+@pytest.mark.longer
 def test_a_source_without_messages_does_not_delay_the_others_of_its_query(queue: Queue):
     """Spark asks one after the other, and each would wait for messages as long as it may."""
     queue.create("busy", "c")
@@ -133,6 +135,7 @@ def test_a_source_without_messages_does_not_delay_the_others_of_its_query(queue:
     assert max(waits[1:]) < 1000
 
 
+@pytest.mark.longer
 def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
     queue: Queue, spark_environment
 ):
@@ -189,6 +192,7 @@ APPLICATION = """
 """
 
 
+@pytest.mark.longer
 def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
     queue: Queue, spark_environment
 ):
@@ -202,6 +206,7 @@ def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
         assert queue.backlog("s", "c") == 10 * told
 
 
+@pytest.mark.longer
 def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_environment):
     """Its checkpoint would fall behind what it acknowledged."""
     queue.create("s", "c")

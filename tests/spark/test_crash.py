@@ -139,6 +139,7 @@ def test_killed_workers_and_backends_lose_and_repeat_nothing(copying: Queue):
     check(copying, traffic)
 
 
+@pytest.mark.longer
 def test_when_the_jvm_dies_its_source_claims_nothing_more_and_its_claims_become_free(
     copying: Queue,
 ):

@@ -67,6 +67,7 @@ def test_an_executor_that_writes_gives_up_in_time(conn, url, away):
     gives_up_in_time(lambda: writer.write(iter([rows])))
 
 
+@pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_query_outlives_a_postgres_that_is_away_for_long(queue: Queue, server: Server):

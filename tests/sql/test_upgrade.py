@@ -264,6 +264,7 @@ def test_upgrading_while_sessions_are_at_work_ends_well(old: Conn, empty_url: st
     checker.check(old, {consumer: set(got)})
 
 
+@pytest.mark.longer
 def test_an_upgrade_behind_a_transaction_that_stays_open_fails_and_changes_nothing(
     old: Conn, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

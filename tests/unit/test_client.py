@@ -280,6 +280,7 @@ def test_lists_and_statistics(queue):
         "staged blocks": 0,
         "unpublished messages": 0,
         "old sink batches": 0,
+        "abandoned readers": 0,
     }
 
 

@@ -145,7 +145,11 @@ def test_the_embedded_server_is_there_for_the_commands(tmp_path):
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (IN_THE_SHELL + snippet("python", "invoices.option"), '{"TOTAL": 12}'),
+        pytest.param(
+            IN_THE_SHELL + snippet("python", "invoices.option"),
+            '{"TOTAL": 12}',
+            marks=pytest.mark.longer,
+        ),
         (snippet("python", "awaitTermination"), '{"seq":1,"data":"{\\"total\\": 12}"}'),
     ],
     ids=["in the pyspark shell", "as a script"],
