@@ -140,7 +140,7 @@ class Queue:
             run(conn, SEND_TOGETHER, (self.stream, BATCH, BATCH))
 
     def claim(self, conn: psycopg.Connection, size: int, done: Any = None) -> tuple[int, Any]:
-        sql = "select n, claim_id from pgqueue.claim(%s, 'c1', %s, p_ack => %s)"
+        sql = "select message_count, claim_id from pgqueue.claim(%s, 'c1', %s, p_ack => %s)"
         return next(iter(run(conn, sql, (self.stream, size, done))), (0, None))
 
     def ack(self, conn: psycopg.Connection, done: Any) -> None:
