@@ -71,22 +71,39 @@ class Client:
 
     # Streams and consumers
 
-    def create_stream(self, name: str, kind: str = "text", *, if_not_exists: bool = False) -> int:
+    def create_stream(
+        self,
+        name: str,
+        kind: str = "text",
+        *,
+        if_not_exists: bool = False,
+        notify: bool = True,
+        max_bytes: int = 16 << 20,
+        max_header_bytes: int = 64 << 10,
+    ) -> int:
         """Create a stream.
 
         Args:
             name: 1 to 200 characters.
             kind: what its messages hold: "text", "json" (checked) or "binary".
             if_not_exists: accept an existing one of the same kind.
+            notify: wake up who waits at each publication; without, they look once a second. It
+                costs very many small producers a lock of the whole server at commit.
+            max_bytes: of a payload.
+            max_header_bytes: of a message's headers, as JSON text.
 
         Returns:
             its id.
         """
         return self._value(
-            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean)",
+            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::boolean, %s::int,"
+            " %s::int)",
             arguments.text("name", name),
             arguments.text("kind", kind),
             arguments.flag("if_not_exists", if_not_exists),
+            arguments.flag("notify", notify),
+            arguments.number("max_bytes", max_bytes),
+            arguments.number("max_header_bytes", max_header_bytes),
         )
 
     def drop_stream(self, name: str) -> None:

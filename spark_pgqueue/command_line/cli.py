@@ -237,11 +237,23 @@ def stream_create(
     name: StreamName,
     kind: Annotated[Kind, typer.Option(help="What its messages hold.")] = Kind.text,
     if_not_exists: IfNotExists = False,
+    notify: Annotated[bool, typer.Option(help="Wake up who waits at each publication.")] = True,
+    max_bytes: Annotated[int, typer.Option(help="Bytes of a payload.")] = 16 << 20,
+    max_header_bytes: Annotated[
+        int, typer.Option(help="Bytes of a message's headers, as JSON.")
+    ] = 64 << 10,
     url: Url = None,
 ) -> None:
     """Create a stream."""
     with _connect(url) as queue:
-        queue.create_stream(name, kind.value, if_not_exists=if_not_exists)
+        queue.create_stream(
+            name,
+            kind.value,
+            if_not_exists=if_not_exists,
+            notify=notify,
+            max_bytes=max_bytes,
+            max_header_bytes=max_header_bytes,
+        )
 
 
 @stream_app.command("drop")

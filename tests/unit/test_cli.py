@@ -569,3 +569,9 @@ def test_the_demo_says_what_is_missing(url):
     assert done.returncode == 1
     assert 'pip install ".[demo]"' in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_stream_with_limits(queue, run):
+    run("stream", "create", "small", "--max-bytes", "3", "--no-notify")
+    run("send", "small", "--data", "abc")
+    assert "abcd" not in run("send", "small", "--data", "abcd", code=1)

@@ -557,3 +557,14 @@ def test_a_read_only_server_says_so(url):
         with pytest.raises(PgQueueError, match="read-only") as caught:
             Client(conn).send("s", "x")
         assert "primary" in (caught.value.hint or "")
+
+
+def test_a_stream_has_limits_of_its_own(queue):
+    queue.create_stream("small", notify=False, max_bytes=3, max_header_bytes=10)
+    queue.send("small", "abc", headers={"a": "b"})
+    for data, headers in (("abcd", None), ("abc", {"a": "much longer"})):
+        with pytest.raises(PgQueueError) as caught:
+            queue.send("small", data, headers=headers)
+        assert data not in caught.value.message
+    with pytest.raises(PgQueueError, match="max_bytes"):
+        queue.create_stream("none", max_bytes=0)
