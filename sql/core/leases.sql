@@ -22,12 +22,13 @@ language plpgsql
 as $$
 declare
     v_now   timestamptz := clock_timestamp();
+    v_past  timestamptz := v_now - interval '2 s';  -- a claim may be committed a moment after its lease ended
     v_lease timestamptz;
 begin
     v_lease := pgqueue._next_expiry(p_consumer.consumer_id,
-        case when date_trunc('minute', v_now) = date_trunc('minute', p_cursor.leases_from) then p_cursor.leases_from else '-infinity' end);
+        case when date_trunc('minute', v_past) = date_trunc('minute', p_cursor.leases_from) then p_cursor.leases_from else '-infinity' end);
     p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
-    p_cursor.leases_from := least(v_lease, v_now - interval '2 s');  -- a claim may be committed after its lease ended
+    p_cursor.leases_from := least(v_lease, v_past);
     if v_lease <= v_now then
         p_cursor := pgqueue._expire(p_consumer, p_cursor, v_now);
     end if;

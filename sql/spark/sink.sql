@@ -124,7 +124,7 @@ end $$;
 -- Returns true; false when this batch (of a batch write: or a later one) was published before, and nothing was done.
 -- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing, or one of its messages was published with another; PQ010 for a query's batch
 -- that is not the next one, nor the last one with as many messages. Locks: the batch against another commit of it, and the reservations of
--- its blocks.
+-- its blocks. (One transaction that is read from top to bottom, and so longer than 60 lines.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql

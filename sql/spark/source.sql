@@ -57,7 +57,7 @@ end $$;
 -- acknowledged after their lease was lost, so that another claimer may have them too; and when the next delayed
 -- message is due or the next lease ends.
 -- Repeating it with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ007, PQ010.
--- Locks: the reader, its claims, the consumer.
+-- Locks: the reader, its claims, the consumer. (One step of the protocol, which is read from top to bottom, and so longer than 60 lines.)
 create or replace function pgqueue.reader_claim(
     p_reader uuid, p_consumer_id int, p_start_claim bigint, p_start_messages bigint, p_max bigint default null,
     p_visibility_timeout interval default null, p_upto_publication bigint default null)
@@ -130,17 +130,27 @@ begin
         update pgqueue.readers set used_at = clock_timestamp() where reader = p_reader;
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, v_settled or claimed > 0);
-    next_due := least(
-        (select not_visible_until from pgqueue.consumer_messages
-         where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_from order by not_visible_until limit 1),
-        -- the head of a consumer with ordering=stream is delayed in its line; with ordering=key something is left there only when
-        -- a claim has looked at as much of it as it may, and the next one goes on
-        (select case when v_consumer.ordering = 'stream' then m.not_visible_until else clock_timestamp() end
-         from unnest(v_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer_id, f) m
-         where claimed = 0 and v_consumer.ordering <> 'none' and f.lane = 0 and m.run_ctid is not null),
-        case when claimed = 0 and v_cursor.take_was_cut and v_cursor.blocked > 0 then clock_timestamp() end,
-        case when claimed = 0 then pgqueue._next_expiry(p_consumer_id, v_cursor.leases_from) end);
+    next_due := pgqueue._next_due(v_consumer, v_cursor, claimed = 0);
     return next;
+end $$;
+
+-- When it makes sense for a reader to claim again: the next delayed message is due; and, where it got nothing, the next lease ends, or at once
+-- where a claim has looked at as much of what is blocked as it may, and the next one goes on. Null: when something is published.
+create or replace function pgqueue._next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_got_nothing boolean)
+returns timestamptz
+language plpgsql
+as $$
+begin
+    return least(
+        (select not_visible_until from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+         order by not_visible_until limit 1),
+        -- the head of a consumer with ordering=stream is delayed in its line; with ordering=key only what was not looked at is left there
+        (select case when p_consumer.ordering = 'stream' then m.not_visible_until else clock_timestamp() end
+         from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
+         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 0 and m.run_ctid is not null),
+        case when p_got_nothing and p_cursor.take_was_cut and p_cursor.blocked > 0 then clock_timestamp() end,
+        case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end);
 end $$;
 
 -- Ends a reader's claim, with what it still has. Needs the claim's lock and the consumer's.
@@ -305,7 +315,8 @@ as $$
 $$;
 
 -- Gives a reader back what is ready of a claim that it lost; of an ordered consumer only keys that are idle. What another claimer holds,
--- or has returned with a delay, stays where it is, with what follows it in its key. Needs the claim's lock and the consumer's.
+-- or has returned with a delay, stays where it is, with what follows it in its key. Needs the claim's lock and the consumer's. (Long, as it
+-- gathers from three places what one claim holds afterwards.)
 create or replace function pgqueue._claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
