@@ -19,7 +19,7 @@ begin
             ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}',
              '{_claim_in_turn, _settle}'),
             -- sets of messages are joined whole
-            ('{enable_hashjoin = on, enable_nestloop = off}', '{_walk}'),
+            ('{enable_hashjoin = on, enable_nestloop = off}', '{_store_pieces}'),
             ('{enable_hashjoin = on}', '{_return_by_key}'),
             -- a custom plan would hold the arrays as constants
             ('{plan_cache_mode = force_generic_plan}', '{send_batch}')) p (settings, functions)

@@ -53,15 +53,17 @@ create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
-    v_count bigint;
+    v_count  bigint;
+    v_served record;
 begin
     o_cursor := p_cursor;
     o_count := 0;
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
         if p_consumer.ordering <> 'none' then
-            o_cursor := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count);
-            o_count := pgqueue._held_by(p_claim_id);
+            v_served := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count);
+            o_cursor := v_served.o_cursor;
+            o_count := o_count + v_served.o_count;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
                 v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
@@ -78,7 +80,7 @@ begin
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
             -- it has looked at enough that is blocked, or for others: the next claim goes on
-            exit when v_pass > 2 and (o_cursor.blocked > 0 or o_cursor.next_publication - p_cursor.next_publication
+            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or o_cursor.next_publication - p_cursor.next_publication
                                                               >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);
             exit when o_cursor.scan_from <> '{}';
@@ -130,11 +132,8 @@ begin
     end if;
 end $$;
 
--- Records that the claim has p_left messages now, and ends it when it has none.
---   p_keys  keys of an ordered consumer that may have become idle
--- Returns the cursor; the caller stores it. Needs the claim's lock, and for ordered consumers the consumer's.
-create or replace function pgqueue._shrink_claim(p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims, p_left bigint, p_keys text[])
-returns pgqueue.consumer_cursors
+-- Records that the claim has p_left messages now, and ends it when it has none. Needs the claim's lock.
+create or replace function pgqueue._shrink_claim(p_claim pgqueue.claims, p_left bigint) returns void
 language plpgsql
 as $$
 begin
@@ -144,18 +143,4 @@ begin
         update pgqueue.claims set live = p_left > 0, remaining = p_left, settled = settled + p_claim.remaining - p_left
         where claim_id = p_claim.claim_id;
     end if;
-    if p_claim.ordered then
-        if p_left = 0 and p_claim.remaining > 0 then
-            p_cursor.open_claims := p_cursor.open_claims - 1;
-            p_cursor.unsplit_claim := nullif(p_cursor.unsplit_claim, p_claim.claim_id);
-            if p_cursor.busy_from = p_claim.claim_id then
-                p_cursor.busy_from := coalesce(
-                    (select claim_id from pgqueue.claims
-                     where consumer_id = p_claim.consumer_id and live and ordered and claim_id > p_claim.claim_id
-                     order by claim_id limit 1), p_claim.claim_id);
-            end if;
-        end if;
-        p_cursor := pgqueue._promote(p_cursor, p_keys);
-    end if;
-    return p_cursor;
 end $$;

@@ -1,259 +1,410 @@
 -- Claiming for ordered consumers: a message is not delivered while an earlier one of its key is unsettled elsewhere.
 --
--- Runs wait in one line in the order of arrival, their keys mixed. While nobody else has a claim and no key is blocked,
--- a claim takes from the front and needs to know no key: one reader that takes everything, as Spark does, pays
--- nothing for the order. Only when a second claimer comes are the runs of the open claim split by key; and when the line
--- reaches a message whose key is busy, delayed or failed, it is blocked, that is set aside into runs of that key:
+-- What is taken waits in the line (lane 1), keys mixed. Who has the consumer's lock deals from its front: it cuts pieces of the size of a
+-- claim that have no key in common, and puts them into lane 0. A piece is a run: claims take pieces, and settle them, as they do the
+-- runs of ordering=none, without a lock of the consumer. The table pieces has the keys of each, until the dealer finds that the piece is gone.
 --
---     waiting  behind an earlier run of its key, or its key is claimed
---     delayed  the first of its key, which is idle; not visible yet
---     ready    the first of its key, which is idle; has its own place in lane -1
+-- A message whose key is in an open piece is set aside: it is waiting, and stays so until a dealer finds that its key left that piece. So the
+-- messages of a key are, in this order: in a piece, waiting, in the line. A key is known by its hash: two with the same one wait for each other.
 --
--- Runs are set aside as waiting, and only _promote makes one delayed or ready.
---
--- So the messages of a key are, in order: claimed, then set aside, then in the line. All transitions hold the consumer's lock.
--- With ordering=stream all messages have one key, ''.
+-- One claimer that takes all there is, as Spark does, needs to know no key: while no piece is open it claims the front of the line as one
+-- piece with all keys. With ordering=stream every claim is such a piece.
 
 -- The key that orders a message of a consumer, as SQL over a message m.
 create or replace function pgqueue._key_of(p_consumer pgqueue.consumers) returns text
 language sql immutable
-as $$ select case p_consumer.ordering when 'stream' then $q$''::text$q$ else 'm.key' end $$;
+as $$ select case p_consumer.ordering when 'stream' then '0::bigint' else 'hashtextextended(m.key, 0)' end $$;
 
--- Whether a claim holds messages of a key.
---   p_except  other than this one; null: any
-create or replace function pgqueue._key_is_claimed(p_cursor pgqueue.consumer_cursors, p_key text, p_except bigint) returns boolean
-language plpgsql stable
-as $$
-begin
-    -- "limit 1" in place of "exists", which Postgres would now and then answer by reading and hashing all claimed runs
-    return coalesce((select true from pgqueue.consumer_messages
-                     where consumer_id = p_cursor.consumer_id and key = p_key and state = 'claimed'
-                       and claim_id >= p_cursor.busy_from and claim_id is distinct from p_except limit 1), false);
-end $$;
-
--- Splits the mixed runs of a claim by key. Messages that are gone stay in it, without a key.
---   p_keys  only these keys leave the mixed runs; null: all
-create or replace function pgqueue._split_by_key(p_consumer pgqueue.consumers, p_claim_id bigint, p_keys text[]) returns void
+-- Serves a claim of an ordered consumer: from the pieces that are ready, then from what is dealt for it. It looks at a bounded number of
+-- messages: where all of those wait, it claims nothing, and the next claim goes on behind them. Needs the consumer's lock.
+--   p_want  messages at most
+-- Returns the cursor, and how many messages the claim got.
+create or replace function pgqueue._serve_ordered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
+                                                  out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
+declare
+    v_deal   record;
+    v_looked bigint := 0;
+begin
+    o_cursor := p_cursor;
+    o_count := 0;
+    loop
+        if p_consumer.ordering = 'key' then
+            o_count := o_count + pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, null);
+        end if;
+        exit when o_count >= p_want or v_looked >= pgqueue._limit_looks();
+        v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count = 0);
+        o_cursor := v_deal.o_cursor;
+        o_count := o_count + v_deal.o_claimed;
+        v_looked := v_looked + v_deal.o_looked;
+        exit when v_deal.o_looked = 0 or v_deal.o_claimed > 0;
+    end loop;
+    o_cursor := pgqueue._raise_scan_from(o_cursor);
+end $$;
+
+-- Deals: makes pieces of what waited for keys that are free now, and of the front of the line; if there is nothing of both, of a piece that is
+-- too large for the claim. Or claims the front of the line whole. Needs the consumer's lock.
+--   p_claim_id  the claim that may have the line whole; null: none
+--   p_want      messages that the claim wants
+--   p_break_up  it has nothing yet: a piece may be made smaller for it
+-- Returns the cursor, how many messages it looked at, and how many it claimed.
+create or replace function pgqueue._deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_break_up boolean,
+                                         out o_cursor pgqueue.consumer_cursors, out o_looked bigint, out o_claimed bigint)
+language plpgsql
+as $$
+declare
+    v_open   record := pgqueue._close_pieces(p_consumer, p_cursor);
+    v_parts  bigint := (p_want - 1) / pgqueue._limit_piece_by_key() + 1;
+    v_size   bigint := (p_want - 1) / v_parts + 1;  -- of a piece: so that some of them are the claim
+    v_runs   pgqueue.consumer_messages[];
+    v_line   record;
+begin
+    o_cursor := v_open.o_cursor;
+    o_looked := 0;
+    o_claimed := 0;
+    if v_open.o_whole is not null then
+        if not exists (select from pgqueue.consumer_messages where claim_id = p_claim_id and piece = v_open.o_whole) then
+            if p_consumer.ordering = 'key' and o_cursor.dealt_until < clock_timestamp() + interval '5 s' then
+                o_cursor.dealt_until := clock_timestamp() + interval '10 s';
+            end if;
+            return;
+        end if;
+    elsif v_open.o_freed <> '{}' then
+        v_runs := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+    end if;
+
+    if v_runs is null and p_claim_id is not null
+       and (v_open.o_whole is not null
+            or (v_open.o_count = 0 and (p_consumer.ordering = 'stream'
+                                        or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp())))) then
+        v_line := pgqueue._claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_open.o_whole);
+        o_cursor := v_line.o_cursor;
+        o_claimed := v_line.o_count;
+        o_looked := o_claimed;
+    end if;
+    if o_claimed > 0 or p_consumer.ordering = 'stream' or v_open.o_whole is not null then
+        return;
+    end if;
+
+    if coalesce(cardinality(v_runs), 0) < pgqueue._limit_stock() then
+        v_runs := v_runs || pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_deal_pieces(), pgqueue._limit_deal()));
+    end if;
+    if v_runs is null and p_break_up then
+        v_runs := pgqueue._break_up(p_consumer, o_cursor);
+    end if;
+    if v_runs is not null then
+        o_looked := (select sum(message_count) from unnest(v_runs));
+        o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_runs, v_size);
+    end if;
+end $$;
+
+-- Closes the pieces that are gone, and takes the keys out of the others that left them. What it frees has to be dealt now: nobody else will know.
+-- Returns the cursor; how many pieces are open; of these the one with all keys, if there is one; and the keys that are free, each with the
+-- place from which messages of it may wait. Needs the consumer's lock.
+create or replace function pgqueue._close_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                 out o_cursor pgqueue.consumer_cursors, out o_count int, out o_whole bigint, out o_freed pgqueue.waiting_place[])
+language plpgsql
+as $$
+declare
+    v_piece  pgqueue.pieces;
+    v_shrunk bigint[];
+begin
+    o_cursor := p_cursor;
+    with piece as materialized (
+        select p.piece, p.message_count, p.keys, l.held,
+               -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
+               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
+        from pgqueue.pieces p
+        cross join lateral (select coalesce(sum(m.message_count), 0) as held from pgqueue.consumer_messages m
+                            where m.consumer_id = p.consumer_id and m.piece = p.piece) l
+        where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+    ), gone as (
+        delete from pgqueue.pieces p using piece
+        where p.consumer_id = p_consumer.consumer_id and p.piece = piece.piece and piece.held = 0 and piece.close is not false
+        returning p.piece, p.keys
+    )
+    select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
+           coalesce(min(piece), p_cursor.last_line_no + 1),
+           coalesce((select array_agg(k) from gone cross join lateral unnest(gone.keys) k), '{}')
+    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed
+    from piece where piece not in (select piece from gone);
+
+    for v_piece in select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece = any (v_shrunk) loop
+        o_freed := o_freed || pgqueue._shrink_piece(p_consumer, v_piece);
+    end loop;
+end $$;
+
+-- Takes the keys out of a piece of which it has no message any more. Returns them.
+create or replace function pgqueue._shrink_piece(p_consumer pgqueue.consumers, p_piece pgqueue.pieces) returns pgqueue.waiting_place[]
+language plpgsql
+as $$
+declare
+    v_runs pgqueue.consumer_messages[] := array(select m from pgqueue.consumer_messages m where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
+    v_left bigint[] := array(select key from unnest(pgqueue._by_key(p_consumer, v_runs)));
+begin
+    update pgqueue.pieces
+    set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k.key = any (v_left))
+    where consumer_id = p_piece.consumer_id and piece = p_piece.piece;
+    return array(select k from unnest(p_piece.keys) k where k.key <> all (v_left));
+end $$;
+
+-- Takes the first that wait of some keys, each at most about p_size messages that are alike, and deletes them.
+-- Returns them as runs, one a key; null for none.
+create or replace function pgqueue._waiting_heads(p_consumer_id int, p_keys pgqueue.waiting_place[], p_size bigint) returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_tids tid[];
+    v_runs pgqueue.consumer_messages[];
+begin
+    with run as materialized (
+        select m.*
+        from unnest(p_keys) k
+        cross join lateral (select ctid as tid, * from pgqueue.consumer_messages
+                            where consumer_id = p_consumer_id and state = 'waiting' and key = k.key
+                              and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                            order by arrival_no, first_seq limit p_size) m
+    ), judged as (
+        select *, sum(message_count) over line - message_count as before,
+               count(*) over line > 1 and (lag(upper(seqs)) over line > first_seq
+                                           or (priority, deliver_count, last_error, not_visible_until)
+                                              is distinct from lag((priority, deliver_count, last_error, not_visible_until)) over line) as other
+        from run
+        window line as (partition by key order by arrival_no, first_seq)
+    ), alike as (
+        select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from judged
+    ), head as (
+        select key, array_agg(tid) as tids, min(arrival_no) as arrival_no, min(first_seq) as first_seq, sum(message_count)::bigint as message_count,
+               range_agg(seqs) as seqs, min(priority) as priority, min(deliver_count) as deliver_count, min(last_error) as last_error,
+               min(not_visible_until) as not_visible_until
+        from alike where before < p_size and not later
+        group by key
+    )
+    select array_agg((p_consumer_id, 'waiting', 0, priority, deliver_count, arrival_no, arrival_no, first_seq, message_count, seqs, null,
+                      not_visible_until, null, last_error, key, null)::pgqueue.consumer_messages order by arrival_no, first_seq),
+           (select array_agg(t) from head cross join unnest(tids) t)
+    into v_runs, v_tids
+    from head;
+    delete from pgqueue.consumer_messages where ctid = any (v_tids);
+    return v_runs;
+end $$;
+
+-- Takes the first messages of the line, some p_room of them, and deletes them there.
+-- Returns them as runs by key, in their order; null for none.
+create or replace function pgqueue._line_front(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_room bigint)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_from  pgqueue.line_place;
+    v_last  bigint;  -- the last line_no, and if it is the only one,
+    v_below bigint;  -- the bound of its messages: the runs of one line_no interleave, and go by seq
+    v_run   pgqueue.consumer_messages;
+    v_rest  int8multirange;
+    v_runs  pgqueue.consumer_messages[];
+begin
+    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
+    if v_from.lane is null then
+        return null;
+    end if;
+    with run as materialized (
+        select line_no, first_seq, seqs, sum(message_count) over line as upto, lead(first_seq) over line as next
+        from (select * from pgqueue.consumer_messages
+              where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1 and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
+              order by line_no, first_seq limit p_room + 1) m
+        window line as (order by line_no, first_seq)
+    ), full_at as (
+        select line_no, first_seq, next from run where upto >= p_room order by line_no, first_seq limit 1
+    )
+    select coalesce(max(r.line_no) filter (where r.line_no < f.line_no or f.line_no is null), min(r.line_no)),
+           case when min(r.line_no) = min(f.line_no)
+                then least(pgqueue._bound_of(range_agg(r.seqs) filter (where r.line_no = f.line_no and r.first_seq <= f.first_seq), p_room),
+                           (select min(n.first_seq) from run n where n.line_no = min(f.line_no) and n.first_seq > min(f.first_seq))) end
+    into v_last, v_below
+    from run r left join full_at f on true;
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1 and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
+          and line_no <= v_last and (v_below is null or first_seq < v_below)
+        returning *
+    loop
+        if upper(v_run.seqs) > v_below then
+            v_rest := v_run.seqs - int8multirange(int8range(null, v_below));
+            perform pgqueue._store_run(v_run, v_rest);
+            v_run.seqs := v_run.seqs - v_rest;
+        end if;
+        v_runs := v_runs || v_run;
+    end loop;
+    return pgqueue._by_key(p_consumer, v_runs);
+end $$;
+
+-- Splits runs by key. Messages without a key, and those that are gone, become runs of their own, without a key.
+-- Returns them in the order of their messages; null for none.
+create or replace function pgqueue._by_key(p_consumer pgqueue.consumers, p_runs pgqueue.consumer_messages[]) returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    -- where runs are not alike, their messages of one key alternate perhaps
+    v_alike boolean := (select count(distinct (lane, priority, deliver_count, last_error, not_visible_until)) < 2 from unnest(p_runs));
+    v_runs  pgqueue.consumer_messages[];
+    v_found int8multirange;
+    v_gone  int8multirange;
 begin
     execute format($q$
-        with mixed as (
-            delete from pgqueue.consumer_messages where claim_id = $1 and state = 'claimed' and key is null returning *
-        ), element as (
-            select r.*, m.seq, case when $2 is null or %2$s = any ($2) then %2$s end as own_key
-            from mixed r
-            cross join lateral unnest(r.seqs) g
-            cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
-        ), run as (
-            select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, own_key, claim_id, last_delivered_at,
-                   last_error, range_agg(int8range(seq, seq, '[]')) as seqs, count(*) as message_count
-            from element
-            group by consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, own_key, claim_id, last_delivered_at, last_error
-        ), gone as (
-            select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, null::text as own_key, claim_id, last_delivered_at,
-                   last_error, seqs - (select coalesce(range_agg(seqs), '{}') from run) as seqs
-            from mixed
-            where (select sum(message_count) from mixed) is distinct from (select sum(message_count) from run)
-        )
-        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
-                                               key, claim_id, last_delivered_at, last_error)
-        select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, c.first_seq, c.message_count, c.seqs,
-               own_key, claim_id, last_delivered_at, last_error
-        from (select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, own_key, claim_id, last_delivered_at, last_error, seqs from run
-              union all select * from gone) r
-        cross join lateral pgqueue._chunks(r.seqs) c $q$,
-        p_consumer.stream_id, pgqueue._key_of(p_consumer)) using p_claim_id, p_keys;
+        select array_agg((consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,
+                          not_visible_until, last_delivered_at, last_error, key, piece)::pgqueue.consumer_messages order by line_no, arrival_no, first_seq)
+        from (select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, min(seq) as first_seq, count(*) as message_count,
+                     range_agg(int8range(seq, seq, '[]')) as seqs, key, claim_id, piece, not_visible_until, last_delivered_at, last_error
+              from (select r.consumer_id, r.state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.claim_id, r.piece, r.not_visible_until,
+                           r.last_delivered_at, r.last_error, m.seq, m.own_key as key, %3$s as island
+                    from unnest($1) r cross join lateral unnest(r.seqs) g
+                    cross join lateral (select seq, %2$s as own_key from pgqueue.messages_%1$s m where seq >= lower(g) and seq < upper(g)) m) e
+              group by consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, claim_id, piece, not_visible_until, last_delivered_at, last_error,
+                       key, case when key is null then seq end, island) k $q$,
+        p_consumer.stream_id, pgqueue._key_of(p_consumer),
+        case when v_alike then '0'
+             else 'row_number() over (partition by m.own_key order by r.line_no, m.seq) - row_number() over (partition by m.own_key, r.lane, r.priority, '
+                  'r.deliver_count, r.last_error, r.not_visible_until, r.arrival_no order by r.line_no, m.seq)' end)
+    into v_runs using p_runs;
+    if (select sum(upper(g) - lower(g)) from unnest(p_runs) r cross join lateral unnest(r.seqs) g)
+       is distinct from (select sum(message_count) from unnest(v_runs)) then
+        v_found := coalesce((select range_agg(seqs) from unnest(v_runs)), '{}');
+        v_runs := v_runs || array(
+            select (r.consumer_id, r.state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, s, 1, int8multirange(int8range(s, s, '[]')),
+                    r.claim_id, r.not_visible_until, r.last_delivered_at, r.last_error, null, r.piece)::pgqueue.consumer_messages
+            from unnest(p_runs) r cross join lateral unnest(r.seqs - v_found) g cross join lateral generate_series(lower(g), upper(g) - 1) s);
+    end if;
+    return v_runs;
 end $$;
 
--- Makes the first run of each idle key among p_keys ready, or delayed if it is. Needs the consumer's lock.
-create or replace function pgqueue._promote(p_cursor pgqueue.consumer_cursors, p_keys text[]) returns pgqueue.consumer_cursors
+-- Takes the first ready piece out of the line, which is too large for a claim. Returns its messages as runs by key; null: there is none.
+create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_messages[]
 language plpgsql
 as $$
 declare
-    v_now timestamptz := clock_timestamp();
-    v_count bigint;
-    v_due   timestamptz;
+    v_from pgqueue.line_place;
+    v_run  pgqueue.consumer_messages;
 begin
-    if p_cursor.blocked = 0 then
-        return p_cursor;
+    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 0;
+    delete from pgqueue.consumer_messages
+    where ctid = (select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
+                  order by line_no, first_seq limit 1
+                  for update skip locked)
+    returning * into v_run;
+    if v_run.piece is null then
+        return null;
     end if;
-    with head as (
-        select h.ctid, h.not_visible_until, row_number() over (order by h.arrival_no, h.first_seq) as i
-        from (select distinct k as key from unnest(p_keys) k where k is not null) k
-        cross join lateral (
-            select m.ctid, m.state, m.not_visible_until, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
-            where m.consumer_id = p_cursor.consumer_id and m.key = k.key and m.state <> 'claimed'
-            order by m.arrival_no, m.first_seq limit 1) h
-        where h.state = 'waiting'
-          and not pgqueue._key_is_claimed(p_cursor, k.key, null)
-    ), promoted as (
-        update pgqueue.consumer_messages m
-        set state = case when m.not_visible_until > v_now then 'delayed' else 'ready' end, line_no = p_cursor.last_line_no + head.i,
-            not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
-        from head where m.ctid = head.ctid
-        returning m.not_visible_until
-    )
-    select count(*), min(not_visible_until) into v_count, v_due from promoted;
-    if v_count > 0 then
-        p_cursor.due_from := least(p_cursor.due_from, v_due);
-        p_cursor := pgqueue._lower_scan_from(p_cursor, array[(-1, p_cursor.last_line_no + 1, 0)::pgqueue.line_place]);
-        p_cursor.last_line_no := p_cursor.last_line_no + v_count;
-    end if;
-    return p_cursor;
+    delete from pgqueue.pieces where consumer_id = v_run.consumer_id and piece = v_run.piece;
+    v_run.piece := null;
+    return pgqueue._by_key(p_consumer, array[v_run]);
 end $$;
 
--- Serves a claim of an ordered consumer. Needs the consumer's lock.
---   p_want  messages at most
--- Returns the cursor; the claim counts as open in it if it has any message.
-create or replace function pgqueue._serve_ordered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_claim_id bigint, p_want bigint) returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
-    v_had    bigint;  -- what the claim has, from an earlier pass
-    v_got    bigint;
-    v_others boolean; -- other claims are open
-begin
-    v_had := pgqueue._held_by(p_claim_id);
-    v_others := v_cursor.open_claims > (case when v_had > 0 then 1 else 0 end);
-    if v_others and p_consumer.ordering = 'stream' then
-        return v_cursor;
-    end if;
-    if v_others and v_cursor.unsplit_claim is not null then
-        perform pgqueue._split_by_key(p_consumer, v_cursor.unsplit_claim, null);
-        v_cursor.unsplit_claim := null;
-    end if;
-
-    -- keys that are set aside and the line are served first in turn, so that neither starves
-    if v_cursor.unblocked_first or p_consumer.ordering = 'stream' then
-        v_cursor := pgqueue._serve_unblocked(v_cursor, p_claim_id, p_want);
-        v_got := pgqueue._held_by(p_claim_id) - v_had;
-        v_cursor := pgqueue._serve_line(p_consumer, v_cursor, p_claim_id, p_want - v_got, v_others);
-    else
-        v_cursor := pgqueue._serve_line(p_consumer, v_cursor, p_claim_id, p_want, v_others);
-        v_got := pgqueue._held_by(p_claim_id) - v_had;
-        v_cursor := pgqueue._serve_unblocked(v_cursor, p_claim_id, p_want - v_got);
-    end if;
-    v_got := pgqueue._held_by(p_claim_id) - v_had;
-
-    if v_got > 0 then
-        if v_had = 0 then
-            v_cursor.busy_from := case when v_others then least(v_cursor.busy_from, p_claim_id) else p_claim_id end;
-            v_cursor.open_claims := v_cursor.open_claims + 1;
-        end if;
-        if not v_others then
-            v_cursor.unsplit_claim := p_claim_id;
-        end if;
-        v_cursor := pgqueue._raise_scan_from(v_cursor);
-        v_cursor.unblocked_first := not v_cursor.unblocked_first;
-    end if;
-    return v_cursor;
-end $$;
-
--- Claims keys that were set aside and are ready, each with what follows in it while there is room.
-create or replace function pgqueue._serve_unblocked(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint)
+-- Stores messages as pieces of at most p_size, ready or delayed, which have no key in common; and as waiting what has its key in another piece.
+-- So what comes first of a key in p_runs is in a piece, as much as fits, and what comes later waits. One statement, so that it reads the messages
+-- once, and so is long.
+--   p_runs  runs of one key each, in their order
+-- Returns the cursor.
+create or replace function pgqueue._store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_runs pgqueue.consumer_messages[], p_size bigint)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_left bigint := p_want;
-    v_from pgqueue.line_place;  -- dead rows lie before it
-    v_tid  tid;
-    v_run  pgqueue.consumer_messages;
-    v_part int8multirange;
+    v_now   timestamptz := clock_timestamp();
+    v_count bigint;
+    v_due   timestamptz;
 begin
-    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = -1;
-    while v_left > 0 and p_cursor.blocked > 0 and v_from.lane is not null loop
-        v_tid := (pgqueue._next_ready(p_cursor.consumer_id, v_from)).run_ctid;
-        exit when v_tid is null;
-        loop
-            delete from pgqueue.consumer_messages where ctid = v_tid returning * into v_run;
-            if v_run.state = 'ready' then
-                v_from.line_no := v_run.line_no;
-                v_from.first_seq := v_run.first_seq + 1;
-            end if;
-            v_part := v_run.seqs;
-            if v_run.message_count > v_left then
-                v_part := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_left));
-                v_run.state := 'waiting';
-                perform pgqueue._store_run(v_run, v_run.seqs - v_part);
-            else
-                p_cursor.blocked := p_cursor.blocked - 1;
-            end if;
-            v_left := v_left - least(v_run.message_count, v_left);
-            perform pgqueue._claim_run(v_run, v_part, p_claim_id);
-            exit when v_left = 0;
-            select ctid into v_tid from pgqueue.consumer_messages
-            where consumer_id = p_cursor.consumer_id and key = v_run.key and state <> 'claimed'
-              and (arrival_no, first_seq) > (v_run.arrival_no, v_run.first_seq)
-            order by arrival_no, first_seq limit 1;
-            exit when not found
-                or (select not_visible_until > clock_timestamp() from pgqueue.consumer_messages where ctid = v_tid);
-        end loop;
-    end loop;
+    with run as materialized (
+        select r.key, r.arrival_no, r.seqs, r.message_count, r.priority, r.deliver_count, r.last_error,
+               case when r.not_visible_until > v_now then r.not_visible_until end as due, r.i
+        from unnest(p_runs) with ordinality r (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
+                                               claim_id, not_visible_until, last_delivered_at, last_error, key, piece, i)
+    ), open_key as (
+        select distinct k.key from pgqueue.pieces p cross join lateral unnest(p.keys) k
+        where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+    ), judged as (
+        select r.*, r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1) as waits
+        from run r left join open_key o on o.key = r.key
+    ), packed as (
+        select *, sum(least(message_count, p_size)) over (partition by priority, deliver_count, last_error, due order by i) - least(message_count, p_size) as before
+        from judged where not waits
+    ), fitted as (
+        select *, least(message_count, p_size - before % p_size) as room from packed
+    ), part as materialized (
+        select *, case when room < message_count then pgqueue._below(seqs, pgqueue._bound_of(seqs, room::bigint)) else seqs end as part from fitted
+    ), piece as materialized (
+        select priority, deliver_count, last_error, due, p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(arrival_no) as arrival_no,
+               range_agg(part) as seqs, sum(room)::bigint as message_count,
+               coalesce(array_agg((key, arrival_no, lower(part))::pgqueue.waiting_place) filter (where key is not null), '{}') as keys
+        from part
+        group by priority, deliver_count, last_error, due, (before / p_size)::bigint
+    ), opened as (
+        insert into pgqueue.pieces (consumer_id, piece, message_count, keys)
+        select p_consumer.consumer_id, piece, message_count, keys from piece
+    ), dealt as (
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
+                                               not_visible_until, last_error)
+        select p_consumer.consumer_id, case when due is null then 'ready' else 'delayed' end, 0, priority, deliver_count, arrival_no, piece, lower(seqs),
+               message_count, seqs, piece, due, last_error
+        from piece
+        returning not_visible_until
+    ), set_aside as (
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
+                                               not_visible_until, last_error)
+        select p_consumer.consumer_id, 'waiting', 0, w.priority, w.deliver_count, w.arrival_no, w.arrival_no, c.first_seq, c.message_count, c.seqs, w.key,
+               w.due, w.last_error
+        from (select priority, deliver_count, arrival_no, key, due, last_error, seqs from judged where waits
+              union all
+              select priority, deliver_count, arrival_no, key, due, last_error, seqs - part from part where room < message_count) w
+        cross join lateral pgqueue._chunks(w.seqs) c
+    )
+    select count(*), min(not_visible_until) into v_count, v_due from dealt;
+    if v_count > 0 then
+        p_cursor := pgqueue._lower_scan_from(p_cursor, array[(0, p_cursor.last_line_no + 1, 0)::pgqueue.line_place]);
+        p_cursor.last_line_no := p_cursor.last_line_no + v_count;
+        p_cursor.due_from := least(p_cursor.due_from, v_due);
+    end if;
     return p_cursor;
 end $$;
 
--- Claims from the front of the line. It looks at a bounded number of messages: where all of those are blocked, it claims nothing, and the
--- next claim goes on behind them.
---   p_others  other claims are open: their keys are busy, and the claim's own runs are split by key
-create or replace function pgqueue._serve_line(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
-                                               p_want bigint, p_others boolean) returns pgqueue.consumer_cursors
+-- Claims the front of the line, keys mixed, up to the first message that is not visible yet. No piece is open, except of this claim.
+--   p_piece  the piece that the claim has already; null: none
+-- Returns the cursor, and how many messages it claimed.
+create or replace function pgqueue._claim_line(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_piece bigint,
+                                               out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
 declare
-    v_left    bigint := p_want;
-    v_more    bigint := least(4 + p_want / 4, pgqueue._limit_look());  -- looks at as many more, in place of those that are blocked
-    v_looked  bigint := 0;
-    v_now     timestamptz := clock_timestamp();
-    v_from    pgqueue.line_place;
-    v_line_no bigint;
-    v_first   bigint;  -- where what is left of its line_no begins: dead rows lie before it
-    v_count   bigint;
-    v_later   bigint;  -- the first message of the line_no that may be delayed
-    v_room    bigint;  -- messages to look at
-    v_below   bigint;
-    v_walk    record;
+    v_now   timestamptz := clock_timestamp();
+    v_piece bigint := coalesce(p_piece, p_cursor.last_line_no + 1);
+    v_from  pgqueue.line_place;
+    v_next  record;
+    v_count bigint;
+    v_later bigint;  -- the first message of the line_no that may not be visible
+    v_below bigint;
 begin
-    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 0;
-    while v_left > 0 and v_from.lane is not null loop
-        select n.line_no, n.first_seq into v_line_no, v_first from pgqueue._next_ready(p_cursor.consumer_id, v_from) n;
-        exit when v_line_no is null;
-        v_from.line_no := v_line_no;
-        v_from.first_seq := v_first;
+    o_cursor := p_cursor;
+    o_count := 0;
+    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
+    while o_count < p_want and v_from.lane is not null loop
+        v_next := pgqueue._next_ready(p_consumer.consumer_id, v_from);
+        exit when v_next.line_no is null;
+        v_from.line_no := v_next.line_no;
+        v_from.first_seq := v_next.first_seq;
         -- the runs of one line_no interleave: they go by seq
         select sum(message_count), min(first_seq) filter (where not_visible_until > v_now) into v_count, v_later
         from pgqueue.consumer_messages
-        where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 0 and line_no = v_line_no and first_seq >= v_first;
-
-        if p_consumer.ordering = 'stream' then
-            exit when p_cursor.blocked > 0 or v_first = v_later;
-            v_below := least(pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_left), v_later);
-            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_line_no, v_first, v_below, p_claim_id);
-        elsif p_cursor.blocked = 0 and not p_others and v_later is null then
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_left);
-            v_left := v_left - pgqueue._claim_below(p_cursor.consumer_id, v_line_no, v_first, v_below, p_claim_id);
-        else
-            v_room := v_left + least(v_more, greatest(pgqueue._limit_looks() - v_looked, 1));
-            v_below := pgqueue._line_bound(p_cursor.consumer_id, v_line_no, v_first, v_count, v_room);
-            v_walk := pgqueue._walk(p_consumer, p_cursor, v_line_no, v_first, v_below, least(v_count, v_room), p_claim_id, v_left, p_others, v_now);
-            v_left := v_left - v_walk.o_claimed;
-            v_looked := v_looked + v_walk.o_looked;
-            p_cursor.blocked := p_cursor.blocked + v_walk.o_blocked;
-            p_cursor.due_from := least(p_cursor.due_from, v_now);  -- what it set aside as delayed is due later than now
-            if v_walk.o_keys <> '{}' then
-                if not p_others then
-                    perform pgqueue._split_by_key(p_consumer, p_claim_id, v_walk.o_keys);
-                end if;
-                p_cursor := pgqueue._promote(p_cursor, v_walk.o_keys);
-            end if;
-            exit when v_looked >= pgqueue._limit_looks() + p_want - v_left;
-            v_more := least(v_more * 4, pgqueue._limit_looks());
-        end if;
+        where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1 and line_no = v_from.line_no and first_seq >= v_from.first_seq;
+        exit when v_later = v_from.first_seq;
+        v_below := least(pgqueue._line_bound(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_count, p_want - o_count), v_later);
+        o_count := o_count + pgqueue._claim_below(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_below, p_claim_id, v_piece);
+        exit when v_below = v_later;
     end loop;
-    return p_cursor;
+    if o_count > 0 and p_piece is null then
+        insert into pgqueue.pieces (consumer_id, piece, message_count) values (p_consumer.consumer_id, v_piece, o_count);
+        o_cursor.last_line_no := v_piece;
+    end if;
 end $$;
 
 -- The bound below which the runs of one line_no, from p_first, have p_room messages; beyond all if they have no more.
@@ -270,16 +421,16 @@ begin
     select pgqueue._bound_of(range_agg(seqs), p_room) into v_below
     from (select seqs, sum(message_count) over (order by first_seq) - message_count as before
           from pgqueue.consumer_messages
-          where consumer_id = p_consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no and first_seq >= p_first) r
+          where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no = p_line_no and first_seq >= p_first) r
     where before < p_room;
     select pgqueue._bound_of(range_agg(seqs), p_room) into v_below
     from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no and first_seq >= p_first and first_seq < v_below;
+    where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no = p_line_no and first_seq >= p_first and first_seq < v_below;
     return v_below;
 end $$;
 
--- Claims the messages of one line_no, from p_first, below a bound, keys mixed. Returns how many.
-create or replace function pgqueue._claim_below(p_consumer_id int, p_line_no bigint, p_first bigint, p_below bigint, p_claim_id bigint) returns bigint
+-- Claims the messages of one line_no, from p_first, below a bound, for a piece with all keys. Returns how many.
+create or replace function pgqueue._claim_below(p_consumer_id int, p_line_no bigint, p_first bigint, p_below bigint, p_claim_id bigint, p_piece bigint) returns bigint
 language plpgsql
 as $$
 declare
@@ -289,191 +440,75 @@ declare
 begin
     for v_run in
         delete from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no and first_seq >= p_first and first_seq < p_below
+        where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no = p_line_no and first_seq >= p_first and first_seq < p_below
         returning *
     loop
         v_part := pgqueue._below(v_run.seqs, p_below);
         if v_part <> v_run.seqs then
             perform pgqueue._store_run(v_run, v_run.seqs - v_part);
         end if;
+        v_run.piece := p_piece;
         v_count := v_count + pgqueue._claim_run(v_run, v_part, p_claim_id);
     end loop;
     return v_count;
 end $$;
 
--- Walks the messages of one line_no, from p_first, below a bound, by seq: claims those whose key is free and sets the others
--- aside, until p_want are claimed.
---   p_count  how many messages these are
--- Returns how many messages were looked at and claimed, how many runs were set aside, and for which keys. One statement judges, and so is long.
-create or replace function pgqueue._walk(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_line_no bigint, p_first bigint, p_below bigint, p_count bigint,
-                                         p_claim_id bigint, p_want bigint, p_split boolean, p_now timestamptz,
-                                         out o_looked bigint, out o_claimed bigint, out o_blocked bigint, out o_keys text[])
+-- Puts messages of an ordered consumer's claim back: of each key the first failed one and all that follow it in the claim. They go back to
+-- where their claim had them from: into the line, or, of a piece, aside to wait for what the claim still has of their key. Those that were
+-- delivered max_deliver_count times become dead letters. One statement judges, and so is long.
+-- Returns the places of what is back in the line.
+create or replace function pgqueue._return_by_key(p_consumer pgqueue.consumers, p_claim pgqueue.claims, p_set int8multirange, p_until timestamptz, p_reason text)
+returns pgqueue.line_place[]
 language plpgsql
 as $$
 declare
-    v_element record;
-    v_gone    int8multirange;
-    v_stop    bigint;
-    v_run     pgqueue.consumer_messages;
+    v_runs   pgqueue.consumer_messages[] := pgqueue._by_key(p_consumer, array(
+        select m from pgqueue.consumer_messages m where claim_id = p_claim.claim_id and state = 'claimed' and (lane = 1 or seqs && p_set)));
+    v_places pgqueue.line_place[];
+    v_gone   int8multirange;
 begin
-    -- only this much is planned again by each call
-    execute format($q$
-        select array_agg(m.seq) as seq, array_agg(%2$s) as key, array_agg(r.priority) as priority,
-               array_agg(r.deliver_count) as deliver_count, array_agg(r.arrival_no) as arrival_no,
-               array_agg(r.not_visible_until) as not_visible_until, array_agg(r.last_error) as last_error
-        from pgqueue.consumer_messages r
-        cross join lateral unnest(r.seqs) g
-        cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < least(upper(g), $3)) m
-        where r.consumer_id = $1 and r.state = 'ready' and r.lane = 0 and r.line_no = $2 and r.first_seq >= $4 and r.first_seq < $3 $q$,
-        p_consumer.stream_id, pgqueue._key_of(p_consumer))
-    into v_element using p_consumer.consumer_id, p_line_no, p_below, p_first;
-    if p_count <> coalesce(cardinality(v_element.seq), 0) then
-        -- messages that are gone are claimed like others without a key, so that they are told, and end
-        v_gone := pgqueue._below((select range_agg(seqs) from pgqueue.consumer_messages
-                                  where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no
-                                    and first_seq >= p_first and first_seq < p_below), p_below) - coalesce(pgqueue._set_of(v_element.seq), '{}');
-        select v_element.seq || array_agg(s), v_element.key || array_agg(null::text), v_element.priority || array_agg(r.priority),
-               v_element.deliver_count || array_agg(r.deliver_count), v_element.arrival_no || array_agg(r.arrival_no),
-               v_element.not_visible_until || array_agg(r.not_visible_until), v_element.last_error || array_agg(r.last_error)
-        into v_element.seq, v_element.key, v_element.priority, v_element.deliver_count, v_element.arrival_no, v_element.not_visible_until, v_element.last_error
-        from pgqueue.consumer_messages r cross join lateral unnest(r.seqs * v_gone) g cross join lateral generate_series(lower(g), upper(g) - 1) s
-        where r.consumer_id = p_consumer.consumer_id and r.state = 'ready' and r.lane = 0 and r.line_no = p_line_no
-          and r.first_seq >= p_first and r.first_seq < p_below;
-    end if;
-
-    with element as materialized (
-        select *, coalesce(not_visible_until > p_now, false) as later
-        from unnest(v_element.seq, v_element.key, v_element.priority, v_element.deliver_count, v_element.arrival_no,
-                    v_element.not_visible_until, v_element.last_error)
-             e (seq, key, priority, deliver_count, arrival_no, not_visible_until, last_error)
-    ), busy as materialized (
-        select k.key from (select distinct key from element where key is not null) k  -- as _key_is_claimed, 3 us less for each key
-        where (select true from pgqueue.consumer_messages c
-               where c.consumer_id = p_consumer.consumer_id and c.key = k.key and c.state = 'claimed'
-                 and c.claim_id >= p_cursor.busy_from and c.claim_id <> p_claim_id limit 1)
-           or (select true from pgqueue.consumer_messages c
-               where c.consumer_id = p_consumer.consumer_id and c.key = k.key and c.state <> 'claimed' limit 1)
-    ), judged as (
-        select e.*,
-               case when e.key is null then e.later
-                    else bool_or(b.key is not null or e.later) over (partition by e.key order by e.seq) end as blocked
-        from element e left join busy b on b.key = e.key
-    ), counted as (
-        select *, count(*) filter (where not blocked) over (order by seq) as free from judged
-    ), walked as materialized (
-        select * from counted where free < p_want or (free = p_want and not blocked)
-    ), claimed as (
-        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count,
-                                               seqs, key, claim_id, last_delivered_at, last_error)
-        select p_consumer.consumer_id, 'claimed', 0, r.priority, r.deliver_count + 1, r.arrival_no, r.arrival_no, c.first_seq, c.message_count, c.seqs,
-               r.own_key, p_claim_id, p_now, r.last_error
-        from (select priority, deliver_count, arrival_no, last_error, case when p_split then key end as own_key,
-                     range_agg(int8range(seq, seq, '[]')) as seqs
-              from walked where not blocked group by 1, 2, 3, 4, 5) r
-        cross join lateral pgqueue._chunks(r.seqs) c
-        returning message_count
-    ), blocked as (
-        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count,
-                                               seqs, key, not_visible_until, last_error)
-        select p_consumer.consumer_id, case when r.key is null then 'delayed' else 'waiting' end, case when r.key is null then 0 else -1 end,
-               r.priority, r.deliver_count, r.arrival_no, r.arrival_no, c.first_seq, c.message_count, c.seqs, r.key, r.not_visible_until, r.last_error
-        from (select priority, deliver_count, arrival_no, last_error, key, not_visible_until, island,
-                     range_agg(int8range(seq, seq, '[]')) as seqs
-              from (select *, row_number() over (partition by key order by seq)
-                           - row_number() over (partition by key, priority, deliver_count, not_visible_until, last_error order by seq) as island
-                    from walked where blocked) i
-              group by priority, deliver_count, arrival_no, last_error, key, not_visible_until, island) r
-        cross join lateral pgqueue._chunks(r.seqs) c
-        returning key
-    )
-    select case when (select count(*) from walked where not blocked) < p_want then p_below - 1 else (select max(seq) from walked) end,
-           (select count(*) from walked), (select coalesce(sum(message_count), 0) from claimed),
-           (select count(*) from blocked where key is not null),
-           array(select distinct key from blocked where key is not null)
-    into v_stop, o_looked, o_claimed, o_blocked, o_keys;
-
-    for v_run in
-        delete from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and line_no = p_line_no and first_seq >= p_first and first_seq <= v_stop
-        returning *
-    loop
-        perform pgqueue._store_run(v_run, v_run.seqs - int8multirange(int8range(null, v_stop, '[]')));
-    end loop;
-end $$;
-
--- Puts messages of an ordered consumer's claim aside: of each key the first failed one and all that follow it in the claim.
--- Returns the keys, how many runs now are set aside, and the places of runs without a key that are back in the line. One statement judges, and so is long.
-create or replace function pgqueue._return_by_key(
-    p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims, p_set int8multirange,
-    p_until timestamptz, p_reason text, out o_keys text[], out o_blocked bigint, out o_places pgqueue.line_place[])
-language plpgsql
-as $$
-declare
-    v_gone int8multirange;
-begin
-    if p_cursor.unsplit_claim = p_claim.claim_id then
-        if p_set is not null then
-            execute format($q$
-                select coalesce(array_agg(distinct %2$s) filter (where %2$s is not null), '{}')
-                from pgqueue.consumer_messages r
-                cross join lateral unnest(r.seqs * $2) g
-                cross join lateral (select key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
-                where r.claim_id = $1 and r.state = 'claimed' and r.key is null $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
-            into o_keys using p_claim.claim_id, p_set;
-            -- a key that was set aside was claimed as a run of its own; more of it may have come from the line
-            o_keys := o_keys || array(select distinct key from pgqueue.consumer_messages
-                                      where claim_id = p_claim.claim_id and state = 'claimed' and case when key is not null then seqs && p_set end);
-        end if;
-        if o_keys is distinct from '{}' then
-            perform pgqueue._split_by_key(p_consumer, p_claim.claim_id, o_keys);
-        end if;
-    end if;
-
-    with failed as materialized (
-        select distinct key from pgqueue.consumer_messages
-        where claim_id = p_claim.claim_id and state = 'claimed'
-          and case when key is not null then p_set is null or seqs && p_set end  -- opaque: or else the index of busy keys is read for it
+    with run as materialized (
+        select * from unnest(v_runs)
     ), element as (
-        select r.key, r.arrival_no, r.priority, r.deliver_count, r.last_error, r.claim_id, s as seq,
-               coalesce(p_set @> s, true) as failed,
-               coalesce(coalesce(p_set @> s, true) and r.deliver_count >= p_consumer.max_deliver_count, false) as dead
-        from pgqueue.consumer_messages r
-        cross join lateral unnest(r.seqs) g
-        cross join lateral generate_series(lower(g), upper(g) - 1) s
-        where r.claim_id = p_claim.claim_id and r.state = 'claimed'
-          and (r.key in (select key from failed) or (r.key is null and (p_set is null or r.seqs && p_set)))
+        select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error, r.piece, s as seq, p_set @> s as failed,
+               coalesce(p_set @> s and r.deliver_count >= p_consumer.max_deliver_count, false) as dead
+        from run r cross join lateral unnest(r.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
+        where r.key in (select key from run where seqs && p_set) or (r.key is null and r.seqs && p_set)
     ), judged as (
         select *, case when key is null then failed
                        else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end and not dead as back
         from element
     ), gone as materialized (
-        select key, arrival_no, priority, last_error, claim_id, seq, failed, dead, deliver_count - (not failed)::int as deliver_count
+        select key, lane, arrival_no, priority, last_error, piece, seq, failed, dead, deliver_count - (not failed)::int as deliver_count
         from judged where back or dead
-    ), buried as (
+    ), dead_lettered as (
         insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, claim_id)
         select p_consumer.stream_id, p_consumer.consumer_id, range_agg(int8range(seq, seq, '[]')), count(*), priority, deliver_count,
-               coalesce(p_reason, 'returned'), claim_id
-        from gone where dead group by priority, deliver_count, claim_id
+               coalesce(p_reason, 'returned'), p_claim.claim_id
+        from gone where dead group by priority, deliver_count
     ), back as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
                                                key, not_visible_until, last_error)
-        select p_consumer.consumer_id,
-               case when i.key is not null then 'waiting' when i.failed and p_until is not null then 'delayed' else 'ready' end,
-               case when i.key is not null then -1 else 0 end,
+        select p_consumer.consumer_id, case when i.waits then 'waiting' else 'ready' end, case when i.waits then 0 else 1 end,
                i.priority, i.deliver_count, i.arrival_no, i.arrival_no, c.first_seq, c.message_count, c.seqs,
-               i.key, case when i.failed then p_until end, case when i.failed then p_reason else i.last_error end
-        from (select key, arrival_no, priority, deliver_count, failed, last_error, island, range_agg(int8range(seq, seq, '[]')) as seqs
+               case when i.waits then i.key end, case when i.failed then p_until end, case when i.failed then p_reason else i.last_error end
+        from (select key, lane = 0 and key is not null as waits, arrival_no, priority, deliver_count, failed, last_error, island,
+                     range_agg(int8range(seq, seq, '[]')) as seqs
               from (select *, row_number() over (partition by key order by arrival_no, seq)
                               - row_number() over (partition by key, arrival_no, priority, deliver_count, failed, last_error order by seq) as island
                     from gone where not dead) e
-              group by key, arrival_no, priority, deliver_count, failed, last_error, island) i
+              group by key, lane, arrival_no, priority, deliver_count, failed, last_error, island) i
         cross join lateral pgqueue._chunks(i.seqs) c
-        returning state, key, lane, line_no, first_seq
+        returning state, lane, line_no, first_seq
+    ), sought as (
+        -- what waits of these pieces' keys may stand before them now
+        update pgqueue.pieces p set keys = array(select (k.key, 0, 0)::pgqueue.waiting_place from unnest(p.keys) k)
+        where p.consumer_id = p_consumer.consumer_id and p.piece in (select piece from gone where lane = 0) and p.keys is not null
     )
-    select array(select key from failed), (select count(*) from back where key is not null),
-           array(select (lane, line_no, first_seq)::pgqueue.line_place from back where state = 'ready'),
+    select array(select (lane, line_no, first_seq)::pgqueue.line_place from back where state = 'ready'),
            (select range_agg(int8range(seq, seq, '[]')) from gone)
-    into o_keys, o_blocked, o_places, v_gone;
+    into v_places, v_gone;
 
     perform pgqueue._take_out(p_claim.claim_id, v_gone) where v_gone is not null;
+    return v_places;
 end $$;

@@ -76,24 +76,21 @@ begin
         return p_cursor;
     end if;
     with due as (
-        select ctid, key, not_visible_until from pgqueue.consumer_messages
+        select ctid, not_visible_until from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and state = 'delayed'
           and not_visible_until >= p_cursor.due_from and not_visible_until <= v_now
         order by not_visible_until limit pgqueue._limit_due()
         for update
     ), ended as (
         update pgqueue.consumer_messages m
-        set state = case when due.key is not null and pgqueue._key_is_claimed(p_cursor, due.key, null) then 'waiting' else 'ready' end,
-            line_no = case when due.key is null then m.arrival_no else p_cursor.last_line_no + 1 end,
-            not_visible_until = null
+        set state = 'ready', not_visible_until = null
         from due
         where m.ctid = due.ctid
-        returning m.state, m.lane, m.line_no, m.first_seq, due.not_visible_until
+        returning m.lane, m.line_no, m.first_seq, due.not_visible_until
     )
-    select array_agg((lane, line_no, first_seq)::pgqueue.line_place) filter (where state = 'ready'), max(not_visible_until), count(*)
+    select array_agg((lane, line_no, first_seq)::pgqueue.line_place), max(not_visible_until), count(*)
     into v_places, v_last, v_count
     from ended;
-    p_cursor.last_line_no := p_cursor.last_line_no + 1;
     p_cursor := pgqueue._lower_scan_from(p_cursor, v_places);
     p_cursor.due_from := case when v_count < pgqueue._limit_due() then v_now else v_last end;
     return p_cursor;

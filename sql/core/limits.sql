@@ -28,10 +28,18 @@ create or replace function pgqueue._limit_expired() returns int language sql imm
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted for the statistics of a consumer.
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
--- Messages that a claim by key looks at beyond those that it gets: at first ...
-create or replace function pgqueue._limit_look() returns int language sql immutable parallel safe as 'select 100';
--- ... and at most.
+-- By key: messages of a piece, ...
+create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
+-- ... pieces that are dealt at once, ...
+create or replace function pgqueue._limit_deal_pieces() returns int language sql immutable parallel safe as 'select 256';
+-- ... messages of the line that are dealt at once, ...
+create or replace function pgqueue._limit_deal() returns int language sql immutable parallel safe as 'select 4096';
+-- ... keys that became free, from which on the line is not dealt with them, ...
+create or replace function pgqueue._limit_stock() returns int language sql immutable parallel safe as 'select 32';
+-- ... messages that one claim looks at, ...
 create or replace function pgqueue._limit_looks() returns int language sql immutable parallel safe as 'select 10000';
+-- ... and messages that a claim wants at least, to have the line whole.
+create or replace function pgqueue._limit_whole() returns int language sql immutable parallel safe as 'select 1000';
 
 -- Bytes of a key: keys are indexed.
 create or replace function pgqueue._max_key_bytes() returns int language sql immutable parallel safe as 'select 1024';

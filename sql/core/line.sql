@@ -1,8 +1,9 @@
--- Serving claims of consumers with ordering=none from the line of ready runs: by lane, and in a lane by place.
+-- Serving claims from the ready runs: by lane, and in a lane by place. Of ordered consumers these are pieces, in lane 0; their line, in
+-- lane 1, is dealt first (core/keys.sql).
 
 -- Serves a claim from the ready runs, passing over those that other claimers hold.
 --   p_want  messages at most
---   p_size  messages that the whole claim wants
+--   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer; those are passed over
 -- Returns how many messages it got. Locks the runs it takes, one at a time.
 create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint) returns bigint
 language plpgsql
@@ -13,6 +14,7 @@ declare
     v_count bigint := 0;
 begin
     foreach v_place in array p_cursor.scan_from loop
+        exit when p_size is null and v_place.lane > 0;
         while v_count < p_want loop
             update pgqueue.consumer_messages
             set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
@@ -31,12 +33,15 @@ begin
                 continue;
             end if;
             -- there is none, or it is too big
-            select ctid, message_count into v_run from pgqueue.consumer_messages
+            select ctid, message_count, line_no, first_seq into v_run from pgqueue.consumer_messages
             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
               and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
             order by line_no, first_seq limit 1 for update skip locked;
             exit when not found;
-            if v_run.message_count > p_want - v_count then
+            if v_run.message_count > p_want - v_count and p_size is null then
+                v_place.line_no := v_run.line_no;
+                v_place.first_seq := v_run.first_seq + 1;
+            elsif v_run.message_count > p_want - v_count then
                 perform pgqueue._cut(v_run.ctid, p_want - v_count, p_size);  -- now the same place holds a run that fits
             end if;
         end loop;
@@ -55,7 +60,7 @@ declare
     v_claim_id bigint;
 begin
     with next as materialized (
-        select run.ctid, pgqueue._new_claim_id() as claim_id, c.consumer_id,
+        select run.ctid, pgqueue._new_claim_id() as claim_id, c.consumer_id, c.ordering <> 'none' as ordered,
                coalesce(p_visibility_timeout, c.visibility_timeout) as visibility_timeout
         from pgqueue.streams s
         join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = p_consumer
@@ -66,8 +71,9 @@ begin
                               and (line_no, first_seq) >= ((line).line_no, (line).first_seq)
                             order by line_no, first_seq limit 1
                             for update skip locked) run
-        where s.name = p_stream and c.ordering = 'none' and pgqueue._is_soon(lease_probe)
-          and (take_was_cut or (gaps = '{}' and not exists (
+        where s.name = p_stream and (c.ordering = 'none' or (c.ordering = 'key' and (line).lane = 0))
+          and pgqueue._is_soon(lease_probe)
+          and (take_was_cut or c.ordering = 'key' or (gaps = '{}' and not exists (
                 select from pgqueue.publications
                 where stream_id = c.stream_id and publication_id >= next_publication and publication_id < next_publication + pgqueue._limit_unseen())))
           and ((select not_visible_until from pgqueue.consumer_messages
@@ -81,7 +87,7 @@ begin
         returning next.*
     )
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
-    select claim_id, consumer_id, false, clock_timestamp(), clock_timestamp() + visibility_timeout, visibility_timeout, p_want, p_want
+    select claim_id, consumer_id, ordered, clock_timestamp(), clock_timestamp() + visibility_timeout, visibility_timeout, p_want, p_want
     from claimed
     returning claim_id into v_claim_id;
     return v_claim_id;

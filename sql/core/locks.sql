@@ -2,7 +2,7 @@
 --
 --     reader    advisory: one session at a time moves a Spark reader
 --     claim     its row: whoever settles, extends or releases it
---     consumer  advisory: taking, and for ordered consumers everything that changes what is ready
+--     consumer  advisory: taking, dealing, and whatever becomes ready
 --     run       its row
 --
 -- All are held to the end of the transaction. Who holds the consumer's lock never waits for a claim: it passes over locked ones.
@@ -79,7 +79,7 @@ create or replace function pgqueue._try_lock_reader(p_reader uuid) returns boole
 language sql
 as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;
 
--- Locks a live claim, then for ordered consumers (and with p_line, for what puts runs back in the line) the consumer.
+-- Locks a live claim; then with p_line, for what puts runs back in the line, the consumer.
 -- Returns the claim; null and a warning when it is not live.
 create or replace function pgqueue._lock_claim(p_claim_id bigint, p_line boolean) returns pgqueue.claims
 language plpgsql
@@ -92,7 +92,7 @@ begin
         perform pgqueue._warn_not_live(p_claim_id);
         return null;
     end if;
-    if p_line or v_claim.ordered then
+    if p_line then
         perform pgqueue._lock_consumer(v_claim.consumer_id);
     end if;
     return v_claim;

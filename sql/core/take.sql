@@ -47,7 +47,7 @@ begin
     v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
     v_run.consumer_id := p_consumer.consumer_id;
     v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
-    v_run.lane := case when p_consumer.ordering = 'none' then -v_first.priority else 0 end;
+    v_run.lane := case when p_consumer.ordering = 'none' then -v_first.priority else 1 end;
     v_run.priority := v_first.priority;
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
@@ -124,7 +124,7 @@ begin
                                                first_seq, message_count, seqs, not_visible_until)
         select p_consumer.consumer_id,
                case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
-               case when p_consumer.ordering = 'none' then -m.priority else 0 end,
+               case when p_consumer.ordering = 'none' then -m.priority else 1 end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due
         from merged m cross join lateral pgqueue._chunks(m.seqs) c
         returning state, lane, message_count, not_visible_until

@@ -138,6 +138,7 @@ begin
     end loop;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
+    delete from pgqueue.pieces where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
 end $$;

@@ -6,7 +6,7 @@
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing.
 -- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; unless the next run is
--- all that it needs the consumer's lock, except that ordering=none makes do with what is ready while another claimer has it.
+-- all that it needs the consumer's lock, except that it makes do with what is ready while another claimer has it (not so with ordering=stream).
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
                                          p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)
@@ -33,10 +33,10 @@ begin
         if claim_id is null then
             v_consumer := pgqueue._consumer(p_stream, p_consumer);
             message_count := 0;
-            if v_consumer.ordering = 'none' and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
+            if v_consumer.ordering <> 'stream' and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 claim_id := pgqueue._new_claim_id();
-                message_count := pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max, p_max);
+                message_count := pgqueue._serve(pgqueue._cursor(v_consumer.consumer_id), claim_id, p_max, case when v_consumer.ordering = 'none' then p_max end);
                 if message_count = 0 then
                     raise exception using errcode = 'PQ099';
                 end if;

@@ -44,13 +44,22 @@ begin
         ['staged_writes', 'n', 'message_count'], ['sink_batches', 'n', 'message_count'],
         ['consumer_messages', 'n', 'message_count'], ['consumer_messages', 'rank', 'lane'],
         ['consumer_messages', 'position', 'arrival_no'], ['consumer_messages', 'turn', 'line_no'],
-        ['consumer_cursors', 'turn', 'last_line_no'], ['consumer_cursors', 'more', 'take_was_cut'], ['consumer_cursors', 'due_floor', 'due_from'],
-        ['consumer_cursors', 'first_claim', 'busy_from'], ['consumer_cursors', 'aside', 'blocked'],
-        ['consumer_cursors', 'mixed_claim', 'unsplit_claim'], ['consumer_cursors', 'heads_first', 'unblocked_first']]
+        ['consumer_cursors', 'turn', 'last_line_no'], ['consumer_cursors', 'more', 'take_was_cut'], ['consumer_cursors', 'due_floor', 'due_from']]
     loop
         execute format('alter table pgqueue.%I rename column %I to %I', v_column[1], v_column[2], v_column[3]);
     end loop;
-    alter index pgqueue.consumer_messages_aside rename to consumer_messages_blocked;
+
+    -- ordered consumers: what is claimed is a piece with all keys, and all else is in the line, at its place
+    drop index pgqueue.consumer_messages_aside, pgqueue.consumer_messages_busy;
+    drop index if exists pgqueue.claims_ordered;
+    alter table pgqueue.consumer_messages drop column key, add column key bigint, add column piece bigint;
+    update pgqueue.consumer_messages m
+    set lane = 1, line_no = arrival_no, state = case when m.state = 'claimed' then 'claimed' else 'ready' end,
+        piece = case when m.state = 'claimed' then (select last_line_no from pgqueue.consumer_cursors k where k.consumer_id = m.consumer_id) + 1 end
+    from pgqueue.consumers c
+    where c.consumer_id = m.consumer_id and c.ordering <> 'none';
+    insert into pgqueue.pieces (consumer_id, piece, message_count)
+    select consumer_id, piece, sum(message_count) from pgqueue.consumer_messages where piece is not null group by consumer_id, piece;
 
     -- what is missing below the end of what was taken is a gap, to be looked into once
     alter table pgqueue.consumer_cursors
@@ -58,11 +67,17 @@ begin
         add column gaps bigint[] not null default '{}',
         add column scan_from pgqueue.line_place[] not null default '{}',
         add column scan_lanes_from int,
-        add column leases_from timestamptz not null default '-infinity';
+        add column leases_from timestamptz not null default '-infinity',
+        add column pieces_from bigint not null default 0,
+        add column dealt_until timestamptz not null default '-infinity';
     update pgqueue.consumer_cursors
     set next_publication = coalesce(upper(seen), 1),
         gaps = case when int8multirange(int8range(1, coalesce(upper(seen), 1))) <> seen then array[nextval('pgqueue.gap_numbers')] else '{}' end,
-        scan_from = array(select (rank, turn, first_seq)::pgqueue.line_place from unnest(floors));
+        scan_from = case when ordering = 'none' then array(select (rank, turn, first_seq)::pgqueue.line_place from unnest(floors))
+                         else array[(1, 0, 0)::pgqueue.line_place] end,
+        last_line_no = last_line_no + 1
+    from pgqueue.consumers c
+    where c.consumer_id = consumer_cursors.consumer_id;
     insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look)
     select consumer_id, gaps[1], g.ids, (select count(*) from unnest(g.ids)), '{}', true
     from pgqueue.consumer_cursors cross join lateral (select int8multirange(int8range(1, next_publication)) - seen as ids) g
@@ -70,7 +85,8 @@ begin
     alter table pgqueue.consumer_cursors
         alter column next_publication set not null,
         drop column seen, drop column watched, drop column watched_below, drop column parked, drop column parked_below, drop column parked_probe,
-        drop column floors;
+        drop column floors, drop column first_claim, drop column aside, drop column mixed_claim, drop column heads_first,
+        drop column open_claims;
     drop type pgqueue.floor;
 
     -- ids of claims go on above the old ones

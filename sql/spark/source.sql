@@ -98,7 +98,7 @@ begin
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id <= p_start_claim order by c.claim_id
     loop
         lost := lost + v_claim.message_count - v_claim.settled - v_claim.remaining - v_claim.dead_lettered;
-        v_cursor := pgqueue._acknowledge(v_cursor, v_claim);
+        perform pgqueue._acknowledge(v_claim);
         v_settled := true;
     end loop;
 
@@ -145,22 +145,22 @@ begin
         (select not_visible_until from pgqueue.consumer_messages
          where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
          order by not_visible_until limit 1),
-        -- the head of a consumer with ordering=stream is delayed in its line; with ordering=key only what was not looked at is left there
-        (select case when p_consumer.ordering = 'stream' then m.not_visible_until else clock_timestamp() end
+        -- of an ordered consumer the line is left: its front is not visible yet, or was not looked at
+        (select coalesce(m.not_visible_until, clock_timestamp())
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 0 and m.run_ctid is not null),
-        case when p_got_nothing and p_cursor.take_was_cut and p_cursor.blocked > 0 then clock_timestamp() end,
+         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
+           and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece >= p_cursor.pieces_from and keys is null)),
+        case when p_got_nothing and p_cursor.take_was_cut and p_consumer.ordering = 'key' then clock_timestamp() end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end);
 end $$;
 
--- Ends a reader's claim, with what it still has. Needs the claim's lock and the consumer's.
-create or replace function pgqueue._acknowledge(p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims) returns pgqueue.consumer_cursors
+-- Ends a reader's claim, with what it still has. Needs the claim's lock.
+create or replace function pgqueue._acknowledge(p_claim pgqueue.claims) returns void
 language plpgsql
 as $$
 begin
-    p_cursor := pgqueue._shrink_claim(p_cursor, p_claim, 0, (pgqueue._finish(p_claim, null, false, null, null)).o_keys);
+    perform pgqueue._shrink_claim(p_claim, p_claim.remaining - pgqueue._finish(p_claim, null, false, null, null));
     delete from pgqueue.claims where claim_id = p_claim.claim_id;
-    return p_cursor;
 end $$;
 
 -- The heartbeat: the leases of a reader's live claims start anew.
@@ -236,40 +236,6 @@ begin
     return next;
 end $$;
 
--- What of a reader's lost claim is back in the line of an ordered consumer and may not be delivered yet: an earlier message of its key
--- is set aside, or came back with a delay. (Whatever came before it of its key and is not settled was in the claim, too.)
---   p_aside  runs that are set aside and will be claimed back
-create or replace function pgqueue._behind(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims,
-                                           p_aside tid[]) returns int8multirange
-language plpgsql
-as $$
-declare
-    v_later  int8multirange;
-    v_behind int8multirange;
-begin
-    v_later := (
-        select range_agg(m.seqs)
-        from unnest(p_claim.arrival_nos) a
-        cross join lateral (select seqs from pgqueue.consumer_messages
-                            where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0
-                              and line_no >= lower(a) and line_no < upper(a) and not_visible_until > clock_timestamp()) m);
-    if v_later is null and p_cursor.blocked = 0 then
-        return '{}';
-    end if;
-    execute format($q$
-        select range_agg(k.seqs)
-        from (select %2$s as key, range_agg(int8range(m.seq, m.seq, '[]')) as seqs
-              from unnest($2) g cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(g) and seq < upper(g)) m
-              group by 1
-              having bool_or($3 @> m.seq)
-                  or (select true from pgqueue.consumer_messages b
-                      where b.consumer_id = $1 and b.key = %2$s and b.state <> 'claimed'
-                        and not (b.ctid = any ($4) and b.seqs <@ $2) limit 1)) k
-        where k.key is not null $q$, p_consumer.stream_id, pgqueue._key_of(p_consumer))
-    into v_behind using p_consumer.consumer_id, p_claim.seqs, v_later, p_aside;
-    return coalesce(v_behind, '{}');
-end $$;
-
 -- What a reader's claim has lost and its owner has not settled: what others have or had, and what is deleted.
 create or replace function pgqueue._missing(p_consumer pgqueue.consumers, p_claim pgqueue.claims, out o_taken_over bigint, out o_gone bigint)
 language plpgsql stable
@@ -314,77 +280,102 @@ as $$
     where r.consumer_id = p_consumer_id and r.reader <> p_reader and c.live and c.lease_until > clock_timestamp()
 $$;
 
--- Gives a reader back what is ready of a claim that it lost; of an ordered consumer only keys that are idle. What another claimer holds,
--- or has returned with a delay, stays where it is, with what follows it in its key. Needs the claim's lock and the consumer's. (Long, as it
--- gathers from three places what one claim holds afterwards.)
+-- Gives a reader back what is ready of a claim that it lost. What another claimer holds, or has returned with a delay, stays where it is, and
+-- of an ordered consumer what waits for it. Needs the claim's lock and the consumer's.
 create or replace function pgqueue._claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_run    pgqueue.consumer_messages;
-    v_tids   tid[] := '{}';
-    v_behind int8multirange := '{}';
-    v_part   int8multirange;
-    v_count  bigint := 0;
+    v_piece bigint;
+    v_lanes int[] := p_claim.lanes;
+    v_run   pgqueue.consumer_messages;
+    v_part  int8multirange;
+    v_count bigint := 0;
 begin
-    if p_cursor.blocked > 0 then
-        v_tids := array(
-            select m.ctid
-            from (select ctid, key, seqs && p_claim.seqs and (not_visible_until > clock_timestamp()) is not true as free,
-                         bool_and(seqs <@ p_claim.seqs and (not_visible_until > clock_timestamp()) is not true)
-                             over (partition by key order by arrival_no, first_seq
-                                   rows between unbounded preceding and 1 preceding) is not false as next
-                  from pgqueue.consumer_messages
-                  where consumer_id = p_consumer.consumer_id and key is not null and state <> 'claimed') m
-            where m.free and m.next and not pgqueue._key_is_claimed(p_cursor, m.key, null));
-    end if;
-    -- in the line, where they went back to their places
-    if not p_claim.ordered or p_cursor.open_claims = 0 then
-        if p_claim.ordered then
-            v_behind := pgqueue._behind(p_consumer, p_cursor, p_claim, v_tids);
+    if p_claim.ordered then
+        if pgqueue._line_is_free(p_consumer, p_cursor, p_claim) then
+            v_piece := p_cursor.last_line_no + 1;  -- a piece with all keys, as it was
+            v_lanes := '{1}';
+        else
+            p_cursor := pgqueue._deal_places(p_consumer, p_cursor, p_claim);
+            v_lanes := '{}';
         end if;
-        v_tids := v_tids || array(
+    end if;
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where ctid = any (array(
             select m.ctid
-            from unnest(case when p_claim.ordered then '{0}' else p_claim.lanes end) l
+            from unnest(v_lanes) l
             cross join unnest(p_claim.arrival_nos) a
             cross join lateral (select ctid from pgqueue.consumer_messages
                                 where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = l
                                   and line_no >= lower(a) and line_no < upper(a)
                                   and first_seq >= lower(p_claim.seqs) and first_seq < upper(p_claim.seqs) and seqs && p_claim.seqs
-                                  and (not_visible_until > clock_timestamp()) is not true
-                                for update skip locked) m);
-    end if;
-    for v_run in delete from pgqueue.consumer_messages where ctid = any (v_tids) returning * loop
+                                for update skip locked) m
+            union all
+            select m.ctid
+            from unnest(p_cursor.scan_from) f
+            cross join lateral (select ctid from pgqueue.consumer_messages
+                                where p_claim.ordered and v_piece is null and consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0
+                                  and (line_no, first_seq) >= (f.line_no, f.first_seq) and seqs <@ p_claim.seqs
+                                for update skip locked) m
+            where f.lane = 0))
+        returning *
+    loop
         v_part := v_run.seqs * p_claim.seqs;
-        if v_run.key is not null then
-            v_run.state := 'waiting';
-            p_cursor.blocked := p_cursor.blocked - 1 + (select count(*) from pgqueue._chunks(v_run.seqs - v_part));
-        else
-            v_part := v_part - v_behind;
-        end if;
         perform pgqueue._store_run(v_run, v_run.seqs - v_part);
+        v_run.piece := coalesce(v_piece, v_run.piece);
         v_count := v_count + pgqueue._claim_run(v_run, v_part, p_claim.claim_id);
     end loop;
-    if v_count = 0 then
-        return p_cursor;
-    end if;
-    update pgqueue.claims
-    set live = true, remaining = v_count, settled = least(settled, message_count - v_count), lease_until = clock_timestamp() + visibility_timeout
-    where claim_id = p_claim.claim_id;
-    if p_claim.ordered then
-        p_cursor.busy_from := case when p_cursor.open_claims = 0 then p_claim.claim_id else least(p_cursor.busy_from, p_claim.claim_id) end;
-        p_cursor.open_claims := p_cursor.open_claims + 1;
-        if p_cursor.open_claims > 1 and p_cursor.unsplit_claim is not null then
-            perform pgqueue._split_by_key(p_consumer, p_cursor.unsplit_claim, null);
-            p_cursor.unsplit_claim := null;
-        end if;
-        if p_cursor.blocked > 0 then
-            perform pgqueue._split_by_key(p_consumer, p_claim.claim_id, null);
-        elsif p_cursor.open_claims = 1 then
-            p_cursor.unsplit_claim := p_claim.claim_id;
+    if v_count > 0 then
+        update pgqueue.claims
+        set live = true, remaining = v_count, settled = least(settled, message_count - v_count), lease_until = clock_timestamp() + visibility_timeout
+        where claim_id = p_claim.claim_id;
+        if v_piece is not null then
+            insert into pgqueue.pieces (consumer_id, piece, message_count) values (p_consumer.consumer_id, v_piece, v_count);
+            p_cursor.last_line_no := v_piece;
         end if;
     end if;
+    return p_cursor;
+end $$;
+
+-- Whether a lost claim of an ordered consumer may have back what of it is in the line, whole: nobody holds a key, and nothing of it is delayed.
+create or replace function pgqueue._line_is_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims) returns boolean
+language plpgsql stable
+as $$
+begin
+    return not exists (
+            select from pgqueue.pieces p
+            where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+              and (p.keys is not null or exists (select from pgqueue.consumer_messages where consumer_id = p.consumer_id and piece = p.piece)))
+       and not exists (
+            select from unnest(p_claim.arrival_nos) a
+            cross join lateral (select not_visible_until from pgqueue.consumer_messages
+                                where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1
+                                  and line_no >= lower(a) and line_no < upper(a)) m
+            where m.not_visible_until > clock_timestamp());
+end $$;
+
+-- Deals the line, as much as one claim looks at, while messages stand in it where those of a lost claim had their places. So pieces tell
+-- which of them are free. Returns the cursor.
+create or replace function pgqueue._deal_places(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_deal   record;
+    v_looked bigint := 0;
+begin
+    while p_consumer.ordering = 'key' and v_looked < pgqueue._limit_looks() and exists (
+        select from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
+        where f.lane = 1 and m.line_no < upper(p_claim.arrival_nos))
+    loop
+        v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key(), false);
+        p_cursor := v_deal.o_cursor;
+        v_looked := v_looked + v_deal.o_looked;
+        exit when v_deal.o_looked = 0;
+    end loop;
     return p_cursor;
 end $$;
 

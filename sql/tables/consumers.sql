@@ -37,11 +37,8 @@ create table if not exists pgqueue.consumer_cursors (
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
     leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
     -- Ordered consumers only.
-    open_claims      int                  not null default 0,            -- claims that hold messages
-    busy_from        bigint               not null default 0,            -- no older claim holds messages
-    blocked          bigint               not null default 0,            -- runs set aside, each for a key of its own
-    unsplit_claim    bigint,                                             -- the one open claim whose runs are not yet split by key
-    unblocked_first  boolean              not null default true,         -- the next claim serves keys that were set aside before the line
+    pieces_from      bigint               not null default 0,            -- no older piece is open
+    dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
     primary key (consumer_id, version)
 );
 
@@ -68,7 +65,7 @@ end $$;
 create table if not exists pgqueue.consumer_messages (
     consumer_id       int            not null,
     state             text           not null,  -- ready, delayed, waiting or claimed; a check would be parsed again by each statement
-    lane              int            not null,  -- lanes are served in their order: -priority; ordered: 0, a key's own head -1
+    lane              int            not null,  -- lanes are served in their order: -priority; ordered: 0 for pieces, 1 for the line
     priority          int            not null,
     deliver_count     int            not null,
     arrival_no        bigint         not null,  -- order of arrival, kept for life
@@ -76,11 +73,30 @@ create table if not exists pgqueue.consumer_messages (
     first_seq         bigint         not null,  -- lower(seqs)
     message_count     bigint         not null,
     seqs              int8multirange not null,
-    key               text,                     -- ordered consumers: set once the run stands for one key alone
     claim_id          bigint,
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
-    last_error        text
+    last_error        text,
+    key               bigint,                   -- ordered consumers: the hash of the key of what waits for it ...
+    piece             bigint                    -- ... and the piece that is ready, delayed or claimed
+);
+
+-- Of ordered consumers: where messages of a key may wait.
+do $$
+begin
+    if to_regtype('pgqueue.waiting_place') is null then
+        create type pgqueue.waiting_place as (key bigint, arrival_no bigint, first_seq bigint);
+    end if;
+end $$;
+
+-- The open pieces of ordered consumers, and those that are gone and were not closed yet. No key is in two of them, and each key that
+-- messages wait for is in one.
+create table if not exists pgqueue.pieces (
+    consumer_id   int    not null,
+    piece         bigint not null,
+    message_count bigint not null,         -- of them its keys were told
+    keys          pgqueue.waiting_place[], -- and nothing of a key waits before its place; null: all keys
+    primary key (consumer_id, piece)
 );
 
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.

@@ -38,8 +38,9 @@ class Consumer:
     claims: list[Any] = field(default_factory=list)
     published: set[int] = field(default_factory=set)
     untaken: set[int] = field(default_factory=set)
+    pieces: dict[int, Any] = field(default_factory=dict)
     dead: Counter[int] = field(default_factory=Counter)
-    keys: dict[int, str | None] = field(default_factory=dict)
+    keys: dict[int, int | None] = field(default_factory=dict)
 
     def of(self, *states: str) -> set[int]:
         """The sequence numbers in runs of these states."""
@@ -60,8 +61,8 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     max_ranges = limit(conn, "ranges", 64)
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
-            "select k.next_publication, k.gaps, k.last_line_no, k.scan_lanes_from, k.open_claims,"
-            " k.blocked, k.unsplit_claim, k.busy_from, g.gap_nos, g.ids as gap_ids, g.total,"
+            "select k.next_publication, k.gaps, k.last_line_no, k.scan_lanes_from, k.pieces_from,"
+            " g.gap_nos, g.ids as gap_ids, g.total,"
             " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
             " from pgqueue.consumer_cursors k cross join lateral ("
             " select coalesce(array_agg(gap_no), '{}') as gap_nos,"
@@ -81,11 +82,19 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
             [tuple(f) for f in scan_from], max_ranges,
         )  # fmt: skip
-    keys: dict[int, dict[int, str | None]] = defaultdict(dict)
-    for row in cur.execute("select stream_id, seq, key from pgqueue.messages").fetchall():
+    keys: dict[int, dict[int, int | None]] = defaultdict(dict)
+    for row in cur.execute(
+        "select stream_id, seq, hashtextextended(key, 0) as key from pgqueue.messages"
+    ).fetchall():
         keys[row.stream_id][row.seq] = row.key
     for c in consumers.values():
         c.keys = keys[c.stream_id]
+    for piece in cur.execute(
+        "select p.consumer_id, p.piece, p.message_count, p.keys is null as whole,"
+        " array(select (key, arrival_no, first_seq)::text from unnest(p.keys)) as places,"
+        " array(select key from unnest(p.keys)) as keys from pgqueue.pieces p"
+    ).fetchall():
+        consumers[piece.consumer_id].pieces[piece.piece] = piece
     for run in cur.execute("select * from pgqueue.consumer_messages").fetchall():
         assert run.consumer_id in consumers, f"a run of no consumer: {run}"
         consumers[run.consumer_id].runs.append(run)
@@ -210,72 +219,57 @@ def check_line(c: Consumer) -> None:
 
 
 def check_order(c: Consumer) -> None:
-    """5 order: of each key the claimed come first, then those aside, then those in the line.
-
-    One invariant, and so one function of more than 60 lines.
-    """
-    cursor = c.cursor
-    claims_open = [claim for claim in c.claims if claim.remaining > 0]
-    assert cursor.open_claims == len(claims_open), f"open_claims {cursor.open_claims}"
-    blocked_runs = [run for run in c.runs if run.state != "claimed" and run.key is not None]
-    assert cursor.blocked == len(blocked_runs), f"blocked: {cursor.blocked}"
-    if cursor.unsplit_claim is not None:
-        assert [cursor.unsplit_claim] == [claim.claim_id for claim in claims_open], "unsplit"
-    assert all(claim.claim_id >= cursor.busy_from for claim in claims_open), "busy_from"
-    if c.ordering == "stream":
-        assert len(claims_open) <= 1, f"{len(claims_open)} claims of a stream are open"
-
-    # by key, (arrival_no, seq) and where it is
-    claimed: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    line: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    aside: dict[str, list[Any]] = defaultdict(list)
+    """5 order: of each key come first those in a piece, then those that wait, then the line."""
+    in_pieces: dict[int, set[int]] = defaultdict(set)  # by key, the pieces
+    messages: dict[int, list[list[tuple[int, int]]]] = defaultdict(lambda: [[], [], []])
+    whole = [p.piece for p in c.pieces.values() if p.whole]
     for run in c.runs:
-        seqs = numbers(run.seqs)
-        keys = {"" if c.ordering == "stream" else c.keys[s] for s in seqs}
-        if run.key is not None:
-            assert keys == {run.key}, f"keys {keys} in {run}"
-        if run.state == "claimed":
-            if run.key is None and keys != {None}:
-                assert run.claim_id == cursor.unsplit_claim, f"not split by key: {run}"
-            for s in seqs:
-                key = "" if c.ordering == "stream" else c.keys[s]
-                if key is not None:
-                    claimed[key].append((run.arrival_no, s, run.claim_id))
-        elif run.key is not None:
-            assert run.lane == -1, f"the lane of {run}"
-            aside[run.key].append(run)
-        else:
-            assert run.lane == 0, f"the lane of {run}"
-            assert run.line_no == run.arrival_no, f"the place in the line of {run}"
-            assert run.state in ("ready", "delayed"), f"waiting without a key: {run}"
-            if run.state == "delayed":
-                assert keys == {None}, f"keys {keys} in {run}"
-            for s in seqs:
-                key = "" if c.ordering == "stream" else c.keys[s]
-                if key is not None:
-                    line[key].append((run.arrival_no, s))
+        place = check_ordered_run(c, run)
+        for s in numbers(run.seqs):
+            key = 0 if c.ordering == "stream" else c.keys.get(s)
+            if key is not None:
+                messages[key][place].append((run.arrival_no, s))
+                if place == 0:
+                    in_pieces[key].add(run.piece)
+    open_pieces = {run.piece for run in c.runs if run.piece is not None}
+    assert open_pieces <= c.pieces.keys(), f"not known: {open_pieces - c.pieces.keys()}"
+    assert all(p >= c.cursor.pieces_from for p in c.pieces), f"before {c.cursor.pieces_from}"
+    if set(whole) & open_pieces:
+        assert len(open_pieces) == 1, f"{open_pieces} are open beside all keys, {whole}"
 
-    for key, messages in claimed.items():
-        holders = {claim for _, _, claim in messages}
-        assert len(holders) == 1, f"key {key!r} is in the claims {holders}"
-    for key, runs in aside.items():
-        runs.sort(key=lambda r: (r.arrival_no, r.first_seq))
-        first, *later = runs
-        for run in later:
-            assert run.state == "waiting", f"key {key!r}: not its first, but {run.state}: {run}"
-        if key in claimed:
-            assert first.state == "waiting", f"key {key!r} is claimed, but {first.state}: {first}"
-        else:
-            assert first.state in ("ready", "delayed"), f"key {key!r} is stuck: {first}"
-        if first.state == "ready" and first.not_visible_until is not None:
-            assert first.not_visible_until <= cursor.now, f"ready too early: {first}"
-    for key in claimed.keys() | aside.keys():
-        held = [(p, s) for p, s, _ in claimed.get(key, [])]
-        set_aside = [(r.arrival_no, s) for r in aside.get(key, []) for s in numbers(r.seqs)]
-        in_line = line.get(key, [])
-        for before, after in ((held, set_aside), (held, in_line), (set_aside, in_line)):
+    kept = Counter(key for p in c.pieces.values() for key in p.keys)
+    assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
+    for key, pieces in in_pieces.items():
+        assert len(pieces) == 1, f"key {key} is in the pieces {pieces}"
+        (piece,) = pieces
+        assert piece in whole or key in c.pieces[piece].keys, f"key {key} is not told of {piece}"
+    for key, (in_piece, waiting, line) in messages.items():
+        assert not waiting or key in kept, f"key {key} is stuck: {waiting}"
+        for before, after in ((in_piece, waiting), (in_piece, line), (waiting, line)):
             if before and after:
-                assert max(before) < min(after), f"key {key!r}: {max(before)} before {min(after)}"
+                assert max(before) < min(after), f"key {key}: {max(before)} before {min(after)}"
+
+
+def check_ordered_run(c: Consumer, run: Any) -> int:
+    """Look at a run of an ordered consumer: 0 it is a piece, 1 it waits, 2 it is in the line."""
+    keys = {c.keys.get(s) for s in numbers(run.seqs)}
+    if run.state == "waiting":
+        assert run.piece is None, f"it waits in a piece: {run}"
+        assert keys == {run.key}, f"keys {keys} in {run}"
+        (kept,) = [p for p in c.pieces.values() if run.key in p.keys] or [None]
+        if kept is not None:
+            (place,) = [t for t in kept.places if t.startswith(f"({run.key},")]
+            _, arrival, first = (int(n) for n in place.strip("()").split(","))
+            assert (run.arrival_no, run.first_seq) >= (arrival, first), f"not found: {run}"
+        return 1
+    assert run.key is None, f"a key: {run}"
+    if run.piece is None:
+        assert (run.state, run.lane) == ("ready", 1), f"in no piece and not in the line: {run}"
+        assert run.line_no == run.arrival_no, f"the place in the line of {run}"
+        return 2
+    assert run.lane == 0 or run.state == "claimed", f"the lane of {run}"
+    assert run.lane == 1 or run.line_no == run.piece, f"the place of {run}"
+    return 0
 
 
 def stuck(consumers: list[Consumer]) -> list[tuple[int, set[int]]]:

@@ -23,6 +23,7 @@ TABLES = {
     "cursors": "consumer_cursors",
     "gaps": "consumer_gaps",
     "runs": "consumer_messages",
+    "pieces": "pieces",
     "claims": "claims",
     "dead letters": "dead_messages",
     "readers": "readers",
@@ -108,12 +109,6 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
         " join pgqueue.consumers using (consumer_id) where name = %s",
         consumer,
     )
-    return row.claim_id
-
-
-def unsplit_claim(conn: psycopg.Connection) -> int | None:
-    """The one claim of the only consumer whose messages were not yet split by key."""
-    (row,) = rows(conn, "select unsplit_claim as claim_id from pgqueue.consumer_cursors")
     return row.claim_id
 
 
