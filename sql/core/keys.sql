@@ -25,6 +25,7 @@ language plpgsql
 as $$
 declare
     v_deal   record;
+    v_broken record;
     v_looked bigint := 0;
 begin
     o_cursor := p_cursor;
@@ -32,9 +33,18 @@ begin
     loop
         if p_consumer.ordering = 'key' then
             o_count := o_count + pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, null);
+            if o_count = 0 then
+                v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
+                o_cursor := v_broken.p_cursor;
+                if v_broken.o_broken then
+                    o_count := pgqueue._serve(o_cursor, p_claim_id, p_want, null);
+                end if;
+            end if;
         end if;
-        exit when o_count >= p_want or v_looked >= pgqueue._limit_looks();
-        v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count = 0);
+        -- what is missing of a claim is not worth pieces of that size, and if pieces are ready the next one did not fit
+        exit when 2 * o_count > p_want or v_looked >= pgqueue._limit_looks()
+            or (o_count > 0 and p_consumer.ordering = 'key' and pgqueue._has_ready_piece(o_cursor));
+        v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count);
         o_cursor := v_deal.o_cursor;
         o_count := o_count + v_deal.o_claimed;
         v_looked := v_looked + v_deal.o_looked;
@@ -43,13 +53,21 @@ begin
     o_cursor := pgqueue._raise_scan_from(o_cursor);
 end $$;
 
--- Deals: makes pieces of what waited for keys that are free now, and of the front of the line; if there is nothing of both, of a piece that is
--- too large for the claim. Or claims the front of the line whole. Needs the consumer's lock.
+-- Whether a piece is ready.
+create or replace function pgqueue._has_ready_piece(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_cursor.consumer_id, f) m
+                   where f.lane = 0 and m.run_ctid is not null);
+end $$;
+
+-- Deals: makes pieces of what waited for keys that are free now, and of the front of the line. Or claims the front of the line whole.
+-- Needs the consumer's lock.
 --   p_claim_id  the claim that may have the line whole; null: none
 --   p_want      messages that the claim wants
---   p_break_up  it has nothing yet: a piece may be made smaller for it
 -- Returns the cursor, how many messages it looked at, and how many it claimed.
-create or replace function pgqueue._deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_break_up boolean,
+create or replace function pgqueue._deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
                                          out o_cursor pgqueue.consumer_cursors, out o_looked bigint, out o_claimed bigint)
 language plpgsql
 as $$
@@ -57,7 +75,7 @@ declare
     v_open   record := pgqueue._close_pieces(p_consumer, p_cursor);
     v_parts  bigint := (p_want - 1) / pgqueue._limit_piece_by_key() + 1;
     v_size   bigint := (p_want - 1) / v_parts + 1;  -- of a piece: so that some of them are the claim
-    v_runs   pgqueue.consumer_messages[];
+    v_keyed  pgqueue.keyed_messages;
     v_line   record;
 begin
     o_cursor := v_open.o_cursor;
@@ -71,10 +89,10 @@ begin
             return;
         end if;
     elsif v_open.o_freed <> '{}' then
-        v_runs := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+        v_keyed := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
     end if;
 
-    if v_runs is null and p_claim_id is not null
+    if v_keyed.keys is null and p_claim_id is not null
        and (v_open.o_whole is not null
             or (v_open.o_count = 0 and (p_consumer.ordering = 'stream'
                                         or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp())))) then
@@ -87,15 +105,12 @@ begin
         return;
     end if;
 
-    if coalesce(cardinality(v_runs), 0) < pgqueue._limit_stock() then
-        v_runs := v_runs || pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_deal_pieces(), pgqueue._limit_deal()));
+    if coalesce(cardinality(v_keyed.keys), 0) < pgqueue._limit_stock() then
+        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_deal_pieces(), pgqueue._limit_deal())));
     end if;
-    if v_runs is null and p_break_up then
-        v_runs := pgqueue._break_up(p_consumer, o_cursor);
-    end if;
-    if v_runs is not null then
-        o_looked := (select sum(message_count) from unnest(v_runs));
-        o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_runs, v_size);
+    if v_keyed.keys is not null then
+        o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);
+        o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
     end if;
 end $$;
 
@@ -122,11 +137,11 @@ begin
     ), gone as (
         delete from pgqueue.pieces p using piece
         where p.consumer_id = p_consumer.consumer_id and p.piece = piece.piece and piece.held = 0 and piece.close is not false
-        returning p.piece, p.keys
+        returning p.piece, p.keys, p.arrival_no, p.first_seq
     )
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
            coalesce(min(piece), p_cursor.last_line_no + 1),
-           coalesce((select array_agg(k) from gone cross join lateral unnest(gone.keys) k), '{}')
+           coalesce((select array_agg((k, gone.arrival_no, gone.first_seq)::pgqueue.waiting_place) from gone cross join lateral unnest(gone.keys) k), '{}')
     into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed
     from piece where piece not in (select piece from gone);
 
@@ -141,27 +156,27 @@ language plpgsql
 as $$
 declare
     v_runs pgqueue.consumer_messages[] := array(select m from pgqueue.consumer_messages m where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
-    v_left bigint[] := array(select key from unnest(pgqueue._by_key(p_consumer, v_runs)));
+    v_left bigint[] := (pgqueue._by_key(p_consumer, v_runs)).keys;
 begin
     update pgqueue.pieces
-    set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k.key = any (v_left))
+    set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
     where consumer_id = p_piece.consumer_id and piece = p_piece.piece;
-    return array(select k from unnest(p_piece.keys) k where k.key <> all (v_left));
+    return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place from unnest(p_piece.keys) k where (k = any (v_left)) is not true);
 end $$;
 
 -- Takes the first that wait of some keys, each at most about p_size messages that are alike, and deletes them.
--- Returns them as runs, one a key; null for none.
-create or replace function pgqueue._waiting_heads(p_consumer_id int, p_keys pgqueue.waiting_place[], p_size bigint) returns pgqueue.consumer_messages[]
+-- Returns them; null for none.
+create or replace function pgqueue._waiting_heads(p_consumer_id int, p_freed pgqueue.waiting_place[], p_size bigint) returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
-    v_tids tid[];
-    v_runs pgqueue.consumer_messages[];
+    v_keyed pgqueue.keyed_messages;
+    v_tids  tid[];
 begin
     with run as materialized (
         select m.*
-        from unnest(p_keys) k
-        cross join lateral (select ctid as tid, * from pgqueue.consumer_messages
+        from unnest(p_freed) k
+        cross join lateral (select ctid as tid, w as run, * from pgqueue.consumer_messages w
                             where consumer_id = p_consumer_id and state = 'waiting' and key = k.key
                               and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                             order by arrival_no, first_seq limit p_size) m
@@ -176,24 +191,23 @@ begin
         select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from judged
     ), head as (
         select key, array_agg(tid) as tids, min(arrival_no) as arrival_no, min(first_seq) as first_seq, sum(message_count)::bigint as message_count,
-               range_agg(seqs) as seqs, min(priority) as priority, min(deliver_count) as deliver_count, min(last_error) as last_error,
-               min(not_visible_until) as not_visible_until
+               range_agg(seqs) as seqs, (array_agg(run order by arrival_no, first_seq))[1] as run
         from alike where before < p_size and not later
         group by key
+    ), numbered as (
+        select *, row_number() over (order by arrival_no, first_seq) as i from head
     )
-    select array_agg((p_consumer_id, 'waiting', 0, priority, deliver_count, arrival_no, arrival_no, first_seq, message_count, seqs, null,
-                      not_visible_until, null, last_error, key, null)::pgqueue.consumer_messages order by arrival_no, first_seq),
+    select array_agg(run order by i), array_agg(i order by i), array_agg(key order by i), array_agg(seqs order by i), array_agg(message_count order by i),
            (select array_agg(t) from head cross join unnest(tids) t)
-    into v_runs, v_tids
-    from head;
+    into v_keyed.runs, v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts, v_tids
+    from numbered;
     delete from pgqueue.consumer_messages where ctid = any (v_tids);
-    return v_runs;
+    return v_keyed;
 end $$;
 
 -- Takes the first messages of the line, some p_room of them, and deletes them there.
--- Returns them as runs by key, in their order; null for none.
-create or replace function pgqueue._line_front(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_room bigint)
-returns pgqueue.consumer_messages[]
+-- Returns them by key; null for none.
+create or replace function pgqueue._line_front(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_room bigint) returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
@@ -239,47 +253,66 @@ begin
     return pgqueue._by_key(p_consumer, v_runs);
 end $$;
 
--- Splits runs by key. Messages without a key, and those that are gone, become runs of their own, without a key.
--- Returns them in the order of their messages; null for none.
-create or replace function pgqueue._by_key(p_consumer pgqueue.consumers, p_runs pgqueue.consumer_messages[]) returns pgqueue.consumer_messages[]
+-- Splits runs by key. A message without a key, or that is gone, stands for itself, with null.
+-- Returns what each key has of runs that are alike, in the order of the messages; null for none.
+create or replace function pgqueue._by_key(p_consumer pgqueue.consumers, p_runs pgqueue.consumer_messages[]) returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
-    -- where runs are not alike, their messages of one key alternate perhaps
-    v_alike boolean := (select count(distinct (lane, priority, deliver_count, last_error, not_visible_until)) < 2 from unnest(p_runs));
-    v_runs  pgqueue.consumer_messages[];
-    v_found int8multirange;
+    v_sets  int8multirange[];
+    v_nos   int[];     -- of each set: among the runs that are not alike
+    v_lines bigint[];  -- and where it stands
+    v_keyed pgqueue.keyed_messages;
     v_gone  int8multirange;
 begin
+    with run as materialized (
+        select r, r.seqs, r.line_no, dense_rank() over (order by r.line_no, r.arrival_no, r.lane, r.piece, r.priority, r.deliver_count, r.last_error,
+                                                                 r.not_visible_until) as i
+        from unnest(p_runs) r
+    )
+    select array_agg(seqs), array_agg(i), array_agg(line_no), (select array_agg(f.r order by f.i) from (select distinct on (i) i, r from run) f)
+    into v_sets, v_nos, v_lines, v_keyed.runs
+    from run;
     execute format($q$
-        select array_agg((consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,
-                          not_visible_until, last_delivered_at, last_error, key, piece)::pgqueue.consumer_messages order by line_no, arrival_no, first_seq)
-        from (select consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, min(seq) as first_seq, count(*) as message_count,
-                     range_agg(int8range(seq, seq, '[]')) as seqs, key, claim_id, piece, not_visible_until, last_delivered_at, last_error
-              from (select r.consumer_id, r.state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.claim_id, r.piece, r.not_visible_until,
-                           r.last_delivered_at, r.last_error, m.seq, m.own_key as key, %3$s as island
-                    from unnest($1) r cross join lateral unnest(r.seqs) g
-                    cross join lateral (select seq, %2$s as own_key from pgqueue.messages_%1$s m where seq >= lower(g) and seq < upper(g)) m) e
-              group by consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, claim_id, piece, not_visible_until, last_delivered_at, last_error,
-                       key, case when key is null then seq end, island) k $q$,
+        select array_agg(i order by line_no, first_seq), array_agg(key order by line_no, first_seq), array_agg(seqs order by line_no, first_seq),
+               array_agg(message_count order by line_no, first_seq)
+        from (select i, line_no, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as message_count, min(seq) as first_seq
+              from (select s.i, s.line_no, m.seq, m.key, %3$s as island
+                    from unnest($1, $2, $3) s (seqs, i, line_no) cross join lateral unnest(s.seqs) g
+                    cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m where seq >= lower(g) and seq < upper(g)) m) e
+              group by i, line_no, key, case when key is null then seq end, island) k $q$,
         p_consumer.stream_id, pgqueue._key_of(p_consumer),
-        case when v_alike then '0'
-             else 'row_number() over (partition by m.own_key order by r.line_no, m.seq) - row_number() over (partition by m.own_key, r.lane, r.priority, '
-                  'r.deliver_count, r.last_error, r.not_visible_until, r.arrival_no order by r.line_no, m.seq)' end)
-    into v_runs using p_runs;
-    if (select sum(upper(g) - lower(g)) from unnest(p_runs) r cross join lateral unnest(r.seqs) g)
-       is distinct from (select sum(message_count) from unnest(v_runs)) then
-        v_found := coalesce((select range_agg(seqs) from unnest(v_runs)), '{}');
-        v_runs := v_runs || array(
-            select (r.consumer_id, r.state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, s, 1, int8multirange(int8range(s, s, '[]')),
-                    r.claim_id, r.not_visible_until, r.last_delivered_at, r.last_error, null, r.piece)::pgqueue.consumer_messages
-            from unnest(p_runs) r cross join lateral unnest(r.seqs - v_found) g cross join lateral generate_series(lower(g), upper(g) - 1) s);
+        -- the messages of a key alternate perhaps between runs that are not alike
+        case when cardinality(v_keyed.runs) = 1 then '0' else 'row_number() over (partition by m.key order by s.line_no, m.seq) '
+                                                             '- row_number() over (partition by m.key, s.i order by s.line_no, m.seq)' end)
+    into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts using v_sets, v_nos, v_lines;
+
+    if (select sum(message_count) from unnest(p_runs)) is distinct from (select sum(c) from unnest(v_keyed.message_counts) c) then
+        v_gone := (select range_agg(s) from unnest(v_sets) s) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
+        select v_keyed.run_nos || array_agg(s.i), v_keyed.keys || array_agg(null::bigint), v_keyed.seqs || array_agg(int8multirange(int8range(e, e + 1))),
+               v_keyed.message_counts || array_agg(1::bigint)
+        into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts
+        from unnest(v_sets, v_nos) s (seqs, i) cross join lateral unnest(s.seqs * v_gone) g cross join lateral generate_series(lower(g), upper(g) - 1) e;
     end if;
-    return v_runs;
+    return v_keyed;
 end $$;
 
--- Takes the first ready piece out of the line, which is too large for a claim. Returns its messages as runs by key; null: there is none.
-create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_messages[]
+-- Messages by key, and others after them.
+create or replace function pgqueue._after(p_first pgqueue.keyed_messages, p_then pgqueue.keyed_messages) returns pgqueue.keyed_messages
+language plpgsql immutable
+as $$
+begin
+    if p_first.keys is null then
+        return p_then;
+    elsif p_then.keys is null then
+        return p_first;
+    end if;
+    return (p_first.runs || p_then.runs, p_first.run_nos || array(select i + cardinality(p_first.runs) from unnest(p_then.run_nos) i),
+            p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.message_counts || p_then.message_counts)::pgqueue.keyed_messages;
+end $$;
+
+-- Makes smaller pieces, at the same place, of the first ready piece if it is too large for a claim. Returns whether it was.
+create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_want bigint, out o_broken boolean)
 language plpgsql
 as $$
 declare
@@ -292,21 +325,23 @@ begin
                   where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
                   order by line_no, first_seq limit 1
                   for update skip locked)
+      and message_count > p_want
     returning * into v_run;
-    if v_run.piece is null then
-        return null;
+    o_broken := v_run.piece is not null;
+    if o_broken then
+        delete from pgqueue.pieces where consumer_id = v_run.consumer_id and piece = v_run.piece;
+        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, pgqueue._by_key(p_consumer, array[v_run]), p_want, v_run.line_no);
     end if;
-    delete from pgqueue.pieces where consumer_id = v_run.consumer_id and piece = v_run.piece;
-    v_run.piece := null;
-    return pgqueue._by_key(p_consumer, array[v_run]);
 end $$;
 
 -- Stores messages as pieces of at most p_size, ready or delayed, which have no key in common; and as waiting what has its key in another piece.
--- So what comes first of a key in p_runs is in a piece, as much as fits, and what comes later waits. One statement, so that it reads the messages
+-- So what comes first of a key is in a piece, as much as fits, and what comes later waits. One statement, so that all is counted
 -- once, and so is long.
---   p_runs  runs of one key each, in their order
+--   p_keyed    the messages by key, in their order
+--   p_line_no  where the pieces stand; null: behind all others
 -- Returns the cursor.
-create or replace function pgqueue._store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_runs pgqueue.consumer_messages[], p_size bigint)
+create or replace function pgqueue._store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint,
+                                                 p_line_no bigint)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -315,53 +350,55 @@ declare
     v_count bigint;
     v_due   timestamptz;
 begin
-    with run as materialized (
-        select r.key, r.arrival_no, r.seqs, r.message_count, r.priority, r.deliver_count, r.last_error,
-               case when r.not_visible_until > v_now then r.not_visible_until end as due, r.i
-        from unnest(p_runs) with ordinality r (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
-                                               claim_id, not_visible_until, last_delivered_at, last_error, key, piece, i)
+    with source as materialized (
+        select ordinality as run_no, arrival_no, priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end as due,
+               dense_rank() over (order by priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end) as kind
+        from unnest(p_keyed.runs) with ordinality
     ), open_key as (
-        select distinct k.key from pgqueue.pieces p cross join lateral unnest(p.keys) k
+        select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
         where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
     ), judged as (
-        select r.*, r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1) as waits
-        from run r left join open_key o on o.key = r.key
+        select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no,
+               r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1) as waits
+        from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality r (run_no, key, seqs, message_count, i)
+        join source s using (run_no)
+        left join open_key o on o.key = r.key
     ), packed as (
-        select *, sum(least(message_count, p_size)) over (partition by priority, deliver_count, last_error, due order by i) - least(message_count, p_size) as before
+        select *, sum(least(message_count, p_size)::int) over (partition by kind order by i) - least(message_count, p_size) as before
         from judged where not waits
     ), fitted as (
         select *, least(message_count, p_size - before % p_size) as room from packed
     ), part as materialized (
-        select *, case when room < message_count then pgqueue._below(seqs, pgqueue._bound_of(seqs, room::bigint)) else seqs end as part from fitted
+        select *, case when room < message_count then pgqueue._below(seqs, pgqueue._bound_of(seqs, room)) else seqs end as part from fitted
     ), piece as materialized (
-        select priority, deliver_count, last_error, due, p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(arrival_no) as arrival_no,
-               range_agg(part) as seqs, sum(room)::bigint as message_count,
-               coalesce(array_agg((key, arrival_no, lower(part))::pgqueue.waiting_place) filter (where key is not null), '{}') as keys
+        select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no, min(arrival_no) as arrival_no,
+               range_agg(part) as seqs, sum(room)::bigint as message_count, array_remove(array_agg(key), null) as keys
         from part
-        group by priority, deliver_count, last_error, due, (before / p_size)::bigint
+        group by kind, before / p_size
     ), opened as (
-        insert into pgqueue.pieces (consumer_id, piece, message_count, keys)
-        select p_consumer.consumer_id, piece, message_count, keys from piece
+        insert into pgqueue.pieces (consumer_id, piece, message_count, keys, arrival_no, first_seq)
+        select p_consumer.consumer_id, piece, message_count, keys, arrival_no, lower(seqs) from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
                                                not_visible_until, last_error)
-        select p_consumer.consumer_id, case when due is null then 'ready' else 'delayed' end, 0, priority, deliver_count, arrival_no, piece, lower(seqs),
-               message_count, seqs, piece, due, last_error
-        from piece
+        select p_consumer.consumer_id, case when s.due is null then 'ready' else 'delayed' end, 0, s.priority, s.deliver_count, p.arrival_no,
+               coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.due, s.last_error
+        from piece p join source s using (run_no)
         returning not_visible_until
     ), set_aside as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
                                                not_visible_until, last_error)
-        select p_consumer.consumer_id, 'waiting', 0, w.priority, w.deliver_count, w.arrival_no, w.arrival_no, c.first_seq, c.message_count, c.seqs, w.key,
-               w.due, w.last_error
-        from (select priority, deliver_count, arrival_no, key, due, last_error, seqs from judged where waits
+        select p_consumer.consumer_id, 'waiting', 0, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, c.first_seq, c.message_count, c.seqs, w.key,
+               s.due, s.last_error
+        from (select run_no, key, seqs from judged where waits
               union all
-              select priority, deliver_count, arrival_no, key, due, last_error, seqs - part from part where room < message_count) w
+              select run_no, key, seqs - part from part where room < message_count) w
+        join source s using (run_no)
         cross join lateral pgqueue._chunks(w.seqs) c
     )
     select count(*), min(not_visible_until) into v_count, v_due from dealt;
     if v_count > 0 then
-        p_cursor := pgqueue._lower_scan_from(p_cursor, array[(0, p_cursor.last_line_no + 1, 0)::pgqueue.line_place]);
+        p_cursor := pgqueue._lower_scan_from(p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
         p_cursor.last_line_no := p_cursor.last_line_no + v_count;
         p_cursor.due_from := least(p_cursor.due_from, v_due);
     end if;
@@ -462,15 +499,17 @@ returns pgqueue.line_place[]
 language plpgsql
 as $$
 declare
-    v_runs   pgqueue.consumer_messages[] := pgqueue._by_key(p_consumer, array(
+    v_keyed  pgqueue.keyed_messages := pgqueue._by_key(p_consumer, array(
         select m from pgqueue.consumer_messages m where claim_id = p_claim.claim_id and state = 'claimed' and (lane = 1 or seqs && p_set)));
     v_places pgqueue.line_place[];
     v_gone   int8multirange;
 begin
     with run as materialized (
-        select * from unnest(v_runs)
+        select k.key, k.seqs, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error
+        from unnest(v_keyed.run_nos, v_keyed.keys, v_keyed.seqs) k (run_no, key, seqs)
+        cross join lateral (select (v_keyed.runs[k.run_no]).*) r
     ), element as (
-        select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error, r.piece, s as seq, p_set @> s as failed,
+        select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error, s as seq, p_set @> s as failed,
                coalesce(p_set @> s and r.deliver_count >= p_consumer.max_deliver_count, false) as dead
         from run r cross join lateral unnest(r.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where r.key in (select key from run where seqs && p_set) or (r.key is null and r.seqs && p_set)
@@ -479,7 +518,7 @@ begin
                        else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end and not dead as back
         from element
     ), gone as materialized (
-        select key, lane, arrival_no, priority, last_error, piece, seq, failed, dead, deliver_count - (not failed)::int as deliver_count
+        select key, lane, arrival_no, priority, last_error, seq, failed, dead, deliver_count - (not failed)::int as deliver_count
         from judged where back or dead
     ), dead_lettered as (
         insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, claim_id)
@@ -500,10 +539,6 @@ begin
               group by key, lane, arrival_no, priority, deliver_count, failed, last_error, island) i
         cross join lateral pgqueue._chunks(i.seqs) c
         returning state, lane, line_no, first_seq
-    ), sought as (
-        -- what waits of these pieces' keys may stand before them now
-        update pgqueue.pieces p set keys = array(select (k.key, 0, 0)::pgqueue.waiting_place from unnest(p.keys) k)
-        where p.consumer_id = p_consumer.consumer_id and p.piece in (select piece from gone where lane = 0) and p.keys is not null
     )
     select array(select (lane, line_no, first_seq)::pgqueue.line_place from back where state = 'ready'),
            (select range_agg(int8range(seq, seq, '[]')) from gone)

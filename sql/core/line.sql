@@ -3,7 +3,7 @@
 
 -- Serves a claim from the ready runs, passing over those that other claimers hold.
 --   p_want  messages at most
---   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer; those are passed over
+--   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer, where the next piece ends it if it is too large
 -- Returns how many messages it got. Locks the runs it takes, one at a time.
 create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint) returns bigint
 language plpgsql
@@ -33,15 +33,14 @@ begin
                 continue;
             end if;
             -- there is none, or it is too big
-            select ctid, message_count, line_no, first_seq into v_run from pgqueue.consumer_messages
+            exit when p_size is null and v_count > 0;
+            select ctid, message_count into v_run from pgqueue.consumer_messages
             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
               and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
             order by line_no, first_seq limit 1 for update skip locked;
             exit when not found;
-            if v_run.message_count > p_want - v_count and p_size is null then
-                v_place.line_no := v_run.line_no;
-                v_place.first_seq := v_run.first_seq + 1;
-            elsif v_run.message_count > p_want - v_count then
+            exit when p_size is null and v_run.message_count > p_want;
+            if v_run.message_count > p_want - v_count then
                 perform pgqueue._cut(v_run.ctid, p_want - v_count, p_size);  -- now the same place holds a run that fits
             end if;
         end loop;
@@ -51,13 +50,12 @@ begin
 end $$;
 
 -- The common claim, in one statement, all or nothing: no lease has to be looked for, nothing is due or new, and the next run has just
--- this size. It needs no lock of the consumer, since it changes nothing of the cursor.
--- Returns the claim; null when it takes more than that (or the consumer does not exist). Locks the run.
-create or replace function pgqueue._claim_next_run(p_stream text, p_consumer text, p_want int, p_visibility_timeout interval) returns bigint
+-- this size; or it is a piece, and of that size nearly. It needs no lock of the consumer, since it changes nothing of the cursor.
+-- Returns the claim, and how many messages it has; null when it takes more than that (or the consumer does not exist). Locks the run.
+create or replace function pgqueue._claim_next_run(p_stream text, p_consumer text, p_want int, p_visibility_timeout interval,
+                                                   out o_claim_id bigint, out o_count bigint)
 language plpgsql
 as $$
-declare
-    v_claim_id bigint;
 begin
     with next as materialized (
         select run.ctid, pgqueue._new_claim_id() as claim_id, c.consumer_id, c.ordering <> 'none' as ordered,
@@ -83,12 +81,12 @@ begin
         update pgqueue.consumer_messages m
         set state = 'claimed', claim_id = next.claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
             last_delivered_at = clock_timestamp()
-        from next where m.ctid = next.ctid and m.message_count = p_want
-        returning next.*
+        from next
+        where m.ctid = next.ctid and m.message_count <= p_want and case when next.ordered then 2 * m.message_count > p_want else m.message_count = p_want end
+        returning next.*, m.message_count
     )
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
-    select claim_id, consumer_id, ordered, clock_timestamp(), clock_timestamp() + visibility_timeout, visibility_timeout, p_want, p_want
+    select claim_id, consumer_id, ordered, clock_timestamp(), clock_timestamp() + visibility_timeout, visibility_timeout, message_count, message_count
     from claimed
-    returning claim_id into v_claim_id;
-    return v_claim_id;
+    returning claim_id, message_count into o_claim_id, o_count;
 end $$;

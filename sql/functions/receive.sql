@@ -28,8 +28,7 @@ begin
         perform pgqueue._ack(p_ack);
     end if;
     begin
-        claim_id := pgqueue._claim_next_run(p_stream, p_consumer, p_max, p_visibility_timeout);
-        message_count := p_max;
+        select o_claim_id, o_count into claim_id, message_count from pgqueue._claim_next_run(p_stream, p_consumer, p_max, p_visibility_timeout);
         if claim_id is null then
             v_consumer := pgqueue._consumer(p_stream, p_consumer);
             message_count := 0;

@@ -371,7 +371,7 @@ begin
         select from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
         where f.lane = 1 and m.line_no < upper(p_claim.arrival_nos))
     loop
-        v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key(), false);
+        v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key());
         p_cursor := v_deal.o_cursor;
         v_looked := v_looked + v_deal.o_looked;
         exit when v_deal.o_looked = 0;

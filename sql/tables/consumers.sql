@@ -81,11 +81,12 @@ create table if not exists pgqueue.consumer_messages (
     piece             bigint                    -- ... and the piece that is ready, delayed or claimed
 );
 
--- Of ordered consumers: where messages of a key may wait.
+-- Of ordered consumers: where messages of a key may wait; and messages by key: of which key each set is (null: of none), and of which run.
 do $$
 begin
     if to_regtype('pgqueue.waiting_place') is null then
         create type pgqueue.waiting_place as (key bigint, arrival_no bigint, first_seq bigint);
+        create type pgqueue.keyed_messages as (runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[], message_counts bigint[]);
     end if;
 end $$;
 
@@ -94,8 +95,10 @@ end $$;
 create table if not exists pgqueue.pieces (
     consumer_id   int    not null,
     piece         bigint not null,
-    message_count bigint not null,         -- of them its keys were told
-    keys          pgqueue.waiting_place[], -- and nothing of a key waits before its place; null: all keys
+    message_count bigint not null,  -- when its keys were told
+    keys          bigint[],         -- null: all
+    arrival_no    bigint,           -- nothing of these keys waits before this place
+    first_seq     bigint,
     primary key (consumer_id, piece)
 );
 

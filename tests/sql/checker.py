@@ -91,8 +91,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         c.keys = keys[c.stream_id]
     for piece in cur.execute(
         "select p.consumer_id, p.piece, p.message_count, p.keys is null as whole,"
-        " array(select (key, arrival_no, first_seq)::text from unnest(p.keys)) as places,"
-        " array(select key from unnest(p.keys)) as keys from pgqueue.pieces p"
+        " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq from pgqueue.pieces p"
     ).fetchall():
         consumers[piece.consumer_id].pieces[piece.piece] = piece
     for run in cur.execute("select * from pgqueue.consumer_messages").fetchall():
@@ -258,9 +257,8 @@ def check_ordered_run(c: Consumer, run: Any) -> int:
         assert keys == {run.key}, f"keys {keys} in {run}"
         (kept,) = [p for p in c.pieces.values() if run.key in p.keys] or [None]
         if kept is not None:
-            (place,) = [t for t in kept.places if t.startswith(f"({run.key},")]
-            _, arrival, first = (int(n) for n in place.strip("()").split(","))
-            assert (run.arrival_no, run.first_seq) >= (arrival, first), f"not found: {run}"
+            place = (kept.arrival_no, kept.first_seq)
+            assert (run.arrival_no, run.first_seq) >= place, f"before {place}: {run}"
         return 1
     assert run.key is None, f"a key: {run}"
     if run.piece is None:
@@ -268,7 +266,7 @@ def check_ordered_run(c: Consumer, run: Any) -> int:
         assert run.line_no == run.arrival_no, f"the place in the line of {run}"
         return 2
     assert run.lane == 0 or run.state == "claimed", f"the lane of {run}"
-    assert run.lane == 1 or run.line_no == run.piece, f"the place of {run}"
+    assert run.lane == 1 or run.line_no <= run.piece, f"the place of {run}"
     return 0
 
 
