@@ -106,7 +106,7 @@ begin
     end if;
 
     if coalesce(cardinality(v_keyed.keys), 0) < pgqueue._limit_stock() then
-        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_deal_pieces(), pgqueue._limit_deal())));
+        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_pieces(), pgqueue._limit_deal())));
     end if;
     if v_keyed.keys is not null then
         o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);

@@ -16,7 +16,7 @@ create or replace function pgqueue._limit_gaps() returns int language sql immuta
 create or replace function pgqueue._limit_gap_ranges() returns int language sql immutable parallel safe as 'select 1000';
 -- Ranges of a run: taking elements out of a set costs in proportion to its ranges.
 create or replace function pgqueue._limit_ranges() returns int language sql immutable parallel safe as 'select 64';
--- Pieces that a run is cut into for small claims.
+-- Pieces that a run is cut into for small claims, or that are dealt by key: what fails or becomes free meanwhile comes after them.
 create or replace function pgqueue._limit_pieces() returns int language sql immutable parallel safe as 'select 64';
 -- Messages up to which a claim is small.
 create or replace function pgqueue._limit_piece_size() returns int language sql immutable parallel safe as 'select 256';
@@ -30,8 +30,6 @@ create or replace function pgqueue._limit_due() returns int language sql immutab
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
--- ... pieces that are dealt at once, ...
-create or replace function pgqueue._limit_deal_pieces() returns int language sql immutable parallel safe as 'select 256';
 -- ... messages of the line that are dealt at once, ...
 create or replace function pgqueue._limit_deal() returns int language sql immutable parallel safe as 'select 4096';
 -- ... keys that became free, from which on the line is not dealt with them, ...

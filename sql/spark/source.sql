@@ -289,12 +289,14 @@ as $$
 declare
     v_piece bigint;
     v_lanes int[] := p_claim.lanes;
+    v_ends  pgqueue.line_place;  -- nothing of the line from this place on
     v_run   pgqueue.consumer_messages;
     v_part  int8multirange;
     v_count bigint := 0;
 begin
     if p_claim.ordered then
-        if pgqueue._line_is_free(p_consumer, p_cursor, p_claim) then
+        v_ends := pgqueue._line_is_free(p_consumer, p_cursor, p_claim);
+        if v_ends is not null then
             v_piece := p_cursor.last_line_no + 1;  -- a piece with all keys, as it was
             v_lanes := '{1}';
         else
@@ -312,6 +314,7 @@ begin
                                 where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = l
                                   and line_no >= lower(a) and line_no < upper(a)
                                   and first_seq >= lower(p_claim.seqs) and first_seq < upper(p_claim.seqs) and seqs && p_claim.seqs
+                                  and (v_ends is null or (line_no, first_seq) < (v_ends.line_no, v_ends.first_seq))
                                 for update skip locked) m
             union all
             select m.ctid
@@ -340,24 +343,34 @@ begin
     return p_cursor;
 end $$;
 
--- Whether a lost claim of an ordered consumer may have back what of it is in the line, whole: nobody holds a key, and nothing of it is delayed.
-create or replace function pgqueue._line_is_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims) returns boolean
+-- Up to which place a lost claim of an ordered consumer may have back what is in the line, whole: nobody holds a key, and before that place
+-- nothing is delayed. Null: it may not, and if something is delayed of ordering=key what it may have is dealt.
+create or replace function pgqueue._line_is_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
+returns pgqueue.line_place
 language plpgsql stable
 as $$
+declare
+    v_later pgqueue.line_place;
 begin
-    return not exists (
-            select from pgqueue.pieces p
-            where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
-              and (p.keys is not null or exists (select from pgqueue.consumer_messages where consumer_id = p.consumer_id and piece = p.piece)))
-       and not exists (
-            select from unnest(p_claim.arrival_nos) a
-            cross join lateral (select not_visible_until from pgqueue.consumer_messages
-                                where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1
-                                  and line_no >= lower(a) and line_no < upper(a)) m
-            where m.not_visible_until > clock_timestamp());
+    if exists (select from pgqueue.pieces p
+               where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+                 and (p.keys is not null or exists (select from pgqueue.consumer_messages where consumer_id = p.consumer_id and piece = p.piece))) then
+        return null;
+    end if;
+    select 1, m.line_no, m.first_seq into v_later
+    from unnest(p_claim.arrival_nos) a
+    cross join lateral (select line_no, first_seq, not_visible_until from pgqueue.consumer_messages
+                        where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1
+                          and line_no >= lower(a) and line_no < upper(a)) m
+    where m.not_visible_until > clock_timestamp()
+    order by m.line_no, m.first_seq limit 1;
+    if not found then
+        return (1, upper(p_claim.arrival_nos), 0)::pgqueue.line_place;
+    end if;
+    return case when p_consumer.ordering = 'stream' then v_later end;
 end $$;
 
--- Deals the line, as much as one claim looks at, while messages stand in it where those of a lost claim had their places. So pieces tell
+-- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places. So pieces tell
 -- which of them are free. Returns the cursor.
 create or replace function pgqueue._deal_places(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
@@ -367,14 +380,13 @@ declare
     v_deal   record;
     v_looked bigint := 0;
 begin
-    while p_consumer.ordering = 'key' and v_looked < pgqueue._limit_looks() and exists (
-        select from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
-        where f.lane = 1 and m.line_no < upper(p_claim.arrival_nos))
-    loop
+    while p_consumer.ordering = 'key' and v_looked < pgqueue._limit_looks() loop
         v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key());
         p_cursor := v_deal.o_cursor;
         v_looked := v_looked + v_deal.o_looked;
-        exit when v_deal.o_looked = 0;
+        exit when v_deal.o_looked = 0 or not exists (
+            select from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
+            where f.lane = 1 and m.line_no < upper(p_claim.arrival_nos));
     end loop;
     return p_cursor;
 end $$;

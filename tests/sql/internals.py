@@ -343,25 +343,23 @@ def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | Non
 def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     """n messages of consumer 1, each in a run of its own: claimed and delayed ones in turn.
 
-    keyed: for an ordered consumer, whose messages are in n / 3 keys: one is claimed, one delayed
-    and one waiting.
+    keyed: for an ordered consumer; what is delayed are pieces that no deal looks at any more, and
+    behind each a message waits.
     """
-    state = (
-        "state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,"
-        " key"
-    )
     beyond = 10**17  # the ids of claims are far below
-    in_flight = "m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')), m.key"
     conn.execute(
         (
-            f"insert into pgqueue.consumer_messages (consumer_id, {state}, claim_id,"
-            " not_visible_until)"
-            f" select 1, {in_flight}, case when m.state = 'claimed' then i + {beyond} end,"
-            " case when m.state = 'delayed' then now() + interval '1 day' end"
+            "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority,"
+            " deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,"
+            " not_visible_until, key, piece)"
+            " select 1, m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')),"
+            f" case when m.state = 'claimed' then i + {beyond} end,"
+            " case when m.state = 'delayed' then now() + interval '1 day' end,"
+            " case when m.state = 'waiting' then i / 3 end,"
+            f" case when {keyed} and m.state <> 'waiting' then -i end"
             f" from generate_series(1, {n}) i cross join lateral"
             " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
-            "  as state,"
-            f"  case when {keyed} then 'other' || i / 3 end as key) m"
+            "  as state) m"
             f" where {keyed} or i % 3 < 2"
         ).encode()
     )
@@ -374,13 +372,6 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
         ).encode(),
         [keyed],
     )
-    if keyed:
-        conn.execute(
-            "update pgqueue.consumer_cursors set blocked ="
-            " (select count(*) from pgqueue.consumer_messages where key is not null"
-            "  and state <> 'claimed'),"
-            " open_claims = (select count(*) from pgqueue.claims)"
-        )
 
 
 def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:

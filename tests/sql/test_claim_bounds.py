@@ -121,18 +121,23 @@ def test_a_claim_that_takes_for_long_keeps_its_keys_when_an_older_lease_ends_mea
 
 
 def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int) -> None:
-    """A split by key reads the messages' keys; those that were deleted stay in the claim."""
+    """To deal by key reads the messages; those that were deleted have none, and are claimed too."""
     consumer(conn, ordering="key")
     send_keys(conn, "a", "b", "a", "c")
-    first = claim_of(call(conn, "receive", "s", "c", 3))
     conn.execute("delete from pgqueue.messages where seq in (2, 4)")
-    last = send_key(conn, "c")
-    rows = call(conn, "claim", "s", "c", 10)  # splits the first claim by key
-    held = internals.held_by(conn, rows[0].claim_id)
-    assert held == [4, last]
-    assert internals.held_by(conn, first) == [1, 2, 3]
-    assert value(conn, "ack", first) == 3
+    rows = call(conn, "claim", "s", "c", 10)
+    assert internals.held_by(conn, rows[0].claim_id) == [1, 2, 3, 4]
+    conn.execute("delete from pgqueue.messages where seq = 3")
+    assert value(conn, "ack", rows[0].claim_id, [1]) == 1
+    last = send_key(conn, "a")
+    other = call(conn, "claim", "s", "c", 10)  # what the first claim still has of a is gone
+    assert internals.held_by(conn, other[0].claim_id) == [last]
+    assert value(conn, "nack", rows[0].claim_id, [2]) == 1
     assert value(conn, "ack", rows[0].claim_id) == 2
+    assert value(conn, "ack", other[0].claim_id) == 1
+    rows = call(conn, "claim", "s", "c", 10)
+    assert internals.held_by(conn, rows[0].claim_id) == [2]
+    assert value(conn, "ack", rows[0].claim_id) == 1
     assert internals.claims(conn) == []
 
 

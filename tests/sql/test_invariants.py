@@ -57,7 +57,7 @@ def test_no_loss(conn: Conn, url: str, session: Session, stream: int, ordering: 
     # in an acknowledgement that is rolled back
     rows = call(conn, "receive", "s", "c", 5)
     conn.execute("begin")
-    assert value(conn, "ack", claim_of(rows)) == 5
+    assert value(conn, "ack", claim_of(rows)) == len(rows) > 0
     conn.execute("rollback")
     checker.check(conn, {consumer_id: set()})
     value(conn, "nack", claim_of(rows))
@@ -152,7 +152,7 @@ def test_claim_contents_fixed(conn: Conn, session: Session, stream: int, orderin
 
     assert held() == sent[:2]
     other = session()
-    call(other, "receive", "s", "c", 5)  # splits the claim's runs by key
+    call(other, "receive", "s", "c", 5)  # of other keys
     assert held() == sent[:2]
     value(conn, "ack", claim, [sent[0]])
     assert held() == [sent[1]]
@@ -195,14 +195,21 @@ def test_order_key(conn: Conn, session: Session, stream: int) -> None:
     value(conn, "nack", claim_of(first), None, "1 hour")
     assert call(conn, "receive", "s", "c", 10) == [], "overtook a delayed message of its key"
     clock.end_delays(conn)
-    third = call(conn, "receive", "s", "c", 10)
-    assert seqs_of(third) == [a1, a2, a3]
+    again = call(conn, "receive", "s", "c", 10)
+    assert seqs_of(again) == [a1]
+    value(conn, "ack", claim_of(again))
+    (a4,) = send_keys(conn, "a")
+    third = call(conn, "receive", "s", "c", 2)
+    assert seqs_of(third) == [a2, a3]
     # a failed message takes the later ones of its key back with it
-    assert value(conn, "nack", claim_of(third), [a2]) == 2
-    assert call(conn, "receive", "s", "c", 10) == []
-    value(conn, "ack", claim_of(third), [a1])
-    last = call(conn, "receive", "s", "c", 10)
-    assert [(row.seq, row.deliver_count) for row in last] == [(a2, 2), (a3, 1)]
+    assert value(conn, "nack", claim_of(third), [a3]) == 1
+    assert call(conn, "receive", "s", "c", 10) == [], "a2 may still fail"
+    assert value(conn, "nack", claim_of(third), [a2]) == 1
+    last = []
+    while rows := call(conn, "receive", "s", "c", 10):
+        last += [(row.seq, row.deliver_count) for row in rows]
+        value(conn, "ack", claim_of(rows))
+    assert last == [(a2, 2), (a3, 2), (a4, 1)]
     checker.check(conn)
 
 

@@ -135,7 +135,13 @@ def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url
     states = {state for each in before.values() for state in each.values()}
     assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
     schema.install(old)
-    assert owed(old) == before
+    # what was set aside is in the line again, until it is dealt
+    after = owed(old)
+    for name in ("key", "stream"):
+        for seq in [s for s, state in before[name].items() if state == "waiting"]:
+            assert after[name][seq] in ("ready", "delayed")
+            before[name][seq] = after[name][seq]
+    assert after == before
     checker.check(old)
 
     got: dict[str, list[int]] = {name: list(known["done"].get(name, [])) for name in before}
