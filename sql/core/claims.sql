@@ -46,9 +46,10 @@ end $$;
 -- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
 --   p_want  messages at most
 --   p_upto  no publication after this one; null: all
--- Returns the cursor, which the caller stores, and how many messages the claim got.
+--   p_held  messages that the claim has already, with ordering=none
+-- Returns the cursor, which the caller stores, and how many messages the claim has.
 create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
-                                         p_want bigint, p_upto bigint,
+                                         p_want bigint, p_upto bigint, p_held bigint default 0,
                                          out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
@@ -56,7 +57,7 @@ declare
     v_count bigint;
 begin
     o_cursor := p_cursor;
-    o_count := 0;
+    o_count := p_held;
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
         if p_consumer.ordering <> 'none' then
@@ -64,7 +65,7 @@ begin
             o_count := pgqueue._held_by(p_claim_id);
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
+                v_count := (pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
                 o_count := o_count + v_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
@@ -110,9 +111,128 @@ begin
             p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
--- Claims with the consumer's lock, whatever is there to be had; see claim. Returns the claim; null for nothing, and the number of messages.
+-- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
+-- Returns the claim, its number of messages (0: there is none), and the stream.
+create or replace function pgqueue._claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval, p_ack bigint,
+                                          out o_claim_id bigint, out o_count bigint, out o_stream_id int)
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_claim    record;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform pgqueue._check_isolation();
+    end if;
+    if p_max is null or p_max < 1 then
+        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null') using errcode = 'PQ003', column = 'p_max';
+    end if;
+    if p_visibility_timeout is not null then
+        perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    end if;
+    if p_ack is not null then
+        perform pgqueue._ack(p_ack);
+    end if;
+    select * into v_consumer from pgqueue.consumers
+    where stream_id = (select stream_id from pgqueue.streams where name = p_stream) and name = p_consumer;
+    if not found then
+        perform pgqueue._consumer(p_stream, p_consumer);
+    end if;
+    o_stream_id := v_consumer.stream_id;
+    if v_consumer.ordering = 'none' then
+        begin
+            v_claim := pgqueue._claim_quickly(v_consumer, p_max, p_visibility_timeout);
+            o_claim_id := v_claim.o_claim_id;
+            o_count := v_claim.o_count;
+            if v_claim.o_done then
+                return;
+            end if;
+        exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
+            null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
+        end;
+    end if;
+    v_claim := pgqueue._claim_in_turn(v_consumer, p_max, p_visibility_timeout, o_claim_id, o_count);
+    o_claim_id := v_claim.o_claim_id;
+    o_count := v_claim.o_count;
+end $$;
+
+-- Claims for a consumer with ordering=none, and does not wait for its lock. What is so nearly always is found out by a few probes:
+--   * nothing is due or more urgent, and something is ready: it is claimed. That changes nothing of the cursor, and needs no lock of it;
+--   * nothing is due or ready, but something was published: it is taken and claimed at once;
+--   * there is nothing.
+-- Otherwise the caller goes on with the lock; or somebody else has it, and what is ready will do.
+-- Returns the claim and its number of messages; not done is a claim that is not opened: the consumer is locked now, and may have more.
+-- Errors: PQ099 when the lock has to be waited for. Locks: the runs it takes; maybe the consumer.
+create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
+                                                  out o_claim_id bigint, out o_count bigint, out o_done boolean)
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+    v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
+    v_served record;
+    v_behind boolean := false;  -- the place where the line begins is not moved for long
+    v_known  boolean;  -- nothing is due, no lease has to be looked at, and which publication is next is known
+    v_now    timestamptz := clock_timestamp();
+begin
+    o_claim_id := pgqueue._new_claim_id();
+    o_count := 0;
+    o_done := true;
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    v_known := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null
+        and ((select not_visible_until from pgqueue.consumer_messages
+              where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_from
+              order by not_visible_until limit 1) <= v_now) is not true;
+    if v_known and not v_cursor.take_was_cut then
+        select * into v_new from pgqueue.publications
+        where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
+          and publication_id < v_cursor.next_publication + pgqueue._limit_unseen()
+        order by publication_id, part limit 1;
+        if not found and v_cursor.scan_from = '{}' and pgqueue._is_idle(p_consumer, v_cursor) then
+            return;
+        end if;
+    end if;
+
+    if v_known and pgqueue._is_soon(v_cursor.lease_probe) then
+        if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
+            v_served := pgqueue._serve(v_cursor, o_claim_id, p_max, p_max);
+            o_count := v_served.o_count;
+            v_behind := random() * pgqueue._limit_behind() < v_served.o_runs;
+        end if;
+        if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
+            o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, o_claim_id, p_max);
+            v_new := null;
+        end if;
+    end if;
+    if v_behind or (o_count < p_max and (o_count = 0 or v_cursor.take_was_cut or v_new.publication_id is not null)) then
+        if pgqueue._try_lock_consumer(p_consumer.consumer_id) then
+            o_done := false;
+            return;
+        elsif o_count = 0 then
+            o_count := (pgqueue._serve(v_cursor, o_claim_id, p_max, p_max)).o_count;
+            if o_count = 0 then
+                raise exception using errcode = 'PQ099';
+            end if;
+        end if;
+    end if;
+    perform pgqueue._open_claim(p_consumer, o_claim_id, o_count, p_visibility_timeout, null);
+end $$;
+
+-- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and no lease ended.
+create or replace function pgqueue._is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    return date_trunc('minute', clock_timestamp() - interval '2 s') = date_trunc('minute', p_cursor.leases_from)
+        and not pgqueue._has_new(p_consumer.stream_id, p_cursor, true)
+        and (pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) <= clock_timestamp()) is not true;
+end $$;
+
+-- Claims with the consumer's lock, whatever is there to be had; see claim.
+--   p_claim_id, p_held  the claim, and how many messages it has already; null: a new one
+-- Returns the claim, and its number of messages.
 create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
-                                                  out o_claim_id bigint, out o_count bigint)
+                                                  p_claim_id bigint, p_held bigint, out o_claim_id bigint, out o_count bigint)
 language plpgsql
 as $$
 declare
@@ -120,9 +240,9 @@ declare
     v_fill   record;
 begin
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
-    o_claim_id := pgqueue._new_claim_id();
+    o_claim_id := coalesce(p_claim_id, pgqueue._new_claim_id());
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
-    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null);
+    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null, coalesce(p_held, 0));
     o_count := v_fill.o_count;
     perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, o_count > 0);
     if o_count > 0 then
