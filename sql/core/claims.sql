@@ -65,7 +65,7 @@ begin
             o_count := pgqueue._held_by(p_claim_id);
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_count := (pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
+                v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
                 o_count := o_count + v_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
@@ -87,7 +87,7 @@ begin
     end loop;
 end $$;
 
--- Records a claim. Its lease is computed here, after all waiting.
+-- Records a reader's claim, with the set that it has at first. Its lease is computed here, after all waiting.
 create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
                                                p_visibility_timeout interval, p_reader uuid) returns void
 language plpgsql
@@ -97,11 +97,6 @@ declare
     v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_set     record;
 begin
-    if p_reader is null then
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
-        values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count);
-        return;
-    end if;
     select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
     into v_set
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
@@ -119,41 +114,43 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
-    v_claim    record;
+    v_quick    record;
+    v_done     boolean := false;
+    v_now      timestamptz;
+    v_timeout  interval;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        perform pgqueue._check_isolation();
-    end if;
-    if p_max is null or p_max < 1 then
-        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null') using errcode = 'PQ003', column = 'p_max';
-    end if;
-    if p_visibility_timeout is not null then
-        perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1 or p_visibility_timeout is not null then
+        perform pgqueue._check_claim(p_max, p_visibility_timeout);
     end if;
     if p_ack is not null then
-        perform pgqueue._ack(p_ack);
+        o_count := pgqueue._ack(p_ack);
     end if;
     select * into v_consumer from pgqueue.consumers
     where stream_id = (select stream_id from pgqueue.streams where name = p_stream) and name = p_consumer;
     if not found then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
-    o_stream_id := v_consumer.stream_id;
+    o_claim_id := pgqueue._new_claim_id();
+    o_count := 0;
     if v_consumer.ordering = 'none' then
         begin
-            v_claim := pgqueue._claim_quickly(v_consumer, p_max, p_visibility_timeout);
-            o_claim_id := v_claim.o_claim_id;
-            o_count := v_claim.o_count;
-            if v_claim.o_done then
-                return;
-            end if;
+            v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
+            o_count := v_quick.o_count;
+            v_done := v_quick.o_done;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
         end;
     end if;
-    v_claim := pgqueue._claim_in_turn(v_consumer, p_max, p_visibility_timeout, o_claim_id, o_count);
-    o_claim_id := v_claim.o_claim_id;
-    o_count := v_claim.o_count;
+    if not v_done then
+        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count);
+    end if;
+    o_stream_id := v_consumer.stream_id;
+    if o_count > 0 then
+        v_now := clock_timestamp();  -- after all waiting
+        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
+        values (o_claim_id, v_consumer.consumer_id, v_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, o_count, o_count);
+    end if;
 end $$;
 
 -- Claims for a consumer with ordering=none, and does not wait for its lock. What is so nearly always is found out by a few probes:
@@ -161,61 +158,58 @@ end $$;
 --   * nothing is due or ready, but something was published: it is taken and claimed at once;
 --   * there is nothing.
 -- Otherwise the caller goes on with the lock; or somebody else has it, and what is ready will do.
--- Returns the claim and its number of messages; not done is a claim that is not opened: the consumer is locked now, and may have more.
+-- Returns the number of messages that the claim got; and whether that is all, or the consumer is locked now and may have more.
 -- Errors: PQ099 when the lock has to be waited for. Locks: the runs it takes; maybe the consumer.
-create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
-                                                  out o_claim_id bigint, out o_count bigint, out o_done boolean)
+create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
+                                                  out o_count bigint, out o_done boolean)
 language plpgsql
 as $$
 declare
     v_cursor pgqueue.consumer_cursors;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
+    v_calm   boolean;  -- nothing is due, and which publication is next is known
     v_served record;
-    v_behind boolean := false;  -- the place where the line begins is not moved for long
-    v_known  boolean;  -- nothing is due, no lease has to be looked at, and which publication is next is known
     v_now    timestamptz := clock_timestamp();
 begin
-    o_claim_id := pgqueue._new_claim_id();
     o_count := 0;
-    o_done := true;
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    v_known := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null
         and ((select not_visible_until from pgqueue.consumer_messages
               where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_from
               order by not_visible_until limit 1) <= v_now) is not true;
-    if v_known and not v_cursor.take_was_cut then
+    if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
           and publication_id < v_cursor.next_publication + pgqueue._limit_unseen()
         order by publication_id, part limit 1;
         if not found and v_cursor.scan_from = '{}' and pgqueue._is_idle(p_consumer, v_cursor) then
+            o_done := true;
             return;
         end if;
     end if;
 
-    if v_known and pgqueue._is_soon(v_cursor.lease_probe) then
+    if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
-            v_served := pgqueue._serve(v_cursor, o_claim_id, p_max, p_max);
+            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max);
             o_count := v_served.o_count;
-            v_behind := random() * pgqueue._limit_behind() < v_served.o_runs;
+            -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
+            o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
+                and random() * pgqueue._limit_behind() >= v_served.o_runs;
         end if;
         if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
-            o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, o_claim_id, p_max);
-            v_new := null;
+            o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            o_done := o_count > 0;
         end if;
     end if;
-    if v_behind or (o_count < p_max and (o_count = 0 or v_cursor.take_was_cut or v_new.publication_id is not null)) then
-        if pgqueue._try_lock_consumer(p_consumer.consumer_id) then
-            o_done := false;
-            return;
-        elsif o_count = 0 then
-            o_count := (pgqueue._serve(v_cursor, o_claim_id, p_max, p_max)).o_count;
+    if o_done is not true then
+        o_done := not pgqueue._try_lock_consumer(p_consumer.consumer_id);
+        if o_done and o_count = 0 then
+            o_count := (pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max)).o_count;
             if o_count = 0 then
                 raise exception using errcode = 'PQ099';
             end if;
         end if;
     end if;
-    perform pgqueue._open_claim(p_consumer, o_claim_id, o_count, p_visibility_timeout, null);
 end $$;
 
 -- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and no lease ended.
@@ -228,11 +222,10 @@ begin
         and (pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) <= clock_timestamp()) is not true;
 end $$;
 
--- Claims with the consumer's lock, whatever is there to be had; see claim.
---   p_claim_id, p_held  the claim, and how many messages it has already; null: a new one
--- Returns the claim, and its number of messages.
-create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
-                                                  p_claim_id bigint, p_held bigint, out o_claim_id bigint, out o_count bigint)
+-- Claims with the consumer's lock, whatever is there to be had; see claim. The caller records the claim.
+--   p_held  how many messages the claim has already
+-- Returns how many it has then.
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint) returns bigint
 language plpgsql
 as $$
 declare
@@ -240,14 +233,10 @@ declare
     v_fill   record;
 begin
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
-    o_claim_id := coalesce(p_claim_id, pgqueue._new_claim_id());
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
-    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null, coalesce(p_held, 0));
-    o_count := v_fill.o_count;
-    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, o_count > 0);
-    if o_count > 0 then
-        perform pgqueue._open_claim(p_consumer, o_claim_id, o_count, p_visibility_timeout, null);
-    end if;
+    v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held);
+    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
+    return v_fill.o_count;
 end $$;
 
 -- Records that the claim has p_left messages now, and ends it when it has none.

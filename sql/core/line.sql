@@ -4,8 +4,8 @@
 --   p_want  messages at most
 --   p_size  messages that the whole claim wants
 -- Returns how many messages it got, and in how many runs. Locks the runs it takes, one at a time.
-create or replace function pgqueue._serve(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint,
-                                          out o_count bigint, out o_runs int)
+create or replace function pgqueue._serve_ready(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint,
+                                                out o_count bigint, out o_runs int)
 language plpgsql
 as $$
 declare
@@ -29,6 +29,7 @@ begin
             if found then
                 o_count := o_count + v_run.message_count;
                 o_runs := o_runs + 1;
+                exit when o_count = p_want;
                 v_place.line_no := v_run.line_no;
                 v_place.first_seq := v_run.first_seq + 1;
                 continue;
