@@ -11,13 +11,13 @@ begin
     for v_profile in
         select * from (values
             -- one probe of an index after the other, with a plan that is kept
-            ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off}'::text[],
-             '{claim, ack}'::text[]),
+            ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off}'::text[], '{ack}'::text[]),
             -- ... and no join that reads one side whole
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
-             '{receive, nack, extend, dead_letter, reader_claim, reader_resume, reader_extend, create_consumer}'),
-            ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}',
-             '{_claim_in_turn, _settle}'),
+             '{claim, receive, nack, extend, dead_letter, reader_claim, reader_resume, reader_extend, create_consumer}'),
+            ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_settle}'),
+            -- ... nor one in several processes, which would lose the order of delivery
+            ('{max_parallel_workers_per_gather = 0}', '{receive}'),
             -- sets of messages are joined whole
             ('{enable_hashjoin = on, enable_nestloop = off}', '{_store_pieces}'),
             ('{enable_hashjoin = on}', '{_return_by_key}'),

@@ -45,6 +45,20 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 or PQ007 for a claim that cannot be; a timeout may be null.
+create or replace function pgqueue._check_claim(p_max int, p_visibility_timeout interval) returns void
+language plpgsql stable
+as $$
+begin
+    perform pgqueue._check_isolation();
+    if p_max is null or p_max < 1 then
+        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null') using errcode = 'PQ003', column = 'p_max';
+    end if;
+    if p_visibility_timeout is not null then
+        perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    end if;
+end $$;
+
 -- Raises PQ003 for a priority or time that cannot be.
 create or replace function pgqueue._check_publication(p_priority int, p_deliver_at timestamptz) returns void
 language plpgsql immutable

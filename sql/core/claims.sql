@@ -46,9 +46,10 @@ end $$;
 -- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
 --   p_want  messages at most
 --   p_upto  no publication after this one; null: all
--- Returns the cursor, which the caller stores, and how many messages the claim got.
+--   p_held  messages that the claim has already
+-- Returns the cursor, which the caller stores, and how many messages the claim has.
 create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
-                                         p_want bigint, p_upto bigint,
+                                         p_want bigint, p_upto bigint, p_held bigint default 0,
                                          out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
@@ -57,7 +58,7 @@ declare
     v_served record;
 begin
     o_cursor := p_cursor;
-    o_count := 0;
+    o_count := p_held;
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
         if p_consumer.ordering <> 'none' then
@@ -66,7 +67,7 @@ begin
             o_count := o_count + v_served.o_count;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_count := pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, p_want);
+                v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
                 o_count := o_count + v_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
@@ -88,7 +89,7 @@ begin
     end loop;
 end $$;
 
--- Records a claim. Its lease is computed here, after all waiting.
+-- Records a reader's claim, with the set that it has at first. Its lease is computed here, after all waiting.
 create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
                                                p_visibility_timeout interval, p_reader uuid) returns void
 language plpgsql
@@ -98,11 +99,6 @@ declare
     v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_set     record;
 begin
-    if p_reader is null then
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
-        values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count);
-        return;
-    end if;
     select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
     into v_set
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
@@ -112,9 +108,125 @@ begin
             p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
--- Claims with the consumer's lock, whatever is there to be had; see claim. Returns the claim; null for nothing, and the number of messages.
-create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
-                                                  out o_claim_id bigint, out o_count bigint)
+-- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
+-- Returns the claim, its number of messages (0: there is none), and the stream.
+create or replace function pgqueue._claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval, p_ack bigint,
+                                          out o_claim_id bigint, out o_count bigint, out o_stream_id int)
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_quick    record;
+    v_done     boolean := false;
+    v_now      timestamptz;
+    v_timeout  interval;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1 or p_visibility_timeout is not null then
+        perform pgqueue._check_claim(p_max, p_visibility_timeout);
+    end if;
+    if p_ack is not null then
+        o_count := pgqueue._ack(p_ack);
+    end if;
+    select * into v_consumer from pgqueue.consumers
+    where stream_id = (select stream_id from pgqueue.streams where name = p_stream) and name = p_consumer;
+    if not found then
+        perform pgqueue._consumer(p_stream, p_consumer);
+    end if;
+    o_claim_id := pgqueue._new_claim_id();
+    o_count := 0;
+    if v_consumer.ordering <> 'stream' then
+        begin
+            if v_consumer.ordering = 'none' then
+                v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
+            else
+                v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
+            end if;
+            o_count := v_quick.o_count;
+            v_done := v_quick.o_done or not pgqueue._try_lock_consumer(v_consumer.consumer_id);
+            if v_done and not v_quick.o_done and o_count = 0 then
+                -- another claimer is at it: what is ready will do
+                o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
+                                                 case when v_consumer.ordering = 'none' then p_max end)).o_count;
+                if o_count = 0 then
+                    raise exception using errcode = 'PQ099';
+                end if;
+            end if;
+        exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
+            null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
+        end;
+    end if;
+    if not v_done then
+        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count);
+    end if;
+    o_stream_id := v_consumer.stream_id;
+    if o_count > 0 then
+        v_now := clock_timestamp();  -- after all waiting
+        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
+        values (o_claim_id, v_consumer.consumer_id, v_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, o_count, o_count);
+    end if;
+end $$;
+
+-- Claims for a consumer with ordering=none. What is so nearly always is found out by a few probes:
+--   * nothing is due or more urgent, and something is ready: it is claimed. That changes nothing of the cursor, and needs no lock of it;
+--   * nothing is due or ready, but something was published: it is taken and claimed at once;
+--   * there is nothing.
+-- Returns the number of messages that the claim got; and whether that is all, or the caller goes on with the consumer's lock.
+-- Locks: the runs it takes; maybe the consumer.
+create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
+                                                  out o_count bigint, out o_done boolean)
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+    v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
+    v_calm   boolean;  -- nothing is due, and which publication is next is known
+    v_served record;
+begin
+    o_count := 0;
+    o_done := false;
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
+    if v_calm and not v_cursor.take_was_cut then
+        select * into v_new from pgqueue.publications
+        where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
+          and publication_id < v_cursor.next_publication + pgqueue._limit_unseen()
+        order by publication_id, part limit 1;
+        if not found and v_cursor.scan_from = '{}' and pgqueue._is_idle(p_consumer, v_cursor) then
+            o_done := true;
+            return;
+        end if;
+    end if;
+
+    if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
+        if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
+            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max);
+            o_count := v_served.o_count;
+            -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
+            o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
+                and random() * pgqueue._limit_behind() >= v_served.o_runs;
+        end if;
+        if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
+            o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            o_done := o_count > 0;
+        end if;
+    end if;
+end $$;
+
+-- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and no lease ended.
+create or replace function pgqueue._is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    return date_trunc('minute', clock_timestamp() - interval '2 s') = date_trunc('minute', p_cursor.leases_from)
+        and not pgqueue._has_new(p_consumer.stream_id, p_cursor, true)
+        and (pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) <= clock_timestamp()) is not true;
+end $$;
+
+-- Claims with the consumer's lock, whatever is there to be had; see claim. The caller records the claim.
+--   p_held  how many messages the claim has already
+-- Returns how many it has then.
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint) returns bigint
 language plpgsql
 as $$
 declare
@@ -122,14 +234,10 @@ declare
     v_fill   record;
 begin
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
-    o_claim_id := pgqueue._new_claim_id();
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
-    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null);
-    o_count := v_fill.o_count;
-    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, o_count > 0);
-    if o_count > 0 then
-        perform pgqueue._open_claim(p_consumer, o_claim_id, o_count, p_visibility_timeout, null);
-    end if;
+    v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held);
+    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
+    return v_fill.o_count;
 end $$;
 
 -- Records that the claim has p_left messages now, and ends it when it has none. Needs the claim's lock.

@@ -30,14 +30,14 @@ declare
 begin
     o_cursor := p_cursor;
     o_count := 0;
-    loop
+    while o_count < p_want loop
         if p_consumer.ordering = 'key' then
-            o_count := o_count + pgqueue._serve(o_cursor, p_claim_id, p_want - o_count, null);
+            o_count := o_count + (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null)).o_count;
             if o_count = 0 then
                 v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
-                    o_count := pgqueue._serve(o_cursor, p_claim_id, p_want, null);
+                    o_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null)).o_count;
                 end if;
             end if;
         end if;
@@ -51,6 +51,30 @@ begin
         exit when v_deal.o_looked = 0 or v_deal.o_claimed > 0;
     end loop;
     o_cursor := pgqueue._raise_scan_from(o_cursor);
+end $$;
+
+-- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. What was published meanwhile comes after them.
+-- Returns as _claim_quickly. Locks: the pieces.
+create or replace function pgqueue._claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, out o_count bigint, out o_done boolean)
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+    v_served record;
+begin
+    o_count := 0;
+    o_done := false;
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if pgqueue._is_due(v_cursor) then
+        return;
+    elsif (v_cursor.scan_from[1]).lane = 0 and pgqueue._is_soon(v_cursor.lease_probe) then
+        v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, null);
+        o_count := v_served.o_count;
+        o_done := o_count > 0 and (2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
+    elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
+        o_done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece >= v_cursor.pieces_from)
+            and pgqueue._is_idle(p_consumer, v_cursor);
+    end if;
 end $$;
 
 -- Whether a piece is ready.

@@ -60,6 +60,16 @@ begin
     return v_cursor;
 end $$;
 
+-- Whether a delay of a consumer is over and its end not noted.
+create or replace function pgqueue._is_due(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return ((select not_visible_until from pgqueue.consumer_messages
+             where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+             order by not_visible_until limit 1) <= clock_timestamp()) is true;
+end $$;
+
 -- Makes the delayed runs that are due ready, a bounded number. Needs the consumer's lock.
 create or replace function pgqueue._end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql
@@ -70,9 +80,7 @@ declare
     v_last   timestamptz;
     v_count  int;
 begin
-    if (select not_visible_until from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
-        order by not_visible_until limit 1) <= v_now is not true then
+    if not pgqueue._is_due(p_cursor) then
         return p_cursor;
     end if;
     with due as (

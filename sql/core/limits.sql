@@ -6,6 +6,8 @@
 
 -- Publications that one take walks.
 create or replace function pgqueue._limit_take() returns int language sql immutable parallel safe as 'select 10000';
+-- New publications that may wait while something as urgent is ready.
+create or replace function pgqueue._limit_waiting() returns int language sql immutable parallel safe as 'select 16';
 -- Takes that one claim makes, while what it takes is for other consumers or for later.
 create or replace function pgqueue._limit_takes() returns int language sql immutable parallel safe as 'select 100';
 -- Publication ids without a visible publication that one look walks over before it notes them as a gap.
@@ -20,6 +22,8 @@ create or replace function pgqueue._limit_ranges() returns int language sql immu
 create or replace function pgqueue._limit_pieces() returns int language sql immutable parallel safe as 'select 64';
 -- Messages up to which a claim is small.
 create or replace function pgqueue._limit_piece_size() returns int language sql immutable parallel safe as 'select 256';
+-- Runs, about, that are claimed without the consumer's lock before the place where the line begins is stored anew.
+create or replace function pgqueue._limit_behind() returns int language sql immutable parallel safe as 'select 64';
 -- Lanes whose first place is remembered.
 create or replace function pgqueue._limit_lanes() returns int language sql immutable parallel safe as 'select 64';
 -- Expired claims that one claim releases.

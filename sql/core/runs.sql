@@ -107,10 +107,12 @@ declare
     v_rest   int8multirange;
     v_bound  bigint;
     v_more   int;
+    v_whole  boolean;  -- one range
 begin
     delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
     v_more := case when p_size <= pgqueue._limit_piece_size() then least((v_run.message_count - p_first - 1) / p_size, pgqueue._limit_pieces() - 1) else 0 end;
-    if upper(v_run.seqs) - v_run.first_seq = v_run.message_count then
+    v_whole := upper(v_run.seqs) - v_run.first_seq = v_run.message_count;
+    if v_whole then
         v_bound := v_run.first_seq + p_first;
         v_pieces := int8multirange(int8range(v_run.first_seq, v_bound))
             || array(select int8multirange(int8range(v_bound + i * p_size, v_bound + (i + 1) * p_size)) from generate_series(0, v_more - 1) i)
@@ -126,7 +128,7 @@ begin
     insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
                                            last_delivered_at, last_error)
     select v_run.consumer_id, v_run.state, v_run.lane, v_run.priority, v_run.deliver_count, v_run.arrival_no, v_run.line_no,
-           lower(p), pgqueue._cardinality(p), p, v_run.last_delivered_at, v_run.last_error
+           lower(p), case when v_whole then upper(p) - lower(p) else pgqueue._cardinality(p) end, p, v_run.last_delivered_at, v_run.last_error
     from unnest(v_pieces) p;
 end $$;
 

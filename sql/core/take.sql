@@ -1,8 +1,45 @@
 -- Taking: publications that are new for a consumer become its runs. New is what is beyond the last publication that it took,
 -- and what has appeared in its gaps (core/gaps.sql).
 
--- Takes what comes next into one run, if it is as plain as nearly always: at most p_limit publications without a gap among
--- their ids, all of the same kind, and their messages one range (or those of a single publication). There is no gap before them.
+-- What comes next, if it is as plain as nearly always: at most p_limit publications without a gap among their ids, all of the same kind,
+-- and their messages one range, or those of a single publication.
+--   p_first  the first part of the next one
+-- Returns the last one, how many they are, and their messages; nulls when it is not so.
+create or replace function pgqueue._next_plain(p_first pgqueue.publications, p_upto bigint, p_limit int,
+                                               out o_last bigint, out o_count bigint, out o_message_count bigint, out o_seqs int8multirange)
+language plpgsql
+as $$
+declare
+    v_all record;
+begin
+    -- is there another one, or another part of it?
+    perform from pgqueue.publications
+    where stream_id = p_first.stream_id and (publication_id, part) > (p_first.publication_id, 0)
+      and publication_id < p_first.publication_id + p_limit and publication_id <= coalesce(p_upto, 9223372036854775807)
+    order by publication_id, part limit 1;
+    if not found then
+        o_last := p_first.publication_id;
+        o_count := 1;
+        o_message_count := p_first.message_count;
+        o_seqs := p_first.seqs;
+        return;
+    end if;
+    select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi,
+           bool_and(part = 0 and priority = p_first.priority and deliver_at is not distinct from p_first.deliver_at
+                    and consumers is not distinct from p_first.consumers) as alike
+    into v_all
+    from pgqueue.publications
+    where stream_id = p_first.stream_id and publication_id >= p_first.publication_id and publication_id < p_first.publication_id + p_limit
+      and publication_id <= coalesce(p_upto, 9223372036854775807);
+    if v_all.alike and v_all.last - p_first.publication_id + 1 = v_all.count and v_all.hi - v_all.lo = v_all.message_count then
+        o_last := v_all.last;
+        o_count := v_all.count;
+        o_message_count := v_all.message_count;
+        o_seqs := int8multirange(int8range(v_all.lo, v_all.hi));
+    end if;
+end $$;
+
+-- Takes what comes next into one run, if it is plain (_next_plain) and there is no gap before it.
 -- Returns the cursor, null when it is not so and nothing was done; and how many messages became ready. Needs the consumer's lock.
 create or replace function pgqueue._take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
                                                out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
@@ -11,7 +48,7 @@ as $$
 declare
     v_next  bigint := p_cursor.next_publication;
     v_first pgqueue.publications;
-    v_all   record;
+    v_plain record;
     v_run   pgqueue.consumer_messages;
 begin
     o_messages := 0;
@@ -20,27 +57,21 @@ begin
     if not found then
         return;
     end if;
-    select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi,
-           bool_and(part = 0 and priority = v_first.priority and deliver_at is not distinct from v_first.deliver_at
-                    and consumers is not distinct from v_first.consumers) as alike
-    into v_all
-    from pgqueue.publications
-    where stream_id = p_consumer.stream_id and publication_id >= v_next and publication_id < v_next + p_limit
-      and publication_id <= coalesce(p_upto, 9223372036854775807);
-    if not v_all.alike or v_all.last - v_next + 1 <> v_all.count or (v_all.hi - v_all.lo <> v_all.message_count and v_all.count > 1) then
+    v_plain := pgqueue._next_plain(v_first, p_upto, p_limit);
+    if v_plain.o_last is null then
         return;
     end if;
     -- What is visible beyond has a gap before it, unless the limit cut it off
-    if v_all.count < p_limit and v_all.last < coalesce(p_upto, 9223372036854775807) and exists (
+    if v_plain.o_count < p_limit and v_plain.o_last < coalesce(p_upto, 9223372036854775807) and exists (
         select from pgqueue.publications where stream_id = p_consumer.stream_id and publication_id >= v_next + p_limit
                                            and publication_id <= coalesce(p_upto, 9223372036854775807)) then
         return;
     end if;
 
     o_cursor := p_cursor;
-    o_cursor.next_publication := v_all.last + 1;
+    o_cursor.next_publication := v_plain.o_last + 1;
     o_cursor.last_line_no := p_cursor.last_line_no + 1;
-    o_cursor.take_was_cut := v_all.count = p_limit;
+    o_cursor.take_was_cut := v_plain.o_count = p_limit;
     if not pgqueue._is_for(v_first.consumers, p_consumer.consumer_id) then
         return;
     end if;
@@ -52,13 +83,75 @@ begin
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
     v_run.line_no := o_cursor.last_line_no;
-    perform pgqueue._store_run(v_run, case when v_all.count = 1 then v_first.seqs else int8multirange(int8range(v_all.lo, v_all.hi)) end);
+    perform pgqueue._store_run(v_run, v_plain.o_seqs);
     if v_run.state = 'ready' then
         o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, 0)::pgqueue.line_place]);
-        o_messages := v_all.message_count;
+        o_messages := v_plain.o_message_count;
     else
         o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
     end if;
+end $$;
+
+-- Takes what comes next and claims at most p_want messages of it at once, for a consumer with ordering=none that has nothing ready and nothing
+-- due: if it is plain, one range, for this consumer, for now, and all that is new.
+--   p_cursor  as it was before; nothing is done when it is another one now
+--   p_first   the first part of the next publication
+-- Returns how many messages the claim got; 0 when it is not so, or somebody else has the consumer's lock. Locks the consumer.
+create or replace function pgqueue._claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_first pgqueue.publications,
+                                              p_claim_id bigint, p_want bigint) returns bigint
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_plain  record := pgqueue._next_plain(p_first, null, pgqueue._limit_take());
+    v_lane   int := -p_first.priority;
+    v_lo     bigint := lower(v_plain.o_seqs);
+    v_hi     bigint := upper(v_plain.o_seqs);
+    v_to     bigint := least(v_lo + p_want, v_hi);
+begin
+    if v_plain.o_count = pgqueue._limit_take() or (v_hi - v_lo = v_plain.o_message_count) is not true
+       or p_first.deliver_at > clock_timestamp() or not pgqueue._is_for(p_first.consumers, p_consumer.consumer_id)
+       or not pgqueue._try_lock_consumer(p_consumer.consumer_id) then
+        return 0;
+    end if;
+    if v_cursor.scan_from <> '{}' then
+        v_cursor := pgqueue._raise_scan_from(v_cursor);
+        if v_cursor.scan_from <> '{}' then
+            return 0;
+        end if;
+    end if;
+    delete from pgqueue.consumer_cursors where consumer_id = p_cursor.consumer_id and version = p_cursor.version;
+    if not found then
+        return 0;  -- another claimer was faster
+    end if;
+    v_cursor.version := v_cursor.version + 1;
+    v_cursor.next_publication := v_plain.o_last + 1;
+    v_cursor.last_line_no := v_cursor.last_line_no + 1;
+    insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
+                                           claim_id, last_delivered_at)
+    values (p_consumer.consumer_id, 'claimed', v_lane, p_first.priority, 1, v_cursor.last_line_no, v_cursor.last_line_no, v_lo, v_to - v_lo,
+            int8multirange(int8range(v_lo, v_to)), p_claim_id, clock_timestamp());
+    if v_to < v_hi then
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs)
+        values (p_consumer.consumer_id, 'ready', v_lane, p_first.priority, 0, v_cursor.last_line_no, v_cursor.last_line_no, v_to, v_hi - v_to,
+                int8multirange(int8range(v_to, v_hi)));
+        v_cursor.scan_from := array[(v_lane, v_cursor.last_line_no, v_to)::pgqueue.line_place];
+    end if;
+    insert into pgqueue.consumer_cursors select v_cursor.*;
+    return v_to - v_lo;
+end $$;
+
+-- Whether what is new may wait while something is ready: it is little, and not more urgent than all that is ready.
+create or replace function pgqueue._can_wait(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    return cardinality(p_cursor.scan_from) = 1
+       and (select count(*) < pgqueue._limit_waiting() and max(priority) <= -(p_cursor.scan_from[1]).lane
+            from (select priority from pgqueue.publications
+                  where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
+                    and publication_id < p_cursor.next_publication + pgqueue._limit_unseen()
+                  order by publication_id limit pgqueue._limit_waiting()) p);
 end $$;
 
 -- The look of a take, and the runs for what it saw: one statement, and so one snapshot, of more than 60 lines. Nearly always ids and seqs

@@ -47,7 +47,33 @@ begin
     execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', v_stream.stream_id);
     execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)', v_stream.stream_id);
     perform pgqueue._grant_stream(v_stream.stream_id);
+    perform pgqueue._make_payloads(v_stream.stream_id);
     return v_stream.stream_id;
+end $$;
+
+-- Makes, or makes anew, the function of a stream that reads the payloads of a claim, in the order of delivery: _payloads_<stream_id>.
+-- Each stream has one of its own, whose plan is kept: to plan the query costs more than all the rest of a small claim, and a plan over the
+-- parent of all partitions would lock all of them. Not the messages are sorted, but their ranges: the nested loop, to which receive is
+-- confined (settings.sql), keeps their order.
+create or replace function pgqueue._make_payloads(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    execute format($q$
+        create or replace function pgqueue._payloads_%1$s(p_claim_id bigint)
+        returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
+                       inserted_at timestamptz)
+        language plpgsql
+        as $f$
+        begin
+            return query
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count, m.inserted_at
+            from (select c.priority, c.deliver_count, g from pgqueue.consumer_messages c cross join lateral unnest(c.seqs) g
+                  where c.claim_id = p_claim_id and c.state = 'claimed'
+                  order by c.lane, c.arrival_no, lower(g)) r
+            cross join lateral (select * from pgqueue.messages_%1$s x where x.seq >= lower(r.g) and x.seq < upper(r.g) order by x.seq) m;
+        end $f$ $q$, p_stream_id);
+    execute format('revoke all on function pgqueue._payloads_%s from public', p_stream_id);
 end $$;
 
 -- Lets the messages of a stream be only what its kind and limits allow, whoever writes them.
@@ -98,6 +124,8 @@ begin
             perform pg_sleep(0.2);
         end;
     end loop;
+    perform from pgqueue.streams where stream_id = v_stream.stream_id for update;  -- an installer may be making its function anew
+    execute format('drop function if exists pgqueue._payloads_%s', v_stream.stream_id);
     execute format('drop table pgqueue.messages_%s', v_stream.stream_id);
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', v_stream.stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
@@ -114,4 +142,10 @@ set lock_timeout = '50ms'
 as $$
 begin
     execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);
+end $$;
+
+-- Streams that are there get theirs anew: one that is not made by this installation is dropped, see version.sql.
+do $$
+begin
+    perform pgqueue._make_payloads(stream_id) from (select stream_id from pgqueue.streams order by stream_id for key share) s;
 end $$;
