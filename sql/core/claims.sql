@@ -142,14 +142,17 @@ begin
                 v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
             end if;
             o_count := v_quick.o_count;
-            v_done := v_quick.o_done or not pgqueue._try_lock_consumer(v_consumer.consumer_id);
-            if v_done and not v_quick.o_done and o_count = 0 then
+            v_done := v_quick.o_done;
+            if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
-                o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
-                                                 case when v_consumer.ordering = 'none' then p_max end)).o_count;
+                if o_count = 0 then
+                    o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
+                                                     case when v_consumer.ordering = 'none' then p_max end)).o_count;
+                end if;
                 if o_count = 0 then
                     raise exception using errcode = 'PQ099';
                 end if;
+                v_done := true;
             end if;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
