@@ -80,7 +80,7 @@ begin
         -- what is ready and could not be had (behind another claim) stays in the way of what would be taken
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
-            -- it has looked at enough that is blocked, or for others: the next claim goes on
+            -- it has looked at enough that waits, or for others: the next claim goes on
             exit when v_pass > 2 and (p_consumer.ordering <> 'none' or o_cursor.next_publication - p_cursor.next_publication
                                                               >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);

@@ -72,7 +72,7 @@ begin
         o_count := v_served.o_count;
         o_done := o_count > 0 and (2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
     elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
-        o_done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece >= v_cursor.pieces_from)
+        o_done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
             and pgqueue._is_idle(p_consumer, v_cursor);
     end if;
 end $$;
@@ -151,25 +151,32 @@ declare
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.piece, p.message_count, p.keys, l.held,
+        select p.place, p.piece, p.message_count, p.keys, l.held,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
-               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
+               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count), 0) as held from pgqueue.consumer_messages m
                             where m.consumer_id = p.consumer_id and m.piece = p.piece) l
-        where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+        where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), gone as (
         delete from pgqueue.pieces p using piece
-        where p.consumer_id = p_consumer.consumer_id and p.piece = piece.piece and piece.held = 0 and piece.close is not false
+        where p.consumer_id = p_consumer.consumer_id and p.place = piece.place and p.piece = piece.piece and piece.held = 0 and piece.close is not false
         returning p.piece, p.keys, p.arrival_no, p.first_seq
+    ), old as (
+        update pgqueue.pieces p set place = p_cursor.last_line_no from piece
+        where p.consumer_id = p_consumer.consumer_id and p.place = piece.place and p.piece = piece.piece
+          and piece.place < p_cursor.last_line_no - pgqueue._limit_old() and (piece.held > 0 or piece.close is false)
+        returning p.piece
     )
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
-           coalesce(min(piece), p_cursor.last_line_no + 1),
+           least(min(place) filter (where piece not in (select piece from old)), p_cursor.last_line_no),
            coalesce((select array_agg((k, gone.arrival_no, gone.first_seq)::pgqueue.waiting_place) from gone cross join lateral unnest(gone.keys) k), '{}')
     into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed
     from piece where piece not in (select piece from gone);
 
-    for v_piece in select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece = any (v_shrunk) loop
+    for v_piece in
+        select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= o_cursor.pieces_from and piece = any (v_shrunk)
+    loop
         o_freed := o_freed || pgqueue._shrink_piece(p_consumer, v_piece);
     end loop;
 end $$;
@@ -184,7 +191,7 @@ declare
 begin
     update pgqueue.pieces
     set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
-    where consumer_id = p_piece.consumer_id and piece = p_piece.piece;
+    where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
     return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place from unnest(p_piece.keys) k where (k = any (v_left)) is not true);
 end $$;
 
@@ -353,7 +360,7 @@ begin
     returning * into v_run;
     o_broken := v_run.piece is not null;
     if o_broken then
-        delete from pgqueue.pieces where consumer_id = v_run.consumer_id and piece = v_run.piece;
+        delete from pgqueue.pieces where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
         p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, pgqueue._by_key(p_consumer, array[v_run]), p_want, v_run.line_no);
     end if;
 end $$;
@@ -380,7 +387,7 @@ begin
         from unnest(p_keyed.runs) with ordinality
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
-        where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+        where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no,
                r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1) as waits
@@ -400,8 +407,8 @@ begin
         from part
         group by kind, before / p_size
     ), opened as (
-        insert into pgqueue.pieces (consumer_id, piece, message_count, keys, arrival_no, first_seq)
-        select p_consumer.consumer_id, piece, message_count, keys, arrival_no, lower(seqs) from piece
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
+        select p_consumer.consumer_id, piece, piece, message_count, keys, arrival_no, lower(seqs) from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
                                                not_visible_until, last_error)
@@ -463,7 +470,7 @@ begin
         exit when v_below = v_later;
     end loop;
     if o_count > 0 and p_piece is null then
-        insert into pgqueue.pieces (consumer_id, piece, message_count) values (p_consumer.consumer_id, v_piece, o_count);
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count) values (p_consumer.consumer_id, v_piece, v_piece, o_count);
         o_cursor.last_line_no := v_piece;
     end if;
 end $$;

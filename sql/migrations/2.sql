@@ -58,8 +58,8 @@ begin
         piece = case when m.state = 'claimed' then (select last_line_no from pgqueue.consumer_cursors k where k.consumer_id = m.consumer_id) + 1 end
     from pgqueue.consumers c
     where c.consumer_id = m.consumer_id and c.ordering <> 'none';
-    insert into pgqueue.pieces (consumer_id, piece, message_count)
-    select consumer_id, piece, sum(message_count) from pgqueue.consumer_messages where piece is not null group by consumer_id, piece;
+    insert into pgqueue.pieces (consumer_id, place, piece, message_count)
+    select consumer_id, piece, piece, sum(message_count) from pgqueue.consumer_messages where piece is not null group by consumer_id, piece;
 
     -- what is missing below the end of what was taken is a gap, to be looked into once
     alter table pgqueue.consumer_cursors

@@ -135,7 +135,7 @@ begin
 end $$;
 
 -- When it makes sense for a reader to claim again: the next delayed message is due; and, where it got nothing, the next lease ends, or at once
--- where a claim has looked at as much of what is blocked as it may, and the next one goes on. Null: when something is published.
+-- where a claim has looked at as much of what waits as it may, and the next one goes on. Null: when something is published.
 create or replace function pgqueue._next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_got_nothing boolean)
 returns timestamptz
 language plpgsql
@@ -149,7 +149,7 @@ begin
         (select coalesce(m.not_visible_until, clock_timestamp())
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
          where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
-           and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and piece >= p_cursor.pieces_from and keys is null)),
+           and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
         case when p_got_nothing and p_cursor.take_was_cut and p_consumer.ordering = 'key' then clock_timestamp() end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end);
 end $$;
@@ -336,7 +336,7 @@ begin
         set live = true, remaining = v_count, settled = least(settled, message_count - v_count), lease_until = clock_timestamp() + visibility_timeout
         where claim_id = p_claim.claim_id;
         if v_piece is not null then
-            insert into pgqueue.pieces (consumer_id, piece, message_count) values (p_consumer.consumer_id, v_piece, v_count);
+            insert into pgqueue.pieces (consumer_id, place, piece, message_count) values (p_consumer.consumer_id, v_piece, v_piece, v_count);
             p_cursor.last_line_no := v_piece;
         end if;
     end if;
@@ -353,7 +353,7 @@ declare
     v_later pgqueue.line_place;
 begin
     if exists (select from pgqueue.pieces p
-               where p.consumer_id = p_consumer.consumer_id and p.piece >= p_cursor.pieces_from
+               where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
                  and (p.keys is not null or exists (select from pgqueue.consumer_messages where consumer_id = p.consumer_id and piece = p.piece))) then
         return null;
     end if;

@@ -37,7 +37,7 @@ create table if not exists pgqueue.consumer_cursors (
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
     leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
     -- Ordered consumers only.
-    pieces_from      bigint               not null default 0,            -- no older piece is open
+    pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
     primary key (consumer_id, version)
 );
@@ -94,12 +94,12 @@ end $$;
 -- messages wait for is in one.
 create table if not exists pgqueue.pieces (
     consumer_id   int    not null,
+    place         bigint not null,  -- its number, until it is old: then a newer one, so that the cursor's pieces_from goes on
     piece         bigint not null,
     message_count bigint not null,  -- when its keys were told
     keys          bigint[],         -- null: all
     arrival_no    bigint,           -- nothing of these keys waits before this place
-    first_seq     bigint,
-    primary key (consumer_id, piece)
+    first_seq     bigint
 );
 
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.

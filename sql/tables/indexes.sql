@@ -13,6 +13,7 @@ begin
         ['consumer_messages_claim',   'consumer_messages (claim_id) where claim_id is not null'],
         ['consumer_messages_piece',   'consumer_messages (consumer_id, piece) where piece is not null'],
         ['consumer_messages_waiting', 'consumer_messages (consumer_id, key, arrival_no, first_seq) where state = ''waiting'''],
+        ['pieces_place',              'pieces (consumer_id, place)'],
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],

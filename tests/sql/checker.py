@@ -90,7 +90,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for c in consumers.values():
         c.keys = keys[c.stream_id]
     for piece in cur.execute(
-        "select p.consumer_id, p.piece, p.message_count, p.keys is null as whole,"
+        "select p.consumer_id, p.place, p.piece, p.message_count, p.keys is null as whole,"
         " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq from pgqueue.pieces p"
     ).fetchall():
         consumers[piece.consumer_id].pieces[piece.piece] = piece
@@ -232,7 +232,9 @@ def check_order(c: Consumer) -> None:
                     in_pieces[key].add(run.piece)
     open_pieces = {run.piece for run in c.runs if run.piece is not None}
     assert open_pieces <= c.pieces.keys(), f"not known: {open_pieces - c.pieces.keys()}"
-    assert all(p >= c.cursor.pieces_from for p in c.pieces), f"before {c.cursor.pieces_from}"
+    assert all(p.place >= c.cursor.pieces_from for p in c.pieces.values()), (
+        f"before {c.cursor.pieces_from}"
+    )
     if set(whole) & open_pieces:
         assert len(open_pieces) == 1, f"{open_pieces} are open beside all keys, {whole}"
 

@@ -141,6 +141,26 @@ def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int
     assert internals.claims(conn) == []
 
 
+def test_pieces_behind_an_old_snapshot_and_beside_an_old_claim_cost_nothing(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Of thousands that were dealt and settled since: rows that the snapshot still sees."""
+    consumer(conn, ordering="key", p_visibility_timeout=timedelta(hours=1))
+    internals.publish_together(conn, stream, 6000, "'k' || i % 3000")
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+    assert claim(conn, 1) == 1
+    conn.execute(
+        "create function pg_temp.work() returns void language plpgsql as $$ begin"
+        " for i in 1..130 loop perform pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 5);"
+        " end loop; end $$"
+    )
+    costs = [cost(conn, "select pg_temp.work()") for _ in range(8)]
+    assert max(costs[4:]) <= 1.3 * max(costs[1:4]), costs
+    checker.check(conn)
+
+
 # Sizes
 
 
