@@ -173,6 +173,9 @@ declare
 begin
     o_count := 0;
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found then
+        v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
+    end if;
     v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null
         and ((select not_visible_until from pgqueue.consumer_messages
               where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= v_cursor.due_from
