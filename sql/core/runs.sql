@@ -1,6 +1,6 @@
 -- Runs and their transitions. A run is stored, cut, claimed, taken out of a claim, or found as the next one here; elsewhere only
 -- by statements that work on many runs at once, where a call for each would cost more than all the rest: _look (core/take.sql),
--- _serve and _claim_next_run (core/line.sql, 20 us less for a claim of one message), _walk, _promote and _set_aside (core/keys.sql).
+-- _serve_ready (core/line.sql), _claim_new (core/take.sql), _walk, _promote and _set_aside (core/keys.sql).
 
 -- Whether a publication is for a consumer.
 create or replace function pgqueue._is_for(p_consumers int[], p_consumer_id int) returns boolean
