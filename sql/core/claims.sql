@@ -189,6 +189,9 @@ begin
     o_count := 0;
     o_done := false;
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found then
+        v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
+    end if;
     v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
     if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications

@@ -64,7 +64,7 @@ declare
 begin
     o_count := 0;
     o_done := false;
-    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    v_cursor := pgqueue._cursor(p_consumer.consumer_id);
     if pgqueue._is_due(v_cursor) then
         return;
     elsif (v_cursor.scan_from[1]).lane = 0 and pgqueue._is_soon(v_cursor.lease_probe) then

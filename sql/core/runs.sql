@@ -94,8 +94,21 @@ begin
     order by m.line_no, m.first_seq limit 1;
 end $$;
 
--- Cuts a ready run for a claim that wants less of it: a first piece of what is wanted now, and for small claims more pieces of the
--- size of a whole claim, so that the next claimers find runs that fit, and runs that are not locked. Locks the run.
+-- What is ready is cut for small claims into pieces of the size of a whole claim, so that the next claimers find runs that fit, and runs that
+-- are not locked; and one more piece, of what is left. Returns how many, without that one.
+create or replace function pgqueue._more_pieces(p_count bigint, p_size bigint) returns bigint
+language sql immutable parallel safe
+as $$ select case when p_size <= pgqueue._limit_piece_size() then least((p_count - 1) / p_size, pgqueue._limit_pieces() - 1) else 0 end $$;
+
+-- The pieces of a range that is ready, for claims of p_size.
+create or replace function pgqueue._pieces(p_lo bigint, p_hi bigint, p_size bigint) returns table (lo bigint, hi bigint)
+language sql immutable parallel safe
+as $$
+    select p_lo + i * p_size, case when i < n.more then p_lo + (i + 1) * p_size else p_hi end
+    from (select pgqueue._more_pieces(p_hi - p_lo, p_size) as more) n cross join lateral generate_series(0, n.more) i
+$$;
+
+-- Cuts a ready run for a claim that wants less of it: a first piece of what is wanted now, and _pieces. Locks the run.
 --   p_first  messages of the first piece; fewer than the run has
 --   p_size   messages of the other pieces
 create or replace function pgqueue._cut(p_ctid tid, p_first bigint, p_size bigint) returns void
@@ -106,20 +119,17 @@ declare
     v_pieces int8multirange[];
     v_rest   int8multirange;
     v_bound  bigint;
-    v_more   int;
     v_whole  boolean;  -- one range
 begin
     delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
-    v_more := case when p_size <= pgqueue._limit_piece_size() then least((v_run.message_count - p_first - 1) / p_size, pgqueue._limit_pieces() - 1) else 0 end;
     v_whole := upper(v_run.seqs) - v_run.first_seq = v_run.message_count;
     if v_whole then
         v_bound := v_run.first_seq + p_first;
         v_pieces := int8multirange(int8range(v_run.first_seq, v_bound))
-            || array(select int8multirange(int8range(v_bound + i * p_size, v_bound + (i + 1) * p_size)) from generate_series(0, v_more - 1) i)
-            || int8multirange(int8range(v_bound + v_more * p_size, upper(v_run.seqs)));
+            || array(select int8multirange(int8range(lo, hi)) from pgqueue._pieces(v_bound, upper(v_run.seqs), p_size));
     else
         v_rest := v_run.seqs;
-        for i in 0..v_more loop
+        for i in 0..pgqueue._more_pieces(v_run.message_count - p_first, p_size) loop
             v_pieces[i] := pgqueue._below(v_rest, pgqueue._bound_of(v_rest, case when i = 0 then p_first else p_size end));
             v_rest := v_rest - v_pieces[i];
         end loop;

@@ -115,10 +115,10 @@ begin
         return 0;
     end if;
     if v_cursor.scan_from <> '{}' then
-        v_cursor := pgqueue._raise_scan_from(v_cursor);
-        if v_cursor.scan_from <> '{}' then
+        if cardinality(v_cursor.scan_from) > 1 or (pgqueue._next_ready(p_consumer.consumer_id, v_cursor.scan_from[1])).run_ctid is not null then
             return 0;
         end if;
+        v_cursor.scan_from := '{}';
     end if;
     delete from pgqueue.consumer_cursors where consumer_id = p_cursor.consumer_id and version = p_cursor.version;
     if not found then
@@ -133,8 +133,9 @@ begin
             int8multirange(int8range(v_lo, v_to)), p_claim_id, clock_timestamp());
     if v_to < v_hi then
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs)
-        values (p_consumer.consumer_id, 'ready', v_lane, p_first.priority, 0, v_cursor.last_line_no, v_cursor.last_line_no, v_to, v_hi - v_to,
-                int8multirange(int8range(v_to, v_hi)));
+        select p_consumer.consumer_id, 'ready', v_lane, p_first.priority, 0, v_cursor.last_line_no, v_cursor.last_line_no, lo, hi - lo,
+               int8multirange(int8range(lo, hi))
+        from pgqueue._pieces(v_to, v_hi, p_want);
         v_cursor.scan_from := array[(v_lane, v_cursor.last_line_no, v_to)::pgqueue.line_place];
     end if;
     insert into pgqueue.consumer_cursors select v_cursor.*;
@@ -147,6 +148,7 @@ language plpgsql
 as $$
 begin
     return cardinality(p_cursor.scan_from) = 1
+       and (pgqueue._next_ready(p_cursor.consumer_id, p_cursor.scan_from[1])).run_ctid is not null
        and (select count(*) < pgqueue._limit_waiting() and max(priority) <= -(p_cursor.scan_from[1]).lane
             from (select priority from pgqueue.publications
                   where stream_id = p_stream_id and publication_id >= p_cursor.next_publication

@@ -1,0 +1,261 @@
+"""What the claims of a consumer without an order do not do: writes, locks and plans are counted.
+
+Not in time, which a busy machine changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spark_pgqueue.postgres import schema
+from tests.sql import internals
+from tests.sql.catalogue import catalogue
+from tests.sql.internals import cursor_of, ids
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    claim_one,
+    consumer,
+    one,
+    receive,
+    send,
+    send_all,
+    seqs_of,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+NOTHING = (0, 0, 0)
+
+
+def written(conn: Conn, act: Callable[[], object]) -> dict[str, tuple[int, int, int]]:
+    """The rows that something inserts, updates and deletes, by what they are."""
+    what = {internals.table(name): name for name in ("runs", "claims", "cursors", "gaps")}
+    look = (
+        "select 'pgqueue.' || relname, n_tup_ins, n_tup_upd, n_tup_del"
+        " from pg_stat_xact_user_tables where schemaname = 'pgqueue'"
+    )
+    with conn.transaction():
+        before = {row[0]: row[1:] for row in conn.execute(look).fetchall()}
+        act()
+        after = {row[0]: row[1:] for row in conn.execute(look).fetchall()}
+    return {
+        name: tuple(a - b for a, b in zip(after[table], before[table], strict=True))
+        for table, name in what.items()
+    }
+
+
+def locks(conn: Conn, act: Callable[[], object]) -> int:
+    """How many advisory locks somebody holds when it has done something."""
+    held = (
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        " and database = (select oid from pg_database where datname = current_database())"
+    )
+    with conn.transaction():
+        act()
+        return one(conn, held)
+
+
+def plans(conn: Conn, act: Callable[[], object]) -> list[str]:
+    """The plans that are made, as the server prints them."""
+    made: list[str] = []
+
+    def note(notice) -> None:
+        if notice.message_primary.startswith("plan"):
+            made.append(notice.message_detail)
+
+    conn.add_notice_handler(note)
+    conn.execute("set client_min_messages = log; set debug_print_plan = on")
+    try:
+        act()
+    finally:
+        conn.execute("reset debug_print_plan; reset client_min_messages")
+        conn.remove_notice_handler(note)
+    return made
+
+
+def set_limit_behind(conn: Conn, runs: int) -> None:
+    """After how many runs, about, the beginning of the line is moved."""
+    conn.execute(
+        "create or replace function pgqueue._limit_behind() returns int language sql immutable"
+        f" as 'select {runs}'".encode()
+    )
+
+
+def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
+    """It is never stored as ready; the next claim finds the rest in pieces of its own size."""
+    consumer(conn)
+    send(conn)
+    assert acked(conn, "s", "c") == [1]
+    send(conn)
+    done = written(conn, lambda: receive(conn, 10))
+    assert done == {"runs": (1, 0, 0), "claims": (1, 0, 0), "cursors": (1, 0, 1), "gaps": NOTHING}
+    sent = [send(conn) for _ in range(5)]
+    done = written(conn, lambda: claim_one(conn))
+    assert done == {"runs": (5, 0, 0), "claims": (1, 0, 0), "cursors": (1, 0, 1), "gaps": NOTHING}
+    done = written(conn, lambda: claim_one(conn))
+    assert done == {"runs": (0, 1, 0), "claims": (1, 0, 0), "cursors": NOTHING, "gaps": NOTHING}
+    assert acked(conn, "s", "c") == sent[2:]
+
+
+def test_what_is_ready_is_claimed_without_the_lock_of_the_consumer(conn: Conn) -> None:
+    set_limit_behind(conn, 1_000_000_000)
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 500)
+    assert claim_one(conn) == sent[0]
+    assert locks(conn, lambda: claim_one(conn)) == 0
+    assert locks(conn, lambda: receive(conn, 100)) == 0, "not even when a run has to be cut"
+    done = written(conn, lambda: receive(conn, 100))
+    assert done["cursors"] == NOTHING
+
+
+def test_claims_without_the_lock_move_the_beginning_of_the_line_now_and_then(conn: Conn) -> None:
+    """Or else the next ones would walk over all that was claimed."""
+    set_limit_behind(conn, 10)
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 300)
+    moved = 0
+    for seq in sent[:-1]:
+        claimed: list[int] = []
+        done = written(conn, lambda to=claimed: to.append(claim_one(conn)))
+        assert claimed == [seq]
+        moved += done["cursors"] != NOTHING
+    assert 5 < moved < 100, "one in ten, by chance"
+
+
+def test_a_poll_of_an_empty_queue_locks_nobody(conn: Conn) -> None:
+    consumer(conn)
+    send(conn)
+    assert acked(conn, "s", "c") == [1]
+    assert receive(conn) == []
+    assert locks(conn, lambda: receive(conn)) == 0
+
+
+def test_little_that_is_new_waits_while_something_as_urgent_is_ready(conn: Conn) -> None:
+    """So that a claim for each message that is sent does not take each by itself."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert claim_one(conn) == sent[0]
+    sent += [send(conn), send(conn, p_priority=-1)]
+    assert locks(conn, lambda: claim_one(conn)) == 0
+    assert cursor_of(conn).taken == ids(1, 1)
+    assert [row.priority for row in receive(conn)] == [0, 0, 0, 0, -1], "what is new comes too"
+    assert cursor_of(conn).taken == ids(1, 3)
+
+
+def test_much_that_is_new_or_more_urgent_does_not_wait(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert claim_one(conn) == sent[0]
+    urgent = send(conn, p_priority=1)
+    assert claim_one(conn) == urgent
+    sent += [send(conn) for _ in range(20)]
+    assert claim_one(conn) == sent[1]
+    assert cursor_of(conn).taken == ids(1, 22)
+    low = [send(conn, p_priority=-5) for _ in range(2)]
+    assert receive(conn, 23)[-1].seq == sent[-1], "all that was ready"
+    more = send(conn, p_priority=-1)
+    assert seqs_of(receive(conn)) == [more, *low]
+
+
+def test_what_is_ready_in_several_lanes_comes_with_what_is_new_between_them(conn: Conn) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 3, p_priority=5)
+    send_all(conn, ["x"] * 3)
+    assert len(receive(conn, 1)) == 1
+    between = send(conn, p_priority=3)
+    got = receive(conn, 4)
+    assert [row.priority for row in got] == [5, 5, 3, 0]
+    assert got[2].seq == between
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
+    conn: Conn, session: Session, end: str
+) -> None:
+    """The second one waits, since all that there is may be left to it."""
+    consumer(conn)
+    sent = send(conn)
+    assert acked(conn, "s", "c") == [sent]
+    sent = send(conn)
+    first, second = session(), session()
+    first.execute("begin")
+    assert seqs_of(receive(first)) == [sent]
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(receive, second)
+        wait_for_a_lock(conn)
+        first.execute(end.encode())
+        assert seqs_of(got.result()) == ([sent] if end == "rollback" else [])
+
+
+# Payloads
+
+
+def test_payloads_are_read_with_a_plan_that_is_kept(conn: Conn) -> None:
+    """Only the call of the stream's own function is planned: to plan what it reads costs more."""
+    consumer(conn)
+    send_all(conn, ["x"] * 100)
+    for _ in range(3):
+        assert len(receive(conn, 10)) == 10
+    made = plans(conn, lambda: receive(conn, 10))
+    assert 1 <= len(made) <= 2, "of the caller's statement, and of that call"
+    assert not any("SCAN " in plan.replace("FUNCTIONSCAN ", "") for plan in made)
+
+
+def test_runs_that_interleave_are_delivered_in_one_order(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 9, p_priority=1) + send_all(conn, ["y"] * 9)
+    claim = claim_of(receive(conn))
+    for part in (sent[1::3], sent[2::3], sent[::3]):
+        assert value(conn, "nack", claim, part) == 6
+    assert len(internals.runs(conn)) == 6
+    assert seqs_of(receive(conn)) == sent
+    assert acked(conn, "s", "c") == []
+
+
+def test_a_stream_has_a_function_that_reads_payloads_as_long_as_it_exists(conn: Conn) -> None:
+    made = "select count(*) from pg_proc where proname like '\\_payloads\\_%'"
+    assert one(conn, made) == 1
+    other = value(conn, "create_stream", "other")
+    assert one(conn, made) == 2
+    public = "select has_function_privilege('public', %s, 'execute')"
+    assert one(conn, public, f"pgqueue._payloads_{other}(bigint)") is False
+    value(conn, "drop_stream", "other")
+    assert one(conn, made) == 1
+
+
+def test_installing_again_makes_the_functions_of_streams_anew(conn: Conn, stream: int) -> None:
+    """Also where they are gone, or of another version."""
+    consumer(conn)
+    value(conn, "create_stream", "other")
+    before = catalogue(conn)
+    conn.execute(f"drop function pgqueue._payloads_{stream}".encode())
+    conn.execute(
+        "do $do$ begin execute (select replace(pg_get_functiondef(oid), 'begin', 'begin return;')"
+        " from pg_proc where proname = '_payloads_' || (select max(stream_id)"
+        " from pgqueue.streams)); end $do$"
+    )
+    schema.install(conn)
+    assert catalogue(conn) == before
+    sent = send(conn)
+    assert seqs_of(receive(conn)) == [sent]
+
+
+def test_receiving_acknowledges_and_claims_in_one_call(conn: Conn) -> None:
+    """What clients should do: one round trip, one commit."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 3)
+    claim, got = None, []
+    while found := call(conn, "receive", "s", "c", 1, p_ack=claim):
+        claim = claim_of(found)
+        got += seqs_of(found)
+    assert got == sent
+    assert internals.count(conn, "runs") == internals.count(conn, "claims") == 0
