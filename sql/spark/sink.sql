@@ -40,16 +40,17 @@ end $$;
 -- Records messages that a task has written, in the transaction that reserved their numbers and wrote them. Nobody sees them yet.
 --   p_seqs        of one reservation
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
--- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.
+-- Returns the id of the staged block. Errors: PQ001; PQ003, also when a message is not written; PQ004 for one that does not fit the stream.
+-- Locks: none.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
                                          p_deliver_at timestamptz default null) returns bigint
 language plpgsql
 as $$
 declare
+    v_stream      pgqueue.streams := pgqueue._stream_of(p_stream_id);
     v_reservation bigint;
     v_id          bigint;
 begin
-    perform pgqueue._stream_of(p_stream_id);
     perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
@@ -62,6 +63,7 @@ begin
         raise exception 'p_seqs is a set of numbers that this transaction reserved together, not %', left(p_seqs::text, 100)
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Call pgqueue.reserve, write the messages and stage them in one transaction.';
     end if;
+    perform pgqueue._check_written(v_stream, p_seqs);
     perform pgqueue._commit_durably();
     insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count, reservation_id)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs), v_reservation)
@@ -185,7 +187,7 @@ begin
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
-    if v_id is not null and v_stream.notify then
+    if v_id is not null and v_stream.notify and pgqueue._is_waited_for(p_stream_id) then
         perform pg_notify(pgqueue._channel(p_stream_id), '');
     end if;
     return true;

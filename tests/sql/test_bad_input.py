@@ -112,6 +112,11 @@ CASES: list[Case] = [
     ("send('t', 'x', p_consumers => '{c, null}')", "PQ002", ["null", *RECEIVERS]),
     ("send('j', '1', p_consumers => '{c}')", "PQ002", ["'c'", *RECEIVERS]),
     ("send('t', 'x', p_consumers => '{}')", "PQ003", ["empty", *RECEIVERS]),
+    # waiting
+    ("start_waiting('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("start_waiting(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
+    ("still_publishing('no', '{}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("stop_waiting('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     # send_batch
     ("send_batch('no', '{x}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("send_batch(null, '{x}')", "PQ001", ["null", *UNKNOWN_STREAM]),
@@ -359,6 +364,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "create_consumer.p_if_not_exists": "a boolean, null is false",
         "claim.p_ack": "a claim that is not live is warned of, as ack does",
         "receive.p_ack": "as claim.p_ack",
+        "start_waiting.p_pid": "null is not behind a pooler, another process is",
+        "still_publishing.p_publishers": "those that are unknown publish nothing, and null is none",
         "nack.p_reason": "any text",
         "dead_letter.p_reason": "any text",
         "dead_letter.p_details": "any JSON",
