@@ -127,7 +127,8 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
 ) -> None:
     """Each message is sent as its worker begins to wait, by a transaction that stays open a while.
 
-    Workers do not look again by themselves: what one missed, it would find after a long sleep.
+    Each has a stream of its own, so that no other message wakes it up, and workers do not look
+    again by themselves: what one missed, it would find after a long sleep.
     """
     rounds, sleep = (60, 5) if widened else (250, 5)
 
@@ -135,7 +136,7 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
         """Returns when it was over."""
         time.sleep(0.004 * chance)
         producer.execute("begin")
-        send(producer, p_consumers=[name])
+        value(producer, "send", name, "x")
         time.sleep(0.02 * chance if widened else 0)
         producer.execute("commit")
         return time.monotonic()
@@ -150,11 +151,11 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
         ):
             listener = Listener(worker)
             for _ in range(rounds):
-                waiter = Waiter(listener, "s")
+                waiter = Waiter(listener, name)
                 published = pool.submit(publish, producer, name, chance.random())
                 time.sleep(0.004 * chance.random())
                 waiter.start()
-                while not (got := receive(worker, 1, name)):
+                while not (got := call(worker, "receive", name, "c", 1)):
                     waiter.wait(sleep)
                 late.append(time.monotonic() - published.result())
                 value(worker, "ack", got[0].claim_id)
@@ -163,7 +164,8 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
 
     names = ["a", "b", "c"]
     for name in names:
-        consumer(conn, name)
+        value(conn, "create_stream", name)
+        value(conn, "create_consumer", name, "c")
     with ThreadPoolExecutor(len(names)) as pool:
         late = [each for found in pool.map(work, names) for each in found]
     assert len(late) == rounds * len(names)
