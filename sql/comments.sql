@@ -36,6 +36,7 @@ comment on function pgqueue.reader_backlog   is 'How many messages a consumer ha
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';
 comment on function pgqueue.reserve        is 'Takes new numbers of a stream for messages that the caller writes and stages in this transaction.';
+comment on function pgqueue.publish_written is 'Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction.';
 comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
 

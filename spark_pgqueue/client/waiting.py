@@ -57,7 +57,8 @@ class Waiting:
                 if waiter.is_started:
                     heard = waiter.wait(min(left, ASK_AGAIN))
                 else:
-                    waiter.start()
+                    with self._statements.turn:
+                        waiter.start()
                 claim = claim_again()
         if not heard:
             waiter.doubt()
@@ -74,6 +75,7 @@ class Waiting:
     def _stop(self, waiter: Waiter) -> None:
         # The claim is made: nothing may keep it from its caller.
         try:
-            waiter.stop()
+            with self._statements.turn:
+                waiter.stop()
         except psycopg.Error:
             self._statements.disconnect()

@@ -39,14 +39,16 @@ class Listener:
         self._heard.discard(channel)
 
     def wait(self, channel: str, seconds: float) -> bool:
-        """Wait until the channel is heard or the time is over; returns whether it was heard."""
+        """Wait until the channel is heard or the time is over; returns which, and forgets it."""
         end = time.monotonic() + seconds
         with self.conn.lock:
             self._read()
             while channel not in self._heard and (left := end - time.monotonic()) > 0:
                 if self._readable(left):
                     self._read()
-        return channel in self._heard
+        heard = channel in self._heard
+        self._heard.discard(channel)
+        return heard
 
     def _read(self) -> None:
         # Packet by packet, until nothing is left: what is not read fills the server's queue.
@@ -133,9 +135,7 @@ class Waiter:
         if self._channel is None:
             time.sleep(max(seconds, 0))
             return False
-        heard = self._listener.wait(self._channel, seconds)
-        self.forget()
-        return heard
+        return self._listener.wait(self._channel, seconds)
 
     def _row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
         row = self._listener.conn.execute(sql, parameters).fetchone()

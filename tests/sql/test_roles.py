@@ -22,7 +22,7 @@ ROLES = ("producer", "consumer", "observer", "admin")
 FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
-        "reserve", "stage", "publish_staged",
+        "reserve", "publish_written", "stage", "publish_staged",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
