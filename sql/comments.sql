@@ -17,6 +17,10 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
+comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
+comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
+comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
+
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
 comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query.';
 comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
@@ -32,6 +36,7 @@ comment on function pgqueue.reader_backlog   is 'How many messages a consumer ha
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';
 comment on function pgqueue.reserve        is 'Takes new numbers of a stream for messages that the caller writes and stages in this transaction.';
+comment on function pgqueue.publish_written is 'Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction.';
 comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
 

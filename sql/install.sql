@@ -29,6 +29,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/streams.sql
 \ir functions/consumers.sql
 \ir functions/publish.sql
+\ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
 \ir spark/source.sql
@@ -40,5 +41,4 @@ set local search_path = pg_catalog, pg_temp;
 \ir roles.sql
 \ir settings.sql
 \ir comments.sql
-\ir migrations/finish.sql
 commit;

@@ -90,6 +90,36 @@ def texts(name: str, value: Iterable[str]) -> list[str]:
     return [text(item_name, item) for item_name, item in items(name, value)]
 
 
+def maybe_texts(name: str, value: Iterable[str | None]) -> list[str | None]:
+    listed_value = listed(name, value)
+    if not _is_text([each for each in listed_value if each is not None]):
+        for item_name, item in items(name, listed_value):
+            maybe(text, item_name, item)
+    return listed_value
+
+
+def payloads(name: str, value: Iterable[str] | Iterable[bytes]) -> list[str] | list[bytes]:
+    all_of_them = listed(name, value)
+    binary = bool(all_of_them) and isinstance(all_of_them[0], bytes)
+    if binary or not _is_text(all_of_them):
+        for item_name, item in items(name, all_of_them):
+            if binary:
+                check(item_name, item, bytes, f"bytes, as {name}[0] is")
+            else:
+                text(item_name, item, "a str, or all must be bytes for a binary stream")
+    return all_of_them
+
+
+def _is_text(values: list[Any]) -> bool:
+    """Whether nothing is wrong with any: found out in a tenth of the time that it takes each."""
+    try:
+        whole = "".join(values)
+        whole.encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return "\0" not in whole
+
+
 def json_text(name: str, value: Any) -> str:
     try:
         written = json.dumps(value, allow_nan=False)

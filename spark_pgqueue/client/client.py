@@ -14,7 +14,7 @@ from weakref import WeakSet
 import psycopg
 from psycopg.rows import class_row
 
-from spark_pgqueue.client import arguments
+from spark_pgqueue.client import arguments, copying
 from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
 from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -272,32 +272,37 @@ class Client:
         Raises:
             PgQueueError: as `send`. Nothing is published then.
         """
-        payloads = arguments.listed("data", data)
+        payloads = arguments.payloads("data", data)
         binary = bool(payloads) and isinstance(payloads[0], bytes)
-        for i, payload in enumerate(payloads):
-            if binary:
-                arguments.check(f"data[{i}]", payload, bytes, "bytes, as data[0] is")
-            else:
-                arguments.text(
-                    f"data[{i}]", payload, "a str, or all must be bytes for a binary stream"
-                )
+        stream = arguments.text("stream", stream)
+        all_keys = arguments.maybe(arguments.maybe_texts, "keys", keys)
+        all_headers = (
+            None
+            if headers is None
+            else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)]
+        )
+        of_all = (
+            arguments.number("priority", priority, -32768, 32767),
+            arguments.maybe(arguments.time, "deliver_at", deliver_at),
+            arguments.maybe(arguments.texts, "consumers", consumers),
+        )
+        counts = {len(each) for each in (payloads, all_keys, all_headers) if each is not None}
+        if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
+            seqs = copying.copy_messages(
+                self._statements, stream, payloads, all_keys, all_headers, *of_all
+            )
+            if seqs is not None:
+                return seqs
+        # An array in binary format is three times as fast as one in text.
         rows = self._statements.rows(
-            "select * from pgqueue.send_batch(%s::text, %s::text[], %s::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %s::bytea[])",
+            "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
+            " %s::int, %s::timestamptz, %s::text[], %b::bytea[])",
             [
-                arguments.text("stream", stream),
+                stream,
                 None if binary else payloads,
-                None
-                if keys is None
-                else [
-                    arguments.maybe(arguments.text, n, k) for n, k in arguments.items("keys", keys)
-                ],
-                None
-                if headers is None
-                else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)],
-                arguments.number("priority", priority, -32768, 32767),
-                arguments.maybe(arguments.time, "deliver_at", deliver_at),
-                arguments.maybe(arguments.texts, "consumers", consumers),
+                all_keys,
+                all_headers,
+                *of_all,
                 payloads if binary else None,
             ],
         )

@@ -1,12 +1,14 @@
-"""Waiting for a message: by LISTEN, and by asking again each second."""
+"""Waiting for a message: by notifications, and by asking again each second."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+import psycopg
+
 from spark_pgqueue.client.results import Claim
-from spark_pgqueue.postgres.notifications import Listener
+from spark_pgqueue.postgres.notifications import Listener, Waiter
 from spark_pgqueue.postgres.statements import Statements
 
 ASK_AGAIN = 1.0
@@ -19,7 +21,7 @@ class Waiting:
     def __init__(self, statements: Statements):
         self._statements = statements
         self._listener: Listener | None = None
-        self._channels: dict[str, str] = {}
+        self._waiters: dict[str, Waiter] = {}
 
     def claim(
         self,
@@ -44,36 +46,36 @@ class Waiting:
         """
         end = time.monotonic() + seconds
         with self._statements.explained():
-            is_new = self._listen(stream) if stream in self._channels else True
+            waiter = self._waiter(stream)
+            waiter.forget()
             claim = claim_first()
-            if claim is None and is_new:
-                self._listen(stream)
-                claim = claim_again()
+            if claim is not None:
+                self._stop(waiter)
+            waiter = self._waiter(stream)
             heard = True
             while claim is None and (left := end - time.monotonic()) > 0:
-                heard = self._wait(stream, min(left, ASK_AGAIN))
+                if waiter.is_started:
+                    heard = waiter.wait(min(left, ASK_AGAIN))
+                else:
+                    with self._statements.turn:
+                        waiter.start()
                 claim = claim_again()
         if not heard:
-            # Perhaps the stream was dropped and made again, and has another channel.
-            self._channels.pop(stream, None)
+            waiter.doubt()
         return claim
 
-    def _listen(self, stream: str) -> bool:
-        """Listen to a stream and forget what was heard of it; returns whether that is new."""
-        if stream not in self._channels:
-            sql = "select stream_id from pgqueue.open_stream(%s::text)"
-            (stream_id,) = self._statements.row(sql, [stream])
-            self._channels[stream] = f"pgqueue_{stream_id}"
+    def _waiter(self, stream: str) -> Waiter:
+        """The one of the connection that there is now."""
         conn = self._statements.connection()
         if self._listener is None or self._listener.conn is not conn:
             self._listener = Listener(conn)
-        is_new = self._listener.listen(self._channels[stream])
-        self._listener.forget(self._channels[stream])
-        return is_new
+            self._waiters.clear()
+        return self._waiters.setdefault(stream, Waiter(self._listener, stream))
 
-    def _wait(self, stream: str, seconds: float) -> bool:
-        """Wait until a publication is heard of; returns whether one was."""
-        assert self._listener is not None
-        heard = self._listener.wait(self._channels[stream], seconds)
-        self._listener.forget(self._channels[stream])
-        return heard
+    def _stop(self, waiter: Waiter) -> None:
+        # The claim is made: nothing may keep it from its caller.
+        try:
+            with self._statements.turn:
+                waiter.stop()
+        except psycopg.Error:
+            self._statements.disconnect()

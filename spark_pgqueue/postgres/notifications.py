@@ -1,4 +1,7 @@
-"""Hearing notifications, without keeping them: which channels were heard is all that matters."""
+"""Waiting for publications: `pgqueue.start_waiting` makes producers notify, here it is heard.
+
+Why no publication is missed is in sql/functions/waiting.sql.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import time
 from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+
+_FIRST_LOOK = 0.001
+_LAST_LOOK = 0.05
+"""Seconds after which is looked whether a transaction that may publish without notifying is over:
+at first, for most are over soon; and at last, for one that stays open."""
 
 
 class Listener:
-    """The channels that a connection listens to, and which of them were heard.
+    """Which channels were heard by a connection that listens.
 
     It holds a name per channel, however many notifications come. Errors are those of psycopg.
 
@@ -21,18 +28,9 @@ class Listener:
 
     def __init__(self, conn: psycopg.Connection[Any]):
         self.conn = conn
-        self._channels: set[str] = set()
         self._heard: set[str] = set()
         # Without a handler psycopg would keep what comes with the answer of a statement.
         conn.add_notify_handler(lambda notify: self._heard.add(notify.channel))
-
-    def listen(self, channel: str) -> bool:
-        """Listen to a channel from now on; returns whether that is new."""
-        if channel in self._channels:
-            return False
-        self.conn.execute(SQL("listen {}").format(Identifier(channel)))
-        self._channels.add(channel)
-        return True
 
     def forget(self, channel: str) -> None:
         """Forget all notifications so far. To be called before looking for what they tell of."""
@@ -41,14 +39,16 @@ class Listener:
         self._heard.discard(channel)
 
     def wait(self, channel: str, seconds: float) -> bool:
-        """Wait until the channel is heard or the time is over; returns whether it was heard."""
+        """Wait until the channel is heard or the time is over; returns which, and forgets it."""
         end = time.monotonic() + seconds
         with self.conn.lock:
             self._read()
             while channel not in self._heard and (left := end - time.monotonic()) > 0:
                 if self._readable(left):
                     self._read()
-        return channel in self._heard
+        heard = channel in self._heard
+        self._heard.discard(channel)
+        return heard
 
     def _read(self) -> None:
         # Packet by packet, until nothing is left: what is not read fills the server's queue.
@@ -64,3 +64,80 @@ class Listener:
         poll = select.poll()
         poll.register(self.conn.pgconn.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
+
+
+class Waiter:
+    """A connection's wait for publications of a stream. Errors are those of psycopg.
+
+    Once started it goes on until it is stopped, or the connection is closed: so who looks, finds
+    nothing and waits, time and again, asks for no more than that.
+
+    Args:
+        listener: the connection's.
+        stream: the stream's name.
+    """
+
+    def __init__(self, listener: Listener, stream: str):
+        self._listener = listener
+        self._stream = stream
+        self._channel: str | None = None
+        self._publishers: list[str] = []
+        self._look = _FIRST_LOOK
+        self.is_started = False
+
+    def start(self) -> None:
+        """Wait from now on; the next look finds what was published before. Safe to repeat.
+
+        Behind a pooler, and where the stream does not notify, nothing will be heard.
+        """
+        pid = self._listener.conn.info.backend_pid
+        self._channel, self._publishers = self._row(
+            "select channel, publishers from pgqueue.start_waiting(%s::text, %s::int)",
+            [self._stream, pid],
+        )
+        self._look = _FIRST_LOOK
+        self.is_started = True
+        self.forget()
+
+    def stop(self) -> None:
+        """Let producers publish without notifying, as long as there is much to do."""
+        self.is_started = False
+        if self._channel is not None:
+            self._channel = None
+            self._row("select pgqueue.stop_waiting(%s::text)", [self._stream])
+
+    def doubt(self) -> None:
+        """Start again before the next wait: perhaps another stream has the name now."""
+        self.is_started = False
+
+    def forget(self) -> None:
+        """Forget what was heard. To be called before looking for messages."""
+        if self._channel is not None:
+            self._listener.forget(self._channel)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it makes sense to look, or the time is over; returns which, and forgets."""
+        end = time.monotonic() + seconds
+        while self._publishers and (left := end - time.monotonic()) > 0:
+            if self._hear(min(left, self._look)):
+                return True
+            self._look = min(2 * self._look, _LAST_LOOK)
+            before = len(self._publishers)
+            (self._publishers,) = self._row(
+                "select pgqueue.still_publishing(%s::text, %s::text[])",
+                [self._stream, self._publishers],
+            )
+            if len(self._publishers) < before:
+                return True
+        return self._hear(end - time.monotonic())
+
+    def _hear(self, seconds: float) -> bool:
+        if self._channel is None:
+            time.sleep(max(seconds, 0))
+            return False
+        return self._listener.wait(self._channel, seconds)
+
+    def _row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
+        row = self._listener.conn.execute(sql, parameters).fetchone()
+        assert row is not None
+        return row

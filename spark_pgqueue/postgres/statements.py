@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any, LiteralString
 
 import psycopg
@@ -57,6 +58,8 @@ class Statements:
         self._checked = self._closed = False
         self._transactions = 0
         self._is_own = connection is None
+        self.turn = RLock()
+        """Held for each statement; by who needs several without those of other threads between."""
         if connection is not None and prepare is not None:
             prepare(connection)
 
@@ -156,7 +159,7 @@ class Statements:
     def _attempt(
         self, sql: LiteralString, parameters: Sequence[Any], row_factory: RowFactory[Any]
     ) -> list[Any]:
-        with self.explained():
+        with self.turn, self.explained():
             conn = self.connection()
             if not self._checked:
                 schema.check(conn)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.notifications import Listener
+from spark_pgqueue.postgres.notifications import Listener, Waiter
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 
@@ -73,29 +74,36 @@ class Lease:
 
 
 class Wakeup:
-    """Waits for a notification on a channel. Without one (a pooler, a restart) it just waits."""
+    """Waits for publications of a stream. What it cannot hear (a pooler, a restart) it sits out."""
 
-    def __init__(self, url: str | None, channel: str, parent: Parent):
+    def __init__(self, url: str | None, stream: str, parent: Parent):
         self._url = url
-        self._channel = channel
+        self._stream = stream
         self._parent = parent
-        self._listener: Listener | None = None
+        self._conn: psycopg.Connection | None = None
+        self._waiter: Waiter | None = None
 
-    def arm(self) -> None:
-        """Listen, and forget the notifications so far. To be called before looking for messages."""
-        try:
-            if self._listener is None:
-                self._listener = Listener(connect(self._url, patience=0))
-                self._listener.listen(self._channel)
-            self._listener.forget(self._channel)
-        except (psycopg.Error, PgQueueError):
-            self.close()
+    def forget(self) -> None:
+        """Forget what was heard so far. To be called before looking for messages."""
+        if self._waiter is not None:
+            self._attempt(self._waiter.forget)
+
+    def start(self) -> bool:
+        """Wait from now on; returns whether that is new, and so messages have to be looked for."""
+        if self._waiter is not None and self._waiter.is_started:
+            return False
+        return self._attempt(self._start)
+
+    def stop(self) -> None:
+        """Do not wait any more: there is much to do."""
+        if self._waiter is not None and self._waiter.is_started:
+            self._attempt(self._waiter.stop)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is a notification, the time is over, or the parent is gone.
+        """Wait until it makes sense to look, the time is over, or the parent is gone.
 
         Returns:
-            whether there was a notification.
+            whether it makes sense to look.
         """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._parent.lives():
@@ -106,15 +114,30 @@ class Wakeup:
 
     def close(self) -> None:
         """Stop listening."""
-        if self._listener is not None:
-            self._listener.conn.close()
-            self._listener = None
+        if self._conn is not None:
+            self._conn.close()
+        self._conn = self._waiter = None
+
+    def _start(self) -> None:
+        if self._conn is None or self._waiter is None:
+            self._conn = connect(self._url, patience=0)
+            self._waiter = Waiter(Listener(self._conn), self._stream)
+        self._waiter.start()
 
     def _wait(self, seconds: float) -> bool:
-        if self._listener is not None:
+        if self._waiter is not None and self._waiter.is_started:
             try:
-                return self._listener.wait(self._channel, seconds)
+                return self._waiter.wait(seconds)
             except psycopg.Error:
                 self.close()
         time.sleep(seconds)
         return False
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Whether it worked; if not, the connection is closed, and everything it held is gone."""
+        try:
+            step()
+        except (psycopg.Error, PgQueueError):
+            self.close()
+            return False
+        return True

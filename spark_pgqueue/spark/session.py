@@ -76,7 +76,7 @@ class Session:
         self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        self._wakeup = Wakeup(options.url, self._consumer.channel, self._parent)
+        self._wakeup = Wakeup(options.url, options.stream, self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._backlog_until = 0, 0.0
@@ -95,18 +95,24 @@ class Session:
         """Acknowledge up to `start` and claim up to `limit` messages, waiting for them a while."""
         self._lease.hold(start.reader)
         others_are_busy = self._seat.others_had_messages()
-        if self._bound is None:
-            self._wakeup.arm()
+        self._wakeup.forget()
         self._last, wait = self._claim(start, limit)
-        if others_are_busy:
-            wait = min(wait, BRIEFLY)
-        if self._last == start and self._bound is None and self._wakeup.wait(wait):
-            self._last, _ = self._claim(start, limit)
+        if self._last != start:
+            self._wakeup.stop()
+        elif self._bound is None:
+            self._wait_and_claim(start, limit, min(wait, BRIEFLY) if others_are_busy else wait)
         if self._last == start:
             self._tell_of_others(start)
         else:
             self._seat.note_messages()
         return self._last
+
+    def _wait_and_claim(self, start: Offset, limit: int | None, at_most: float) -> None:
+        if self._wakeup.start():
+            self._last, wait = self._claim(start, limit)
+            at_most = min(at_most, wait)
+        if self._last == start and self._wakeup.wait(at_most):
+            self._last, _ = self._claim(start, limit)
 
     def latest(self) -> Offset:
         """The last offset and the backlog behind it."""

@@ -28,12 +28,18 @@ begin
     return pg_try_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
 end $$;
 
--- Notes that this transaction publishes to a stream. Errors: as _lock_consumer.
+-- Notes that this transaction publishes to a stream. Returns whether it has: not while somebody keeps all others from it, whom
+-- _lock_publish waits for. (In SQL, so that it becomes a part of the caller's expression.)
+create or replace function pgqueue._try_lock_publish(p_stream_id int) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock_shared(pgqueue._lock_class_publish(), p_stream_id) $$;
+
+-- The same, and waits. Errors: as _lock_consumer.
 create or replace function pgqueue._lock_publish(p_stream_id int) returns void
 language plpgsql
 as $$
 begin
-    if not pg_try_advisory_xact_lock_shared(pgqueue._lock_class_publish(), p_stream_id) then
+    if not pgqueue._try_lock_publish(p_stream_id) then
         perform pgqueue._await_lock(pgqueue._lock_class_publish(), p_stream_id, true);
     end if;
 end $$;
@@ -68,6 +74,14 @@ begin
             where locktype = 'advisory' and classid = pgqueue._lock_class_publish()::oid and objid = p_stream_id::oid and objsubid = 2
               and database = (select oid from pg_database where datname = current_database()));
 end $$;
+
+-- Whether somebody waits for publications of a stream (functions/waiting.sql). Two who ask at the same moment may both be told so.
+create or replace function pgqueue._is_waited_for(p_stream_id int) returns boolean
+language sql
+as $$
+    select not case when pg_try_advisory_lock(pgqueue._lock_class_waiting(), p_stream_id)
+                    then pg_advisory_unlock(pgqueue._lock_class_waiting(), p_stream_id) else false end
+$$;
 
 -- Locks a reader.
 create or replace function pgqueue._lock_reader(p_reader uuid) returns void

@@ -19,6 +19,7 @@ as $$
 declare
     v_stream pgqueue.streams;
     v_seq    bigint;
+    v_id     bigint;
 begin
     select * into v_stream from pgqueue.streams where name = p_stream;
     if not found then
@@ -34,10 +35,11 @@ begin
                                       or octet_length(p_headers::text) > least(v_stream.max_header_bytes, pgqueue._short_headers()))) then
         perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
+    v_seq := nextval(('pgqueue.seq_' || v_stream.stream_id)::regclass);
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
-    values (nextval(format('pgqueue.seq_%s', v_stream.stream_id)::regclass), v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers)
-    returning seq into v_seq;
-    perform pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
+    values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
+    -- assigned, not performed: so it is called without a statement around it
+    v_id := pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
                              case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end);
     return v_seq;
 end $$;

@@ -41,7 +41,6 @@ begin
     execute format('create sequence pgqueue.publication_%s cache 1', v_stream.stream_id);
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
     execute format('create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq))', v_stream.stream_id);
-    perform pgqueue._check_messages(v_stream, false);
     execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', v_stream.stream_id,
                    case p_kind when 'binary' then 'data_bytes' else 'data' end);
     execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', v_stream.stream_id);
@@ -74,26 +73,6 @@ begin
             cross join lateral (select * from pgqueue.messages_%1$s x where x.seq >= lower(r.g) and x.seq < upper(r.g) order by x.seq) m;
         end $f$ $q$, p_stream_id);
     execute format('revoke all on function pgqueue._payloads_%s from public', p_stream_id);
-end $$;
-
--- Lets the messages of a stream be only what its kind and limits allow, whoever writes them.
---   p_only_new  messages that are there already may be otherwise
-create or replace function pgqueue._check_messages(p_stream pgqueue.streams, p_only_new boolean) returns void
-language plpgsql
-as $$
-begin
-    execute format('alter table pgqueue.messages_%1$s add constraint messages_%1$s_check check (%2$s and octet_length(%3$s) <= %4$s '
-                   'and (key is null or octet_length(key) <= %5$s) '
-                   -- as _headers_fit, which those who write here directly may not call
-                   'and (headers is null or (jsonb_typeof(headers) = ''object'' and octet_length(headers::text) <= %6$s '
-                   'and not jsonb_path_exists(headers, %7$L)))) %8$s',
-                   p_stream.stream_id,
-                   case p_stream.kind when 'text' then 'data_bytes is null' when 'json' then 'data_bytes is null and data::json is not null'
-                                      else 'data is null' end,
-                   case p_stream.kind when 'binary' then 'data_bytes' else 'data' end,
-                   p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes,
-                   format('$.**{%s}', pgqueue._max_header_depth() + 1),
-                   case when p_only_new then 'not valid' end);
 end $$;
 
 -- The last sequence number of a stream that was given out; 0: none.

@@ -102,7 +102,7 @@ begin
           from pgqueue.consumer_messages where state = 'claimed' group by claim_id) m
     where m.claim_id = c.claim_id and c.reader is not null;
 
-    -- limits of the messages of a stream; the checks of the partitions follow in migrations/finish.sql
+    -- limits of the messages of a stream; what writers write is checked when they stage it, not by the table
     alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;

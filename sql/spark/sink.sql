@@ -37,31 +37,64 @@ begin
     return v_set;
 end $$;
 
+-- The reservation of messages that this transaction wrote itself, all of them and such as the stream takes. Only its own numbers: others
+-- may be published, or be somebody else's. Errors: PQ003, PQ004.
+create or replace function pgqueue._written_reservation(p_stream pgqueue.streams, p_seqs int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_reservation bigint;
+begin
+    if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
+        raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null') using errcode = 'PQ003', column = 'p_seqs';
+    end if;
+    v_reservation := (select reservation_id from pgqueue.reservations
+                      where xid = pg_current_xact_id_if_assigned() and stream_id = p_stream.stream_id and p_seqs <@ seqs limit 1);
+    if v_reservation is null then
+        raise exception 'p_seqs is a set of numbers that this transaction reserved together, not %', left(p_seqs::text, 100)
+            using errcode = 'PQ003', column = 'p_seqs', hint = 'Call pgqueue.reserve, write the messages and publish or stage them in one transaction.';
+    end if;
+    perform pgqueue._check_written(p_stream, p_seqs);
+    return v_reservation;
+end $$;
+
+-- Publishes messages that the caller reserved numbers for and wrote into the stream's table, in this transaction: as send_batch does, for
+-- those who have so many that COPY is worth it.
+--   p_seqs  of one reservation
+--   the rest as in send
+-- Returns how many messages that is. Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004. Locks: as send.
+create or replace function pgqueue.publish_written(p_stream text, p_seqs int8multirange, p_priority int default 0,
+                                                   p_deliver_at timestamptz default null, p_consumers text[] default null) returns bigint
+language plpgsql
+as $$
+declare
+    v_stream    pgqueue.streams := pgqueue._stream(p_stream);
+    v_consumers int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
+begin
+    perform pgqueue._check_publication(p_priority, p_deliver_at);
+    -- of this transaction, so that nobody else has it
+    perform pgqueue._use_reservation(pgqueue._written_reservation(v_stream, p_seqs), p_seqs);
+    perform pgqueue._publish(v_stream, p_seqs, pgqueue._cardinality(p_seqs), p_priority, p_deliver_at, v_consumers);
+    return pgqueue._cardinality(p_seqs);
+end $$;
+
 -- Records messages that a task has written, in the transaction that reserved their numbers and wrote them. Nobody sees them yet.
 --   p_seqs        of one reservation
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
--- Returns the id of the staged block. Errors: PQ001, PQ003. Locks: none.
+-- Returns the id of the staged block. Errors: PQ001; PQ003, also when a message is not written; PQ004 for one that does not fit the stream.
+-- Locks: none.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
                                          p_deliver_at timestamptz default null) returns bigint
 language plpgsql
 as $$
 declare
+    v_stream      pgqueue.streams := pgqueue._stream_of(p_stream_id);
     v_reservation bigint;
     v_id          bigint;
 begin
-    perform pgqueue._stream_of(p_stream_id);
     perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
-    if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
-        raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null') using errcode = 'PQ003', column = 'p_seqs';
-    end if;
-    -- Only the transaction's own numbers: others may be published, or be somebody else's.
-    v_reservation := (select reservation_id from pgqueue.reservations
-                      where xid = pg_current_xact_id_if_assigned() and stream_id = p_stream_id and p_seqs <@ seqs limit 1);
-    if v_reservation is null then
-        raise exception 'p_seqs is a set of numbers that this transaction reserved together, not %', left(p_seqs::text, 100)
-            using errcode = 'PQ003', column = 'p_seqs', hint = 'Call pgqueue.reserve, write the messages and stage them in one transaction.';
-    end if;
+    v_reservation := pgqueue._written_reservation(v_stream, p_seqs);
     perform pgqueue._commit_durably();
     insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count, reservation_id)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs), v_reservation)
@@ -185,7 +218,7 @@ begin
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
-    if v_id is not null and v_stream.notify then
+    if v_id is not null and v_stream.notify and pgqueue._is_waited_for(p_stream_id) then
         perform pg_notify(pgqueue._channel(p_stream_id), '');
     end if;
     return true;

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.types.multirange import Multirange
 
 from spark_pgqueue.postgres import connection
 from tests.sql import internals
@@ -97,35 +99,42 @@ def test_sending_is_part_of_the_callers_transaction(conn: Conn, url: str) -> Non
     assert one(conn, "select array_agg(id) from orders") == [2]
 
 
-def test_each_publication_notifies_once_and_none_when_the_stream_says_so(
-    conn: Conn, stream: int
+def test_each_publication_notifies_once_who_waits_and_nobody_when_the_stream_says_so(
+    conn: Conn, stream: int, url: str
 ) -> None:
     quiet = value(conn, "create_stream", "quiet", p_notify=False)
-    heard: list[str] = []
-    conn.add_notify_handler(lambda notify: heard.append(notify.channel))
-    for id_ in (stream, quiet):
-        conn.execute(f"listen pgqueue_{id_}".encode())
-    channel = f"pgqueue_{stream}"
     publications: list[Callable[[], Any]] = [
         lambda: send(conn),
         lambda: send_all(conn, ["x"] * 10),
         lambda: publish(conn, stream, [stage(conn, stream, 2), stage(conn, stream, 2)], 4),
     ]
-    for publication in publications:
-        publication()
-        conn.execute("select 1")
-        assert heard == [channel]
-        heard.clear()
-    with conn.transaction(force_rollback=True):
+    heard: list[str] = []
+    with connection.connect(url) as worker:
+        worker.add_notify_handler(lambda notify: heard.append(notify.channel))
+        ((channel, publishers),) = call(worker, "start_waiting", "s")
+        assert (channel, publishers) == (f"pgqueue_{stream}", [])
+        assert call(worker, "start_waiting", "quiet") == [(None, [])]
+        worker.execute(f"listen pgqueue_{quiet}".encode())
+        for publication in publications:
+            publication()
+            worker.execute("select 1")
+            assert heard == [channel]
+            heard.clear()
+        with conn.transaction(force_rollback=True):
+            send(conn)
+        send_all(conn, [])
+        stage(conn, stream, 1, 1)
+        publish(conn, stream, [], 0, 2)
+        value(conn, "send", "quiet", "x")
+        call(conn, "send_batch", "quiet", ["x", "y"])
+        publish(conn, quiet, [stage(conn, quiet, 1)], 1)
+        worker.execute("select 1")
+        assert heard == []
+        for waits in (True, False):  # it goes on listening, and is not notified
+            assert value(worker, "stop_waiting", "s") is waits
         send(conn)
-    send_all(conn, [])
-    stage(conn, stream, 1, 1)
-    publish(conn, stream, [], 0, 2)
-    value(conn, "send", "quiet", "x")
-    call(conn, "send_batch", "quiet", ["x", "y"])
-    publish(conn, quiet, [stage(conn, quiet, 1)], 1)
-    conn.execute("select 1")
-    assert heard == []
+        worker.execute("select 1")
+        assert heard == []
 
 
 # Limits of a stream
@@ -141,18 +150,19 @@ def nested(levels: int) -> str:
 def test_a_message_as_large_as_its_stream_allows_is_taken_and_a_larger_one_refused(
     conn: Conn,
 ) -> None:
-    """By each way in: alone, together, and by COPY into the stream's table."""
+    """By each way in: alone, together, and written into the stream's table and staged."""
     for kind, column in (("text", "data"), ("json", "data"), ("binary", "data_bytes")):
         stream = value(conn, "create_stream", kind, kind, p_max_bytes=10, p_max_header_bytes=20)
         for size in (10, 11):
             data = "1" * size if kind != "binary" else b"1" * size
             one = {"p_data": None, f"p_{column}": data}
             many = {"p_data": None, f"p_{column}": [data]}
-            copy = f"insert into pgqueue.messages_{stream} (seq, {column}) values (%s, %s)"
             ways = [
                 lambda one=one, kind=kind: value(conn, "send", p_stream=kind, **one),
                 lambda many=many, kind=kind: value(conn, "send_batch", p_stream=kind, **many),
-                lambda copy=copy, size=size, data=data: conn.execute(copy.encode(), [-size, data]),
+                lambda stream=stream, column=column, data=data: written(
+                    conn, stream, **{column: data}
+                ),
             ]
             for way in ways:
                 if size == 10:
@@ -160,8 +170,58 @@ def test_a_message_as_large_as_its_stream_allows_is_taken_and_a_larger_one_refus
                 else:
                     with pytest.raises(psycopg.Error) as caught:
                         way()
-                    assert caught.value.sqlstate == ("23514" if way is ways[2] else "PQ004")
+                    assert caught.value.sqlstate == "PQ004"
                     assert "111" not in str(caught.value.diag.message_primary)
+
+
+def written(conn: Conn, stream: int, **columns: Any) -> int:
+    """Write a message as a task of Spark's sink does, and stage it; returns the block."""
+    with conn.transaction():
+        (seqs,) = value(conn, "reserve", stream, 1)
+        names = sql.SQL(", ").join(map(sql.Identifier, ["seq", *columns]))
+        values = [seqs.lower, *columns.values()]
+        conn.execute(
+            sql.SQL("insert into {} ({}) values ({})").format(
+                sql.Identifier("pgqueue", f"messages_{stream}"),
+                names,
+                sql.SQL(", ").join(map(sql.Literal, values)),
+            )
+        )
+        return value(conn, "stage", "sink", 0, stream, Multirange([seqs]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "sqlstate"),
+    [
+        ("text", {"data": "x", "data_bytes": b"x"}, "PQ004"),
+        ("text", {"data": "x", "key": "k" * 1025}, "PQ003"),
+        ("text", {"data": "x", "headers": "[]"}, "PQ003"),
+        ("json", {"data": "{secret"}, "PQ004"),
+        ("json", {"data": "1", "data_bytes": b"x"}, "PQ004"),
+        ("binary", {"data_bytes": b"x", "data": "x"}, "PQ004"),
+    ],
+)
+def test_what_does_not_fit_a_stream_cannot_be_staged(
+    conn: Conn, kind: str, columns: dict[str, Any], sqlstate: str
+) -> None:
+    """A producer may write what it likes into the table; nobody sees it unless it was staged."""
+    stream = value(conn, "create_stream", "other", kind)
+    with pytest.raises(psycopg.Error) as caught:
+        written(conn, stream, **columns)
+    assert caught.value.sqlstate == sqlstate
+    assert "secret" not in str(caught.value.diag.message_primary)
+
+
+def test_a_message_that_is_not_written_cannot_be_staged(conn: Conn, stream: int) -> None:
+    """Or else its number could be filled in later, with anything."""
+    conn.execute("begin")
+    (seqs,) = value(conn, "reserve", stream, 2)
+    insert = f"insert into pgqueue.messages_{stream} (seq, data) values (%s, 'x')"
+    conn.execute(insert.encode(), [seqs.lower])
+    with pytest.raises(psycopg.Error, match="has 2 numbers, of which 1") as caught:
+        value(conn, "stage", "sink", 0, stream, Multirange([seqs]))
+    conn.execute("rollback")
+    assert caught.value.sqlstate == "PQ003"
 
 
 @pytest.mark.all_versions
@@ -175,20 +235,19 @@ def test_headers_as_large_and_deep_as_allowed_are_taken_and_others_refused(
 ) -> None:
     limit = len(fits) if "h" in fits else 65536
     stream = value(conn, "create_stream", "h", p_max_header_bytes=limit)
-    copy = f"insert into pgqueue.messages_{stream} (seq, data, headers) values (%s, 'x', %s)"
-    value(conn, "send", "h", "x", p_headers=fits)
-    conn.execute("select pgqueue.send_batch('h', '{x}', p_headers => array[%s::jsonb])", [fits])
-    conn.execute(copy.encode(), [-1, fits])
-    for statement, sqlstate in (
-        ("select pgqueue.send('h', 'x', p_headers => %s::jsonb)", "PQ003"),
-        ("select pgqueue.send_batch('h', '{x}', p_headers => array[%s::jsonb])", "PQ003"),
-        (copy.replace("%s, 'x'", "-2, 'x'"), "23514"),
-    ):
+    ways: list[Callable[[str], Any]] = [
+        lambda headers: value(conn, "send", "h", "x", p_headers=headers),
+        lambda headers: conn.execute(
+            "select pgqueue.send_batch('h', '{x}', p_headers => array[%s::jsonb])", [headers]
+        ),
+        lambda headers: written(conn, stream, data="x", headers=headers),
+    ]
+    for way in ways:
+        way(fits)
         with pytest.raises(psycopg.Error) as caught:
-            conn.execute(statement.encode(), [too_much])
-        assert caught.value.sqlstate == sqlstate
-        if sqlstate == "PQ003":
-            assert caught.value.diag.column_name == "p_headers"
+            way(too_much)
+        assert caught.value.sqlstate == "PQ003"
+        assert caught.value.diag.column_name == "p_headers"
 
 
 def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
@@ -208,18 +267,29 @@ def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
         assert "secret" not in str(fields)
 
 
-def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(conn: Conn) -> None:
+def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(
+    conn: Conn, url: str
+) -> None:
+    """So where nobody waits, or the stream says so."""
     value(conn, "create_stream", "quiet", p_notify=False)
-    for stream, name in (("s", "loud"), ("quiet", "silent")):
+    with connection.connect(url) as worker:
+        call(worker, "start_waiting", "s")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
+            prepare_one_that_sends(conn, "s")
+    for stream in ("s", "quiet"):
         value(conn, "create_consumer", stream, "c", "earliest")
-        conn.execute("begin")
+        prepare_one_that_sends(conn, stream)
+        assert acked(conn, stream, "c") == []
+        conn.execute(f"commit prepared '{stream}'".encode())
+        assert len(acked(conn, stream, "c")) == 1
+
+
+def prepare_one_that_sends(conn: Conn, stream: str) -> None:
+    """A transaction that is prepared under the stream's name."""
+    conn.execute("begin")
+    try:
         value(conn, "send", stream, "x")
-        if stream == "s":
-            with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
-                conn.execute(f"prepare transaction '{name}'".encode())
-            conn.execute("rollback")
-        else:
-            conn.execute(f"prepare transaction '{name}'".encode())
-            assert acked(conn, stream, "c") == []
-            conn.execute(f"commit prepared '{name}'".encode())
-            assert acked(conn, stream, "c") == [1]
+        conn.execute(f"prepare transaction '{stream}'".encode())
+    except psycopg.Error:
+        conn.execute("rollback")
+        raise

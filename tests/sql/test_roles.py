@@ -22,12 +22,13 @@ ROLES = ("producer", "consumer", "observer", "admin")
 FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
-        "reserve", "stage", "publish_staged",
+        "reserve", "publish_written", "stage", "publish_staged",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "last_publication", "reader_claim", "reader_extend",
-        "reader_resume", "reader_plan", "reader_query", "reader_lost", "reader_others",
+        "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
+        "last_publication", "reader_claim", "reader_extend", "reader_resume", "reader_plan",
+        "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
     "observer": {"schema_version", "open_stream"},
@@ -319,9 +320,11 @@ def test_notifications_and_names_of_sessions_are_the_callers(
     conn: Conn, roles: dict[str, str]
 ) -> None:
     """SECURITY DEFINER changes the user, and nothing else of the session."""
-    stream = one(conn, "select stream_id from pgqueue.streams where name = 's'")
-    conn.execute(f"listen pgqueue_{stream}".encode())
-    with connection.connect(roles["producer"]) as producer:
+    with (
+        connection.connect(roles["producer"]) as producer,
+        connection.connect(roles["consumer"]) as consumer,
+    ):
+        call(consumer, "start_waiting", "s")
         producer.execute("set application_name = 'app'")
         producer.execute("begin")
         value(producer, "send", "s", "x")
@@ -331,7 +334,7 @@ def test_notifications_and_names_of_sessions_are_the_callers(
         )
         assert one(conn, look, producer.info.backend_pid) == f"{name_of(roles['producer'])} app"
         producer.execute("commit")
-        (notified,) = conn.notifies(timeout=10, stop_after=1)
+        (notified,) = consumer.notifies(timeout=10, stop_after=1)
         assert notified.pid == producer.info.backend_pid
     value(conn, "create_consumer", "s", "c", "earliest")
     assert seqs_of(call(conn, "receive", "s", "c")) == [1]

@@ -22,6 +22,7 @@ from tests.sql.queue import (
     receive,
     seconds,
     send,
+    seqs_of,
     stage,
     state,
     states,
@@ -229,3 +230,48 @@ def test_reserved_numbers_are_nobody_elses(conn: Conn, url: str, stream: int) ->
         if max(len(each) for each in sets) > 1:
             return
     pytest.fail("they never got into each other's way")
+
+
+# Publishing what one wrote oneself, without a sink
+
+
+def test_who_wrote_messages_with_its_own_numbers_publishes_them_once(
+    conn: Conn, stream: int
+) -> None:
+    """All of a reservation, a part, or what is left of it; and it leaves nothing behind."""
+    consumer(conn)
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, 5)
+        first, others = f"{{[{seqs[0]},{seqs[1]}]}}", f"{{[{seqs[2]},{seqs[4]}]}}"
+        assert value(conn, "publish_written", "s", first, 7) == 2
+        with pytest.raises(psycopg.Error) as caught, conn.transaction():
+            value(conn, "publish_written", "s", first)
+        assert caught.value.sqlstate == "PQ003"
+        assert value(conn, "publish_written", "s", others, p_consumers=["c"]) == 3
+    assert [(r.seq, r.priority) for r in receive(conn)] == [
+        *((seq, 7) for seq in seqs[:2]),
+        *((seq, 0) for seq in seqs[2:]),
+    ]
+    assert internals.count(conn, "reservations") == 0
+
+
+def test_nobody_publishes_what_another_transaction_wrote_or_what_is_staged(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    other = session()
+    with other.transaction():
+        block = "{{[{0},{0}]}}".format(*internals.insert_messages(other, stream, 1))
+        with pytest.raises(psycopg.Error, match="that this transaction reserved") as caught:
+            value(conn, "publish_written", "s", block)
+        assert caught.value.sqlstate == "PQ003"
+    with pytest.raises(psycopg.Error, match="that this transaction reserved"):
+        value(conn, "publish_written", "s", block)
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, 1)
+        block = f"{{[{seqs[0]},{seqs[0]}]}}"
+        staged = value(conn, "stage", "sink", 0, stream, block)
+        value(conn, "publish_written", "s", block)
+    with pytest.raises(psycopg.Error, match="were published before"):
+        publish(conn, stream, [staged], 1)
+    assert seqs_of(receive(conn)) == seqs

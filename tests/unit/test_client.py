@@ -1,6 +1,8 @@
 import logging
 import threading
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -8,7 +10,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import spark_pgqueue
-from spark_pgqueue.client import Claim, Client, Message
+from spark_pgqueue.client import Claim, Client, Message, copying
 from spark_pgqueue.postgres import connection, retrying, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import internals
@@ -54,6 +56,120 @@ def test_a_worker_receives_what_was_sent(queue):
     assert queue.receive("s", "c") is None
     assert claim.ack() == 4
     assert queue.stats()[0].claims == 0
+
+
+@pytest.fixture(params=["array", "copy"])
+def way(request, monkeypatch):
+    """How a batch is sent: as a small one is, or as a large one."""
+    monkeypatch.setattr(copying, "WORTH_IT", 0 if request.param == "copy" else 1 << 60)
+    return request.param
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("text", ["", "a\tb\nc\\N", "ü€𐍈"]),
+        ("json", ["1", '{"a": "\\u00e4"}', " []"]),
+        ("binary", [b"", b"\0\xff", b"\\x00"]),
+    ],
+)
+def test_a_batch_arrives_as_it_was_sent_whether_it_is_large_or_small(queue, way, kind, data):
+    queue.create_stream("t", kind)
+    for consumer in ("c", "d"):
+        queue.create_consumer("t", consumer)
+    keys, headers = ["k", None, "x\n"], [None, {"ü": ['"', None]}, {}]
+    options = {"keys": keys, "headers": headers, "priority": -7, "consumers": ["c"]}
+    seqs = queue.send_batch("t", data, **options)
+    claim = received(queue, 10, "t")
+    assert [(m.seq, m.data, m.key, m.headers, m.priority) for m in claim.messages] == [
+        (*each, h or {}, -7) for *each, h in zip(seqs, data, keys, headers, strict=True)
+    ]
+    assert queue.receive("t", "d") is None
+    late = datetime.now(UTC) + timedelta(hours=1)
+    queue.send_batch("t", data, keys=[None] * 3, deliver_at=late)
+    assert queue.receive("t", "c") is None
+    (stats,) = [s for s in queue.stats("t") if s.consumer == "c"]
+    assert stats.delayed == 3
+    rows = queue._statements.rows("select key from pgqueue.messages where key = 'k'")
+    assert len(rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "data", "options", "sqlstate", "says"),
+    [
+        ("nope", ["x"], {}, "PQ001", "unknown stream 'nope'"),
+        ("s", ["x"], {"consumers": ["nope"]}, "PQ002", "unknown consumer 'nope'"),
+        ("s", ["x"], {"consumers": []}, "PQ003", "consumers is empty"),
+        ("s", ["x", "y"], {"keys": ["k", "k" * 1025]}, "PQ003", "longer than 1,024 bytes"),
+        ("s", ["x"], {"keys": ["k", "l"]}, "PQ003", "one element per message"),
+        ("s", ["x"], {"headers": [{"h": "x" * 70_000}]}, "PQ003", "at most 65536 bytes"),
+        ("small", ["x", "four"], {}, "PQ004", "at most 3 bytes, not 4"),
+        ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) has data"),
+        ("j", ["1", "{"], {}, "PQ004", "of 1 bytes, is not valid JSON"),
+        ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) has data"),
+    ],
+)
+def test_a_batch_is_refused_as_a_whole_whether_it_is_large_or_small(
+    queue, way, stream, data, options, sqlstate, says
+):
+    queue.create_stream("small", max_bytes=3)
+    queue.create_stream("j", "json")
+    queue.create_stream("b", "binary")
+    with pytest.raises(PgQueueError) as caught:
+        queue.send_batch(stream, data, **options)
+    assert caught.value.sqlstate == sqlstate
+    assert says in str(caught.value)
+    for table in ("messages", "publications", "reservations"):
+        assert queue._statements.row(f"select count(*) from pgqueue.{table}") == (0,)
+    assert queue.send_batch("s", ["x"])
+
+
+def test_a_batch_is_part_of_the_callers_transaction_whether_it_is_large_or_small(queue, way, url):
+    for options in ({"autocommit": True}, {}, {"row_factory": dict_row}):
+        with psycopg.connect(url, **options) as conn:
+            mine = Client(conn)
+            with conn.transaction(force_rollback=True):
+                mine.send_batch("s", ["no"])
+            with conn.transaction():
+                mine.send_batch("s", ["yes"])
+                assert queue.receive("s", "c") is None
+        assert [m.data for m in received(queue, 10).messages] == ["yes"]
+    with psycopg.connect(url, autocommit=True) as conn, conn.pipeline():
+        Client(conn).send_batch("s", ["pipelined"])
+    assert received(queue, 10).messages[0].data == "pipelined"
+
+
+def test_who_may_only_call_send_batch_sends_large_batches_too(queue, way, url):
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    admin = queue._statements.connection()
+    admin.execute(
+        f"create role {role}; grant usage on schema pgqueue to {role};"
+        f" grant execute on function pgqueue.schema_version, pgqueue.send_batch to {role}"
+    )
+    try:
+        with connection.connect(url) as conn:
+            conn.execute(f"set role {role}")
+            Client(conn).send_batch("s", ["x"])
+    finally:
+        admin.execute(f"drop owned by {role}; drop role {role}")
+    assert received(queue, 10).messages[0].data == "x"
+
+
+def test_threads_that_share_a_client_do_not_get_into_each_others_batches(queue, way):
+    """One of them fails all the time; nobody else's messages go with it."""
+    queue.create_stream("j", "json")
+
+    def send(i: int) -> int:
+        if i % 2:
+            with pytest.raises(PgQueueError):
+                queue.send_batch("j", ["1", "{"])
+            return 0
+        return len(queue.send_batch("s", ["x", "y"])) + (queue.send("s", "z") > 0)
+
+    with ThreadPoolExecutor(4) as pool:
+        sent = sum(pool.map(send, range(100)))
+    assert len(received(queue, 1000).messages) == sent == 150
 
 
 def test_the_loop_of_the_documentation(queue):

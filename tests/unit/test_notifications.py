@@ -37,23 +37,25 @@ def notify(url: str, channel: str, count: int) -> None:
             time.sleep(0.01)
 
 
-def test_arming_reads_every_notification_that_came_before(url):
-    wakeup = Wakeup(url, "pgqueue_1", Parent())
-    wakeup.arm()
-    notify(url, "pgqueue_1", 5000)
-    wakeup.arm()
+def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(queue, url):
+    channel = f"pgqueue_{stream_id(queue, 's')}"
+    wakeup = Wakeup(url, "s", Parent())
+    assert wakeup.start()
+    assert not wakeup.start()
+    notify(url, channel, 5000)
+    wakeup.forget()
     assert not wakeup.wait(0.3)
-    notify(url, "pgqueue_1", 1)
+    queue.send("s", "x")
     assert wakeup.wait(10)
+    wakeup.stop()
+    assert wakeup.start()
     wakeup.close()
 
 
 def test_a_listener_hears_each_channel_for_itself_and_keeps_no_notification(url):
     with connection.connect(url) as conn:
         listener = Listener(conn)
-        assert listener.listen("a")
-        assert not listener.listen("a")
-        listener.listen('b "c')
+        conn.execute('listen a; listen "b ""c"')
         notify(url, 'b "c', 3000)
         conn.execute("select 1")  # some of them come with its answer
         assert not listener.wait("a", 0)
@@ -61,6 +63,11 @@ def test_a_listener_hears_each_channel_for_itself_and_keeps_no_notification(url)
         listener.forget('b "c')
         assert not listener.wait('b "c', 0)
         assert not conn._notifies_backlog
+
+
+def stream_id(queue, name: str) -> int:
+    sql = "select stream_id from pgqueue.open_stream(%s)"
+    return queue._statements.row(sql, [name])[0]
 
 
 def publish_once_it_waits(url: str, stream: str) -> threading.Thread:
