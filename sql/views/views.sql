@@ -45,6 +45,12 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
+-- One row per consumer: how it was created.
+do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
+    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
 -- beyond (see _new_messages). backlog: all that is not claimed and not dead.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$

@@ -319,7 +319,7 @@ def test_what_others_put_into_public_is_not_found_by_the_installers_nor_by_what_
         conn.execute("select pgqueue.send_batch('s', '{x,y}')")
         (row,) = conn.execute("select claim_id from pgqueue.receive('s', 'c', 1)").fetchall()
         conn.execute("select pgqueue.nack(%s)", row)
-        for view in ("message_states", "consumer_stats", "stream_stats"):
+        for view in ("message_states", "consumer_settings", "consumer_stats", "stream_stats"):
             assert conn.execute(f"select * from pgqueue.{view}".encode()).fetchall()
         conn.execute("select pgqueue.maintain()")
         schema.check(conn)
