@@ -27,7 +27,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import limits
 
 # Modules of helpers that assert; pytest says why an assertion fails only where it is told to.
-for helper in ("checker", "cost", "model", "queue"):
+for helper in ("checker", "cost", "model", "owing", "queue"):
     pytest.register_assert_rewrite(f"tests.sql.{helper}")
 
 if TYPE_CHECKING:

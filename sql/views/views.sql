@@ -37,7 +37,7 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where m.consumer_id = c.consumer_id
         union all
-        select q.seq, 'dead', d.priority, d.deliver_count, null, d.claim_id, null, d.reason
+        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, d.reason
         from pgqueue.dead_messages d
         cross join lateral unnest(d.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
