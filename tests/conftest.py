@@ -187,10 +187,21 @@ def _database(server: Server, template: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark_environment() -> None:
-    """What Spark needs to start, also in a child process: a Java, and this very Python."""
+def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What Spark needs to start, also in a child process: a Java, and this very Python.
+
+    Its Python processes import PySpark from a zip in SPARK_HOME, and compile it each time they
+    start, for most of a second. In a home without that zip they import the one that is installed.
+    """
+    import pyspark
+
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    home = tmp_path_factory.mktemp("spark")
+    for part in Path(pyspark.__path__[0]).iterdir():
+        if part.name != "python":
+            (home / part.name).symlink_to(part)
+    os.environ["SPARK_HOME"] = str(home)
 
 
 @pytest.fixture(scope="session")

@@ -257,38 +257,59 @@ def run(directory: Path | None = None, url: str | None = None, rows: int | None 
             url = new_database(server)
         queue = stack.enter_context(spark_pgqueue.connect(url))
         queue.install()
-        for name in ("flights", "delayed"):
-            queue.create_stream(name, "json")
-            if given:
-                stack.callback(queue.drop_stream, name)
-        queue.create_consumer("flights", "daily")
-        queue.create_consumer("flights", "router", ordering="key")
-        queue.create_consumer("delayed", "desk", ordering="key")
+        create_streams(queue, stack if given else None)
         spark = stack.enter_context(spark_session(folder))
-
-        days, desk = {}, Desk()
-        starts = {
-            "daily": lambda: daily(spark, url, folder / "daily", days),
-            "router": lambda: router(spark, url, folder / "router"),
-            "publisher": lambda: publisher(spark, url, folder / "files", folder / "publisher"),
-        }
-        jobs: dict[str, Job] = {}
-        began = 0.0
-        for name, start in starts.items():
-            began = time.monotonic()  # in the end, when the publisher was started
-            jobs[name] = Job(name, start, console)
-        published = watch(jobs, queue, desk, table, console) - began
-        took = time.monotonic() - began
-
-        read = {name: job.rows() for name, job in jobs.items()}
-        same = compare(seen_by(read, days, desk), told_by(table), console)
-        for what, seconds in (("published", published), ("all read, routed, received", took)):
+        seen, took = work(spark, url, queue, table, folder, console)
+        same = compare(seen, told_by(table), console)
+        for what, seconds in took.items():
             rate = table.num_rows / seconds
             console.print(f"{what} in {seconds:.1f} s: {rate:,.0f} flights/s")
         if directory is not None:
             again = f'embedded.start("{directory}").url_of("pgqueue_demo")'
             console.print(f"to look at it: {again}", style="dim", soft_wrap=True, markup=False)
         return same
+
+
+def create_streams(queue: Client, drop: ExitStack | None) -> None:
+    """Create the streams and their consumers.
+
+    Args:
+        queue: the database.
+        drop: what drops each stream again that was created here; None: they stay.
+    """
+    for name in ("flights", "delayed"):
+        queue.create_stream(name, "json")
+        if drop is not None:
+            drop.callback(queue.drop_stream, name)
+    queue.create_consumer("flights", "daily")
+    queue.create_consumer("flights", "router", ordering="key")
+    queue.create_consumer("delayed", "desk", ordering="key")
+
+
+def work(
+    spark: SparkSession, url: str, queue: Client, table: pa.Table, folder: Path, console: Console
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Let the four do their work, to its end.
+
+    Returns:
+        what they saw; and seconds, by what took them.
+    """
+    days, desk = {}, Desk()
+    starts = {
+        "daily": lambda: daily(spark, url, folder / "daily", days),
+        "router": lambda: router(spark, url, folder / "router"),
+        "publisher": lambda: publisher(spark, url, folder / "files", folder / "publisher"),
+    }
+    jobs: dict[str, Job] = {}
+    began = 0.0
+    for name, start in starts.items():
+        began = time.monotonic()  # in the end, when the publisher was started
+        jobs[name] = Job(name, start, console)
+    published = watch(jobs, queue, desk, table, console)
+    ended = time.monotonic()
+    read = {name: job.rows() for name, job in jobs.items()}
+    took = {"published": published - began, "all read, routed, received": ended - began}
+    return seen_by(read, days, desk), took
 
 
 class Job:

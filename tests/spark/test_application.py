@@ -175,14 +175,9 @@ APPLICATION = """
         print("rows", batch.count(), flush=True)
 
     if how == "asynchronous":
-        import os, time
         writer = source.option("maxMessagesPerTrigger", 5).load().writeStream.format("noop")
         writer = writer.option("asyncProgressTrackingEnabled", "true")
-        query = writer.option("checkpointLocation", checkpoint).start()
-        while not query.exception():
-            time.sleep(0.1)
-        print(query.exception(), flush=True)
-        os._exit(1)  # Spark itself does not end such a query
+        writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 
     writer = source.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
     once = how == "once"
