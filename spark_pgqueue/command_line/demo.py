@@ -41,6 +41,7 @@ from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.spark import java
 
 FILES = 8  # the publisher reads one of them in each micro-batch
+ROWS = 1000  # that a file has at least
 FLIGHT = (
     "carrier string, tailnum string, scheduled timestamp,"
     " dep_time int, dep_delay int, arr_delay int"
@@ -361,7 +362,7 @@ class Job:
 def write_files(table: pa.Table, folder: Path) -> None:
     """Write the flights as Parquet files, which Spark is to read one after the other."""
     folder.mkdir()
-    size = -(-table.num_rows // FILES)
+    size = max(-(-table.num_rows // FILES), ROWS)
     for i in range(-(-table.num_rows // size)):
         file = folder / f"{i:02}.parquet"
         pyarrow.parquet.write_table(table[i * size : (i + 1) * size], file)
