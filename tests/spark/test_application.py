@@ -23,7 +23,9 @@ def numbers(first: int, last: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-@pytest.mark.parametrize("options", [{}, {"maxMessagesPerTrigger": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"maxMessagesPerTrigger": 5}, marks=pytest.mark.longer)]
+)
 def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing(
     queue: Queue, fails, options
 ):
