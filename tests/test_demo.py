@@ -54,6 +54,7 @@ def run_demo(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
 def test_twice_in_one_directory(folder):
     directory = folder / "kept"
     for _ in range(2):
@@ -73,6 +74,7 @@ def test_twice_in_one_directory(folder):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
 def test_on_a_busy_machine_and_a_given_database(folder, url, conn):
     """The first source's process is too slow for Spark; the database is left as it was."""
     conn.execute("select pgqueue.create_stream('mine')")

@@ -52,15 +52,20 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=directory,
     )
     (wheel,) = directory.glob("*.whl")
-    venv.create(directory / "venv", with_pip=True)
+    venv.create(directory / "venv")
     python = directory / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=directory)
+    run(*pip(python), "install", "--quiet", wheel, cwd=directory)
     return python
+
+
+def pip(python: Path) -> tuple[str | Path, ...]:
+    """This environment's pip, at work for another one: to make it one of its own takes long."""
+    return sys.executable, "-m", "pip", "--python", python
 
 
 @pytest.mark.timeout(600)
 def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: str, tmp_path):
-    installed = run(python, "-m", "pip", "list", cwd=tmp_path)
+    installed = run(*pip(python), "list", cwd=tmp_path)
     assert "spark_pgqueue" in installed.replace("-", "_")
     assert "pyspark" not in installed
 

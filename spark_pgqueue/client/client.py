@@ -178,10 +178,9 @@ class Client:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)
         return self._statements.rows(
-            "select s.name as stream, c.name, c.ordering, c.max_deliver_count,"
-            " c.visibility_timeout, c.created_at"
-            " from pgqueue.consumers c join pgqueue.streams s using (stream_id)"
-            " where s.name = coalesce(%s::text, s.name) order by s.name, c.name",
+            "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
+            " created_at from pgqueue.consumer_settings"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(Consumer),
         )

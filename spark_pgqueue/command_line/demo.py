@@ -41,6 +41,7 @@ from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.spark import java
 
 FILES = 8  # the publisher reads one of them in each micro-batch
+ROWS = 1000  # that a file has at least
 FLIGHT = (
     "carrier string, tailnum string, scheduled timestamp,"
     " dep_time int, dep_delay int, arr_delay int"
@@ -257,38 +258,59 @@ def run(directory: Path | None = None, url: str | None = None, rows: int | None 
             url = new_database(server)
         queue = stack.enter_context(spark_pgqueue.connect(url))
         queue.install()
-        for name in ("flights", "delayed"):
-            queue.create_stream(name, "json")
-            if given:
-                stack.callback(queue.drop_stream, name)
-        queue.create_consumer("flights", "daily")
-        queue.create_consumer("flights", "router", ordering="key")
-        queue.create_consumer("delayed", "desk", ordering="key")
+        create_streams(queue, stack if given else None)
         spark = stack.enter_context(spark_session(folder))
-
-        days, desk = {}, Desk()
-        starts = {
-            "daily": lambda: daily(spark, url, folder / "daily", days),
-            "router": lambda: router(spark, url, folder / "router"),
-            "publisher": lambda: publisher(spark, url, folder / "files", folder / "publisher"),
-        }
-        jobs: dict[str, Job] = {}
-        began = 0.0
-        for name, start in starts.items():
-            began = time.monotonic()  # in the end, when the publisher was started
-            jobs[name] = Job(name, start, console)
-        published = watch(jobs, queue, desk, table, console) - began
-        took = time.monotonic() - began
-
-        read = {name: job.rows() for name, job in jobs.items()}
-        same = compare(seen_by(read, days, desk), told_by(table), console)
-        for what, seconds in (("published", published), ("all read, routed, received", took)):
+        seen, took = work(spark, url, queue, table, folder, console)
+        same = compare(seen, told_by(table), console)
+        for what, seconds in took.items():
             rate = table.num_rows / seconds
             console.print(f"{what} in {seconds:.1f} s: {rate:,.0f} flights/s")
         if directory is not None:
             again = f'embedded.start("{directory}").url_of("pgqueue_demo")'
             console.print(f"to look at it: {again}", style="dim", soft_wrap=True, markup=False)
         return same
+
+
+def create_streams(queue: Client, drop: ExitStack | None) -> None:
+    """Create the streams and their consumers.
+
+    Args:
+        queue: the database.
+        drop: what drops each stream again that was created here; None: they stay.
+    """
+    for name in ("flights", "delayed"):
+        queue.create_stream(name, "json")
+        if drop is not None:
+            drop.callback(queue.drop_stream, name)
+    queue.create_consumer("flights", "daily")
+    queue.create_consumer("flights", "router", ordering="key")
+    queue.create_consumer("delayed", "desk", ordering="key")
+
+
+def work(
+    spark: SparkSession, url: str, queue: Client, table: pa.Table, folder: Path, console: Console
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Let the four do their work, to its end.
+
+    Returns:
+        what they saw; and seconds, by what took them.
+    """
+    days, desk = {}, Desk()
+    starts = {
+        "daily": lambda: daily(spark, url, folder / "daily", days),
+        "router": lambda: router(spark, url, folder / "router"),
+        "publisher": lambda: publisher(spark, url, folder / "files", folder / "publisher"),
+    }
+    jobs: dict[str, Job] = {}
+    began = 0.0
+    for name, start in starts.items():
+        began = time.monotonic()  # in the end, when the publisher was started
+        jobs[name] = Job(name, start, console)
+    published = watch(jobs, queue, desk, table, console)
+    ended = time.monotonic()
+    read = {name: job.rows() for name, job in jobs.items()}
+    took = {"published": published - began, "all read, routed, received": ended - began}
+    return seen_by(read, days, desk), took
 
 
 class Job:
@@ -340,7 +362,7 @@ class Job:
 def write_files(table: pa.Table, folder: Path) -> None:
     """Write the flights as Parquet files, which Spark is to read one after the other."""
     folder.mkdir()
-    size = -(-table.num_rows // FILES)
+    size = max(-(-table.num_rows // FILES), ROWS)
     for i in range(-(-table.num_rows // size)):
         file = folder / f"{i:02}.parquet"
         pyarrow.parquet.write_table(table[i * size : (i + 1) * size], file)

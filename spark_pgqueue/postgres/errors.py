@@ -39,6 +39,9 @@ DATA_LOSS = "PQ010"
 SCHEMA_VERSION = "PQ011"
 LEASE_LOST = "PQ012"
 
+NO_PERMISSION = "42501"
+"""Postgres's own."""
+
 CODES = {
     UNKNOWN_STREAM: Code(
         "there is no such stream, or it was dropped",
@@ -177,7 +180,7 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
         return PgQueueError(
             message, hint=hint, sqlstate=sqlstate, argument=next(iter(arguments), None)
         )
-    if sqlstate == "42501":
+    if sqlstate == NO_PERMISSION:
         hint = "connect as the owner of the schema pgqueue, or as a role that was granted this; "
         hint += "`pgqueue doctor --url ...` says which grants a role lacks"
         return PgQueueError(message, hint=hint, sqlstate=sqlstate)

@@ -179,9 +179,11 @@ def content(conn: psycopg.Connection) -> str | None:
         schema = cursor.execute("select pg_catalog.to_regnamespace('pgqueue')").fetchone()
         if schema is None or schema[0] is None:
             return None
-        found = cursor.execute("select name from pgqueue.streams order by stream_id").fetchall()
-        streams = [name for (name,) in found]
-        consumers = len(cursor.execute("select from pgqueue.consumers").fetchall())
+        found = cursor.execute(
+            "select stream, consumers from pgqueue.stream_stats order by created_at"
+        ).fetchall()
+    streams = [name for name, _ in found]
+    consumers = sum(count for _, count in found)
     names = ", ".join(map(repr, streams[:10])) + (", ..." if len(streams) > 10 else "")
     what = f"{len(streams)} stream{'s' * (len(streams) != 1)}" + (f" ({names})" if streams else "")
     return f"{what}, {consumers} consumer{'s' * (consumers != 1)}, and all messages"

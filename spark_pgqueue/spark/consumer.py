@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 
-from spark_pgqueue.postgres.errors import UNKNOWN_CONSUMER, PgQueueError
+from spark_pgqueue.postgres.errors import NO_PERMISSION, UNKNOWN_CONSUMER, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 
@@ -57,7 +58,8 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
     """The source's consumer, created if it is missing and createConsumer is true.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist.
+        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; 42501 when the
+            role may not create it.
     """
     find = (
         "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel "
@@ -68,6 +70,20 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
     except PgQueueError as error:
         if not options.create_consumer or error.sqlstate != UNKNOWN_CONSUMER:
             raise
+        _create(statements, options)
+        row = statements.row(find, [options.stream, options.consumer])
+    consumer = Consumer(*row)
+    if options.ordering not in (None, consumer.ordering):
+        raise PgQueueError(
+            f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
+            f"{options.ordering}",
+            hint="remove the option, or create another consumer: its ordering cannot be changed",
+        )
+    return consumer
+
+
+def _create(statements: Statements, options: SourceOptions) -> None:
+    try:
         statements.row(
             "select pgqueue.create_consumer(%s, %s, p_start => %s, p_ordering => %s, "
             "p_visibility_timeout => coalesce(%s, interval '30 s'), p_if_not_exists => true)",
@@ -79,12 +95,13 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
                 options.visibility_timeout,
             ],
         )
-        row = statements.row(find, [options.stream, options.consumer])
-    consumer = Consumer(*row)
-    if options.ordering not in (None, consumer.ordering):
+    except PgQueueError as error:
+        if error.sqlstate != NO_PERMISSION:
+            raise
         raise PgQueueError(
-            f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
-            f"{options.ordering}",
-            hint="remove the option, or create another consumer: its ordering cannot be changed",
-        )
-    return consumer
+            f"option createConsumer is true and stream {options.stream!r} has no consumer "
+            f"{options.consumer!r}, but the role may not create it: {error.message}",
+            hint=f"create it with `pgqueue consumer create {shlex.quote(options.stream)} "
+            f"{shlex.quote(options.consumer)}`, or let the role do so: `pgqueue grant admin ROLE`",
+            sqlstate=error.sqlstate,
+        ) from None

@@ -273,7 +273,8 @@ SOURCE_OPTIONS = (
         _boolean,
         _BOOLEAN,
         False,
-        "Create the consumer when the query starts and there is none.",
+        "Create the consumer when the query starts and there is none. The role needs the rights of "
+        "an admin for that.",
     ),
     Option(
         "startingPosition",

@@ -253,8 +253,7 @@ def _asynchronous() -> PgQueueError:
 
     Spark commits an offset to its source once its log has it. With asynchronous progress the log
     falls behind what was acknowledged, and after a crash the query could never go on from there.
-    (Such a query has an `exception()` then, and yet Spark 4.3 does not end it: it wants to commit
-    offsets to sources that it has stopped.)
+    It cannot be seen earlier: see "Asynchronous progress" in the README of this package.
     """
     return PgQueueError(
         "the query began a micro-batch before the one before it was in its checkpoint, as with "

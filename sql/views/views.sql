@@ -37,12 +37,18 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where m.consumer_id = c.consumer_id
         union all
-        select q.seq, 'dead', d.priority, d.deliver_count, null, d.claim_id, null, d.reason
+        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, d.reason
         from pgqueue.dead_messages d
         cross join lateral unnest(d.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where d.consumer_id = c.consumer_id
     ) x
+$query$); end $view$;
+
+-- One row per consumer: how it was created.
+do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
+    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close

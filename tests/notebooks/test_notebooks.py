@@ -27,6 +27,7 @@ def kinds_of(notebook):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
 @each_notebook
 def test_it_runs_and_leaves_nothing_behind(path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)

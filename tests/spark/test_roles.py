@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.connection import connect
@@ -52,3 +52,19 @@ def test_a_consumer_reads_and_a_producer_writes_without_further_grants(
         assert queue.backlog(f"{kind}_from", "e") == 0
         expected = sorted(str(i) for i in range(20))
         assert queue.look(internals.data_published, f"{kind}_to") == expected
+
+
+def test_a_consumer_that_may_not_create_consumers_is_told_so(
+    queue: Queue, members: dict[str, str], fails
+) -> None:
+    queue.create("s")
+    options = {"url": members["consumer"], "createConsumer": "true"}
+    message = fails(queue.collect(queue.load("s", "my own", **options)))
+    assert "option createConsumer is true and stream 's' has no consumer 'my own'" in message
+    assert "permission denied for function create_consumer" in message
+    assert "pgqueue consumer create s 'my own'" in message
+    assert "pgqueue grant admin ROLE" in message
+    with connect(queue.url) as conn:
+        schema.grant(conn, "admin", str(conninfo_to_dict(members["consumer"])["user"]))
+    queue.collect(queue.load("s", "my own", **options), "again").awaitTermination()
+    assert queue.backlog("s", "my own") == 0

@@ -506,7 +506,7 @@ def test_a_running_query_survives_terminated_backends(queue: Queue):
     assert sorted(queue.data()) == numbers(1, 100)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.longer), "immediate"])
 def test_a_running_query_survives_a_restart_of_postgres(queue: Queue, server, mode):
     queue.create("s", "c")
     query = queue.collect(queue.load("s", "c"), available_now=False)

@@ -102,12 +102,12 @@ def claims(conn: psycopg.Connection) -> list[Any]:
 
 
 def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
-    """The newest claim of the consumers of this name."""
+    """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
         conn,
         "select max(claim_id) as claim_id from pgqueue.claims"
-        " join pgqueue.consumers using (consumer_id) where name = %s",
-        consumer,
+        " join pgqueue.consumers using (consumer_id) where name = %s and claim_id < %s",
+        *(consumer, IN_FLIGHT),
     )
     return row.claim_id
 
@@ -297,6 +297,9 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
 
 # States that are large
 
+IN_FLIGHT = 10**17
+"""The ids of the claims that `add_in_flight` makes are above, and those of others far below."""
+
 
 def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> None:
     """Publish messages with one row of publications, without their way through Python."""
@@ -346,14 +349,13 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     keyed: for an ordered consumer; what is delayed are pieces that no deal looks at any more, and
     behind each a message waits.
     """
-    beyond = 10**17  # the ids of claims are far below
     conn.execute(
         (
             "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority,"
             " deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,"
             " not_visible_until, key, piece)"
             " select 1, m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')),"
-            f" case when m.state = 'claimed' then i + {beyond} end,"
+            f" case when m.state = 'claimed' then i + {IN_FLIGHT} end,"
             " case when m.state = 'delayed' then now() + interval '1 day' end,"
             " case when m.state = 'waiting' then i / 3 end,"
             f" case when {keyed} and m.state <> 'waiting' then -i end"
@@ -368,20 +370,45 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
             "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
             " visibility_timeout, message_count, remaining)"
             " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-            f" from pgqueue.consumer_messages where claim_id > {beyond}"
+            f" from pgqueue.consumer_messages where claim_id > {IN_FLIGHT}"
         ).encode(),
         [keyed],
     )
 
 
 def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
-    """Messages of consumer 1 that are ready, each in a run of its own, behind one another."""
+    """Messages of consumer 1 that are ready, each in a run of its own, at the end of the line."""
     conn.execute(
-        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
+        "with line as (update pgqueue.consumer_cursors set last_line_no = last_line_no + 1"
+        " where consumer_id = 1 returning last_line_no as line_no)"
+        " insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
         " arrival_no, line_no, first_seq, message_count, seqs)"
-        " select 1, 'ready', 0, 0, 0, 2, 2, i, 1, int8multirange(int8range(i, i, '[]'))"
-        " from generate_series(%s::bigint, %s) i",
+        " select 1, 'ready', 0, 0, 0, line_no, line_no, i, 1, int8multirange(int8range(i, i, '[]'))"
+        " from line, generate_series(%s::bigint, %s) i",
         [first, last],
+    )
+
+
+def add_dead(conn: psycopg.Connection, n: int) -> None:
+    """n dead letters of consumer 1, each of a run of its own."""
+    conn.execute(
+        "insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority,"
+        " deliver_count, reason) select stream_id, consumer_id,"
+        " int8multirange(int8range(-i, -i, '[]')), 1, 0, 1, 'x'"
+        " from pgqueue.consumers, generate_series(1::bigint, %s) i where consumer_id = 1",
+        [n],
+    )
+
+
+def add_consumers(conn: psycopg.Connection, n: int) -> None:
+    """n consumers of the stream s. Every other one has claimed a message; now all are idle."""
+    conn.execute(
+        "select pgqueue.create_consumer('s', 'idle ' || i, 'earliest')"
+        " from generate_series(1, %s) i",
+        [n],
+    )
+    conn.execute(
+        "select c.* from generate_series(1, %s, 2) i, pgqueue.claim('s', 'idle ' || i) c", [n]
     )
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import connection
 from tests.conftest import GivenServer, Server
 from tests.sql import checker, internals
 from tests.sql.cost import cost as buffers
@@ -278,51 +278,6 @@ def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
         assert sent in acked(conn, "s", "c")
         acked(conn, "s", "c")
         assert not cursor_of(conn).gaps
-
-
-def test_nothing_is_lost_across_a_dump_and_restore(
-    server: Server, conn: Conn, session: Session, stream: int
-) -> None:
-    """In another cluster transactions have other ids; nothing of a gap depends on them."""
-    consumer(conn)
-    for _ in range(80):
-        dead_publication(conn)
-        send_key(conn)
-        acked(conn, "s", "c")
-    other = session()
-    other.execute("begin")
-    send_key(other)
-    kept = send_key(conn)
-    assert acked(conn, "s", "c") == [kept]
-
-    tables = ["streams", "publications", "consumers", "cursors", "gaps", "runs", "claims"]
-    copies = {}
-    for what in tables:
-        name = internals.table(what)
-        with conn.cursor().copy(f"copy {name} to stdout".encode()) as copy:
-            copies[name] = b"".join(copy)
-    other.execute("rollback")
-    with connection.connect(conn.info.dsn) as restored:
-        restored.execute("drop schema pgqueue cascade")
-        schema.install(restored)
-        value(restored, "create_stream", "s")
-        restored.execute("delete from pgqueue.streams")
-        for name, data in copies.items():
-            with restored.cursor().copy(f"copy {name} from stdin".encode()) as copy:
-                copy.write(data)
-        restored.execute(
-            "select setval('pgqueue.publication_1', 162), setval('pgqueue.seq_1', 162),"
-            " setval('pgqueue.gap_numbers', 1000000)"
-        )
-        late = session()
-        late.execute("begin")
-        first = send_key(late)
-        second = send_key(restored)
-        assert acked(restored, "s", "c") == [second]
-        for _ in range(3):
-            assert acked(restored, "s", "c") == []
-        late.execute("commit")
-        assert acked(restored, "s", "c") == [first]
 
 
 @pytest.mark.usefixtures("allowed_afterwards")

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -319,7 +320,7 @@ def test_what_others_put_into_public_is_not_found_by_the_installers_nor_by_what_
         conn.execute("select pgqueue.send_batch('s', '{x,y}')")
         (row,) = conn.execute("select claim_id from pgqueue.receive('s', 'c', 1)").fetchall()
         conn.execute("select pgqueue.nack(%s)", row)
-        for view in ("message_states", "consumer_stats", "stream_stats"):
+        for view in ("message_states", "consumer_settings", "consumer_stats", "stream_stats"):
             assert conn.execute(f"select * from pgqueue.{view}".encode()).fetchall()
         conn.execute("select pgqueue.maintain()")
         schema.check(conn)
@@ -369,6 +370,69 @@ def test_uninstalling_is_refused_where_something_of_others_depends_on_the_schema
 # Installing while others are at work
 
 
+def send(conn: Conn, streams: dict[str, int]) -> None:
+    with conn.transaction():
+        for name in streams:
+            value(conn, "send", name, "x", "k")
+
+
+def work(conn: Conn, streams: dict[str, int]) -> None:
+    for name in streams:
+        with conn.transaction():
+            if found := call(conn, "receive", name, "c", 3):
+                value(conn, "ack", claim_of(found))
+
+
+def write(conn: Conn, streams: dict[str, int]) -> None:
+    with conn.transaction():
+        stream = streams["none"]
+        (seq,) = internals.insert_messages(conn, stream, 1)
+        value(conn, "stage", "sink", seq, stream, f"{{[{seq},{seq + 1})}}")
+
+
+def look(conn: Conn, streams: dict[str, int]) -> None:
+    with conn.transaction():
+        for view in ("stream_stats", "consumer_stats"):
+            conn.execute(f"select * from pgqueue.{view}".encode()).fetchall()
+
+
+def maintain(conn: Conn, streams: dict[str, int]) -> None:
+    call(conn, "maintain")
+
+
+@contextmanager
+def at_work(url: str, streams: dict[str, int]) -> Iterator[None]:
+    """Senders, workers and all others at it; in the end none had an error or waited for long."""
+    over = threading.Event()
+    errors: list[Exception] = []
+    slowest: list[float] = []
+
+    def repeat(step: Callable[[Conn, dict[str, int]], None]) -> None:
+        longest = 0.0
+        try:
+            with connection.connect(url) as own:
+                while not over.is_set():
+                    start = time.monotonic()
+                    step(own, streams)
+                    longest = max(longest, time.monotonic() - start)
+        except Exception as error:
+            errors.append(error)
+        slowest.append(longest)
+
+    steps = (send, work, work, write, look, maintain)
+    threads = [threading.Thread(target=repeat, args=[step]) for step in steps]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    assert errors == []
+    assert max(slowest) < 10
+
+
 def test_installing_again_disturbs_nobody_who_is_at_work(url: str, conn: Conn) -> None:
     """No error in workers, senders, dashboards or COPY; and a transaction that stays open is none
     that anybody waits behind.
@@ -376,69 +440,16 @@ def test_installing_again_disturbs_nobody_who_is_at_work(url: str, conn: Conn) -
     streams = {o: value(conn, "create_stream", o) for o in ("none", "key")}
     for ordering in streams:
         value(conn, "create_consumer", ordering, "c", "earliest", ordering)
-    before = one(conn, "select deadlocks from pg_stat_database where datname = current_database()")
-    over = threading.Event()
-    errors: list[Exception] = []
-    slowest: list[float] = []
-
-    def repeat(step: Callable[[Conn], object]) -> None:
-        longest = 0.0
-        try:
-            with connection.connect(url) as own:
-                while not over.is_set():
-                    start = time.monotonic()
-                    step(own)
-                    longest = max(longest, time.monotonic() - start)
-        except Exception as error:
-            errors.append(error)
-        slowest.append(longest)
-
-    def send(own: Conn) -> None:
-        with own.transaction():
-            for ordering in streams:
-                value(own, "send", ordering, "x", "k")
-
-    def work(own: Conn) -> None:
-        for ordering in streams:
-            with own.transaction():
-                if found := call(own, "receive", ordering, "c", 3):
-                    value(own, "ack", claim_of(found))
-
-    def write(own: Conn) -> None:
-        with own.transaction():
-            stream = streams["none"]
-            (seq,) = internals.insert_messages(own, stream, 1)
-            value(own, "stage", "sink", seq, stream, f"{{[{seq},{seq + 1})}}")
-
-    def look(own: Conn) -> None:
-        with own.transaction():
-            for view in ("stream_stats", "consumer_stats"):
-                own.execute(f"select * from pgqueue.{view}".encode()).fetchall()
-
-    def maintain(own: Conn) -> None:
-        call(own, "maintain")
-
-    threads = [
-        threading.Thread(target=repeat, args=[step])
-        for step in (send, work, work, write, look, maintain)
-    ]
+    deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
+    before = one(conn, deadlocks)
     with connection.connect(url) as idle:
         idle.execute("begin")
         value(idle, "send", "none", "open")
         idle.execute("select * from pgqueue.consumer_stats")
-        for thread in threads:
-            thread.start()
-        try:
+        with at_work(url, streams):
             for _ in range(5):
                 schema.install(conn)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(60)
-    assert errors == []
-    after = one(conn, "select deadlocks from pg_stat_database where datname = current_database()")
-    assert after == before
-    assert max(slowest) < 10
+    assert one(conn, deadlocks) == before
     checker.check(conn)
 
 

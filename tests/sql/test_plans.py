@@ -94,6 +94,57 @@ def test_a_hundred_consumers_cost_nothing(conn: Conn, stream: int) -> None:
     assert after <= send + 2, f"a send reads {send} blocks, and {after} with a hundred consumers"
 
 
+Costs = dict[str, tuple[float, ...]]
+
+
+def everyday(conn: Conn) -> Costs:
+    """The blocks of what is done all day. Nothing is ready for the consumer c, before and after."""
+    assert call(conn, "claim", "s", "c", 1) == []
+    poll = "select * from pgqueue.claim('s', 'c', 1)"
+    costs: Costs = {"an empty poll": (statistics.median(cost(conn, poll) for _ in range(9)),)}
+    send = "select pgqueue.send('s', 'x')"
+    costs["a send"] = (statistics.median(cost(conn, send) for _ in range(9)),)
+    bulk(conn, 2000)
+    for size in (1, 100):
+        costs[f"a claim of {size} and its ack"] = claim_cost(conn, "c", size)
+    costs["a claim and its dead letter"] = claim_cost(conn, "c", settle="dead_letter")
+    while found := call(conn, "claim", "s", "c", 10_000):
+        value(conn, "ack", claim_of(found))
+    return costs
+
+
+def assert_all_flat(what: str, few: Costs, many: Costs) -> None:
+    for name, costs in few.items():
+        for a, b in zip(costs, many[name], strict=True):
+            assert b <= a * GROWTH + 15, f"{name} reads {a} blocks, and {b} with {what}"
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_two_thousand_idle_consumers_cost_nothing(conn: Conn, stream: int, ordering: str) -> None:
+    consumer(conn, "c", ordering)
+    few = everyday(conn)
+    internals.add_consumers(conn, 2000)
+    assert_all_flat("2,000 idle consumers", few, everyday(conn))
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_a_million_messages_in_each_state_cost_nothing(conn: Conn, stream: int) -> None:
+    """Claimed, delayed, dead and then ready, each in a run of its own, and new."""
+    consumer(conn, "c")
+    few = everyday(conn)
+    internals.add_in_flight(conn, 3 * MANY, keyed=False)
+    internals.add_dead(conn, MANY)
+    assert_all_flat("a million in each state", few, everyday(conn))
+    internals.add_ready(conn, 10**9 + 1, 10**9 + MANY)
+    singles(conn, MANY)
+    claim_cost(conn, "c", 1)  # takes what is new, a part at a time
+    many = {f"a claim of {size} and its ack": claim_cost(conn, "c", size) for size in (1, 100)}
+    assert_all_flat("a million ready", {name: few[name] for name in many}, many)
+
+
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int, ordering: str) -> None:
     consumer(conn, "c", ordering)

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import spark_pgqueue
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker
@@ -39,12 +40,14 @@ FUNCTIONS = {
     "stranger": set(),
 }  # fmt: skip
 
+VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats")
+
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
     "producer": {"messages_{s}": {"insert (seq, key, data, data_bytes, headers)"}},
     "consumer": {"messages_{s}": {"select"}},
-    "observer": {v: {"select"} for v in ("message_states", "consumer_stats", "stream_stats")},
-    "admin": {v: {"select"} for v in ("message_states", "consumer_stats", "stream_stats")},
+    "observer": {view: {"select"} for view in VIEWS},
+    "admin": {view: {"select"} for view in VIEWS},
     "stranger": {},
 }
 
@@ -185,7 +188,7 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
         call(consumer, "reader_resume", reader, ids["none"], 0, end.claim_id)
         call(consumer, "reader_claim", reader, ids["none"], end.claim_id, end.messages)
         for name in ("observer", "admin"):
-            for view in ("message_states", "consumer_stats", "stream_stats"):
+            for view in VIEWS:
                 opened[name].execute(f"select * from pgqueue.{view}".encode()).fetchall()
         (stats,) = (
             opened["observer"]
@@ -256,7 +259,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
             " create operator evil.= (leftarg = int, rightarg = int, function = evil.eq)".encode()
         )
         observer.execute("set search_path = evil, pg_catalog")
-        for view in ("message_states", "consumer_stats", "stream_stats"):
+        for view in VIEWS:
             assert observer.execute(f"select * from pgqueue.{view}".encode()).fetchall()
         (answer,) = call_plainly(observer, "select stream_id from pgqueue.open_stream('s')")
         assert answer
@@ -314,6 +317,19 @@ def test_who_may_not_create_roles_is_told_so(conn: Conn, roles: dict[str, str]) 
     with pytest.raises(PgQueueError, match="does not exist") as caught:
         schema.grant(conn, "producer", "nobody at all")
     assert "create role" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("group", ["observer", "admin"])
+def test_who_may_look_can_list_everything_with_the_client(
+    conn: Conn, roles: dict[str, str], group: str
+) -> None:
+    value(conn, "create_consumer", "s", "c", "earliest", "key")
+    value(conn, "send", "s", "x", "k")
+    with spark_pgqueue.connect(roles[group]) as client:
+        assert [stream.name for stream in client.streams()] == ["before", "s"]
+        (listed,), (counted,) = client.consumers("s"), client.stats("s")
+        assert (listed.stream, listed.name, listed.ordering) == ("s", "c", "key")
+        assert (counted.consumer, counted.new) == ("c", 1)
 
 
 def test_notifications_and_names_of_sessions_are_the_callers(

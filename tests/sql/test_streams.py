@@ -136,7 +136,7 @@ def test_consumers_made_while_producers_run_get_each_message_once(
             while not stop.is_set():
                 other.execute("begin")
                 send_key(other)
-                time.sleep(rng.choice([0, 0, 0.002]))
+                time.sleep(rng.choice([0.001, 0.001, 0.005]))
                 send_key(other)
                 other.execute(rng.choice(["commit", "commit", "rollback"]))
 
@@ -150,7 +150,7 @@ def test_consumers_made_while_producers_run_get_each_message_once(
         with connection.connect(url) as maker:
             maker.autocommit = False
             maker.isolation_level = IsolationLevel.REPEATABLE_READ
-            for i in range(20):
+            for i in range(12):
                 seen = {row[0] for row in maker.execute(visible).fetchall()}
                 consumer(maker, f"c{i}", ["none", "key"][i % 2], p_start="latest")
                 maker.commit()

@@ -248,9 +248,14 @@ def test_a_reader_without_a_limit_gets_all_however_many_publications_that_are(
     assert row.claimed == 20_999
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize(
-    "option", ["p_consumers => '{d}'", "p_deliver_at => now() + interval '1 h'"]
+    ("ordering", "option"),
+    [
+        ("none", "p_consumers => '{d}'"),
+        ("key", "p_deliver_at => now() + interval '1 h'"),
+        pytest.param("key", "p_consumers => '{d}'", marks=pytest.mark.longer),
+        pytest.param("none", "p_deliver_at => now() + interval '1 h'", marks=pytest.mark.longer),
+    ],
 )
 def test_nothing_is_the_answer_only_when_there_is_nothing(
     conn: Conn, stream: int, ordering: str, option: str

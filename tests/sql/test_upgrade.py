@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -16,11 +14,10 @@ from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, clock, internals
 from tests.sql.catalogue import catalogue
+from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
 
 VERSIONS = sorted((Path(__file__).parent / "versions").glob("*.sql"))
-
-STREAMS = {"s": "text", "j": "json", "b": "binary"}
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda file: f"from_{file.stem}")
@@ -31,80 +28,14 @@ def old(request: pytest.FixtureRequest, empty_url: str) -> Iterator[Conn]:
         yield conn
 
 
-def make_streams(conn: Conn) -> int:
-    """The streams of these tests; returns the id of s."""
-    ids = {name: value(conn, "create_stream", name, kind) for name, kind in STREAMS.items()}
-    return ids["s"]
-
-
-def owed(conn: Conn) -> dict[str, dict[int, str]]:
-    """By consumer of s, the messages that it is not done with, and their states."""
-    found = internals.rows(
-        conn, "select consumer, seq, state from pgqueue.message_states where stream = 's'"
-    )
-    return {
-        name: {row.seq: row.state for row in found if row.consumer == name}
-        for name in {row.consumer for row in found}
-    }
-
-
-def use(conn: Conn, url: str) -> dict[str, Any]:
-    """Leave every state behind that there is; returns what its owners know.
-
-    By consumer of s: `claims` that are open, with their messages; `done` what was acknowledged;
-    and of the reader its id, consumer and end offset; and the blocks that are staged.
-    """
-    stream = make_streams(conn)
-    known: dict[str, Any] = {"claims": {}, "done": {}, "stream": stream}
-    known["consumers"] = {
-        name: value(conn, "create_consumer", "s", name, "earliest", name) for name in ORDERINGS
-    }
-    known["consumers"] |= {
-        name: value(conn, "create_consumer", "s", name, "earliest")
-        for name in ("reader", "untouched")
-    }
-    due = one(conn, "select clock_timestamp() + interval '1 hour'")
-    with connection.connect(url, autocommit=False) as rolled_back:
-        for round_ in range(6):
-            conn.execute("select pgqueue.send_batch('s', '{a,b,c,d,e,f}', '{k,k,l,l,m,null}')")
-            value(rolled_back, "send", "s", "never")
-            if round_ % 2:
-                rolled_back.rollback()
-            value(conn, "send", "s", "u", p_priority=3 * (round_ % 2), p_headers='{"h": "1"}')
-            value(conn, "send", "s", "later", p_key=f"later {round_}", p_deliver_at=due)
-            for name in ORDERINGS:
-                if round_ == 1:
-                    found = call(conn, "receive", "s", name, 2)
-                    value(conn, "ack", claim_of(found))
-                    known["done"][name] = seqs_of(found)
-                if round_ in (2, 3, 4) and (found := call(conn, "receive", "s", name, 5)):
-                    claim = claim_of(found)
-                    seqs = seqs_of(found)
-                    if round_ == 2:
-                        value(conn, "nack", claim, [seqs[-1]], timedelta(hours=1), "failed")
-                        value(conn, "dead_letter", claim, [seqs[0]])
-                        held = internals.rows(
-                            conn,
-                            "select seq from pgqueue.message_states"
-                            " where claim_id = %s and state = 'claimed'",
-                            claim,
-                        )
-                        seqs = [row.seq for row in held]
-                    known["claims"].setdefault(name, {})[claim] = seqs
-        rolled_back.rollback()
-    known["reader"] = uuid.uuid4()
-    (end,) = call(conn, "reader_claim", known["reader"], known["consumers"]["reader"], 0, 0, 4)
-    known["end"] = end
-    with conn.transaction():
-        (numbers,) = conn.execute(
-            "insert into pgqueue.messages (seq, stream_id, data) select"
-            f" nextval('pgqueue.seq_{stream}'), {stream}, 'staged' from generate_series(1, 3)"
-            " returning seq".encode()
-        ).fetchall()[:1]
-        block = f"{{[{numbers[0]},{numbers[0] + 3})}}"
-        known["staged"] = value(conn, "stage", "sink", 5, stream, block)
-    value(conn, "publish_staged", "other", 3, stream, [], 0)
-    return known
+def write(conn: Conn, stream: int, n: int) -> list[int]:
+    """Messages that nobody sees, as version 1 had them written."""
+    found = conn.execute(
+        "insert into pgqueue.messages (seq, stream_id, data) select"
+        f" nextval('pgqueue.seq_{stream}'), {stream}, 'staged' from generate_series(1, {n})"
+        " returning seq".encode()
+    ).fetchall()
+    return [seq for (seq,) in found]
 
 
 def test_there_is_a_version_before_each_migration() -> None:
@@ -116,7 +47,7 @@ def test_there_is_a_version_before_each_migration() -> None:
 
 @pytest.mark.all_versions
 def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
-    use(old, empty_url)
+    use(old, empty_url, write)
     make_streams(conn)
     for name in [*ORDERINGS, "reader", "untouched"]:
         value(conn, "create_consumer", "s", name, "earliest")
@@ -130,7 +61,7 @@ def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn:
 
 @pytest.mark.all_versions
 def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url: str) -> None:
-    known = use(old, empty_url)
+    known = use(old, empty_url, write)
     before = owed(old)
     states = {state for each in before.values() for state in each.values()}
     assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
@@ -143,33 +74,7 @@ def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url
             before[name][seq] = after[name][seq]
     assert after == before
     checker.check(old)
-
-    got: dict[str, list[int]] = {name: list(known["done"].get(name, [])) for name in before}
-    for name, claims in known["claims"].items():
-        for claim, seqs in claims.items():
-            assert value(old, "ack", claim) == len(seqs)
-            got[name] += seqs
-    plan = call(old, "reader_plan", known["reader"], 0, known["end"].claim_id)
-    got["reader"] += [seq for r in plan for seq in range(r.lo, r.hi)]
-    assert len(got["reader"]) == 4
-    reader = known["consumers"]["reader"]
-    offset = (known["end"].claim_id, known["end"].messages)
-    (end,) = call(old, "reader_claim", known["reader"], reader, *offset)
-    assert (end.messages - known["end"].messages, end.lost) == (end.claimed, 0)
-    plan = call(old, "reader_plan", known["reader"], offset[0], end.claim_id)
-    got["reader"] += [seq for r in plan for seq in range(r.lo, r.hi)]
-    call(old, "reader_claim", known["reader"], reader, end.claim_id, end.messages)
-    assert value(old, "publish_staged", "sink", 5, known["stream"], [known["staged"]], 3)
-    assert value(old, "publish_staged", "other", 3, known["stream"], [], 0) is False
-    later = value(old, "send", "s", "after")
-    clock.pass_time(old, timedelta(hours=2))
-    for name, seqs in got.items():
-        seqs += acked(old, "s", name)
-        alive = {seq for seq, state in before[name].items() if state != "dead"}
-        staged = set(range(later - 3, later))
-        expected = alive | set(known["done"].get(name, [])) | staged | {later}
-        assert sorted(seqs) == sorted(expected), name
-    checker.check(old, {known["consumers"][name]: set(seqs) for name, seqs in got.items()})
+    assert_delivers(old, known, before)
 
 
 def test_what_was_staged_before_an_upgrade_takes_no_published_message_along(

@@ -1,0 +1,138 @@
+"""A dump of a database in use, restored in another cluster, owes what it owed, and to whom."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from tests.conftest import SETTINGS, VERSIONS
+from tests.sql import checker, internals
+from tests.sql.catalogue import catalogue
+from tests.sql.internals import cursor_of
+from tests.sql.owing import assert_delivers, owed, use
+from tests.sql.queue import Conn, Session, acked, call, one, send_key, value
+
+pytestmark = pytest.mark.all_versions
+
+# What a cluster has that is a year old, and one that was just made has not.
+USE_TRANSACTION_IDS = (
+    "do $$ begin for i in 1..20000 loop perform pg_current_xact_id(); commit; end loop; end $$"
+)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[embedded.Server]:
+    """Another cluster, just made, of the newest version that has a pg_dump."""
+    for version in VERSIONS:
+        try:
+            programs = embedded.find_binaries(version)
+        except PgQueueError:
+            continue
+        if all((programs / name).is_file() for name in ("pg_dump", "pg_dumpall", "psql")):
+            break
+    else:
+        pytest.skip(f"no pg_dump of PostgreSQL {', '.join(map(str, VERSIONS))} on this machine")
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    try:
+        with embedded.start(home / "new", version=version, settings=dict(SETTINGS)) as server:
+            yield server
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def run(server: embedded.Server, program: str, url: str, *arguments: str, stdin: str = "") -> str:
+    """What a program of a server's version prints."""
+    path = embedded.find_binaries(server.version) / program
+    done = subprocess.run(
+        [path, *arguments, "-d", url], capture_output=True, text=True, timeout=120, input=stdin
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def restore(source: str, elsewhere: embedded.Server) -> str:
+    """Dump a database with its roles, and restore it; returns the url of the new one."""
+    name = f"restored_{uuid.uuid4().hex[:12]}"
+    with connection.connect(elsewhere.url) as conn:
+        conn.execute(f"create database {name}".encode())
+        # In SQL, which it is: those that are there already (postgres) are passed over.
+        roles = run(elsewhere, "pg_dumpall", source, "--roles-only")
+        run(elsewhere, "psql", elsewhere.url, "-X", "-q", stdin=roles)
+    dump = run(elsewhere, "pg_dump", source)
+    strictly = ("-X", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction")
+    run(elsewhere, "psql", elsewhere.url_of(name), *strictly, stdin=dump)
+    return elsewhere.url_of(name)
+
+
+@pytest.fixture
+def app(conn: Conn) -> Iterator[str]:
+    """A role that is a producer, and nothing else."""
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {role} login".encode())
+    schema.grant(conn, "producer", role)
+    yield role
+    conn.execute(f"drop owned by {role}".encode())
+    conn.execute(f"drop role {role}".encode())
+
+
+def test_a_dump_that_is_restored_delivers_everything_once(
+    conn: Conn, url: str, session: Session, app: str, elsewhere: embedded.Server
+) -> None:
+    """The new cluster has lower transaction ids, and a producer that is open has one of them."""
+    if conn.info.server_version // 10000 > elsewhere.version:
+        pytest.skip(f"no pg_dump of PostgreSQL {conn.info.server_version // 10000} on this machine")
+    known = use(conn, url, internals.insert_messages)
+    known.consumers["gaps"] = value(conn, "create_consumer", "s", "gaps", "earliest")
+    producer = session()
+    producer.execute("begin")
+    never = send_key(producer)
+    send_key(conn)
+    known.done["gaps"] = acked(conn, "s", "gaps")
+    conn.execute(USE_TRANSACTION_IDS.encode())
+    assert cursor_of(conn, "gaps").gaps
+    before = owed(conn)
+    states = {state for each in before.values() for state in each.values()}
+    assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
+
+    copy = restore(url, elsewhere)
+    producer.execute("commit")
+    with connection.connect(copy) as restored, connection.connect(copy) as late:
+        now, then = (one(c, "select pg_current_xact_id()::text::int8") for c in (restored, conn))
+        assert now < then - 10_000
+        assert owed(restored) == before
+        checker.check(restored)
+        is_newer = elsewhere.version > conn.info.server_version // 10000  # what is granted differs
+        whole, dumped = catalogue(conn), catalogue(restored)
+        # A dump has no word on who may use a type that is a table's row: installing tells it again.
+        assert is_newer or {**dumped, "types": whole["types"]} == whole
+
+        late.execute("begin")
+        first = send_key(late)
+        second = send_key(restored)
+        assert acked(restored, "s", "gaps") == [second]
+        for _ in range(3):
+            assert acked(restored, "s", "gaps") == []
+        late.execute("commit")
+        assert acked(restored, "s", "gaps") == [first]
+        assert not cursor_of(restored, "gaps").gaps, "nobody can fill those of the dump"
+        known.done["gaps"] += [second, first]
+
+        schema.install(restored)
+        assert is_newer or catalogue(restored) == whole
+        with connection.connect(make_conninfo(copy, user=app)) as theirs:
+            third = value(theirs, "send", "s", "of the role")
+            with pytest.raises(Exception, match="permission denied for function receive"):
+                call(theirs, "receive", "s", "gaps")
+        sent = {first, second, third}
+        assert never not in sent
+        assert_delivers(restored, known, before, sent)
