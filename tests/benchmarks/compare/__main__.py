@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +77,7 @@ def main(
         report.write_readme(found, ROOT / "README.md")
         report.draw(found, PICTURE)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too
     figures = Report()
     with database(url, fsync) as where:
         compare(where, scenario or list(SCENARIOS), QUICK if quick else FULL, figures)

@@ -12,10 +12,10 @@ from tests.benchmarks.compare.work import Consume
 from tests.benchmarks.harness import alternate
 
 SCENARIO = "receive and acknowledge, backlog"
-SIZES = {1: 10_000, 10: 50_000, 100: 120_000, 10_000: 300_000}
+SIZES = {1: 10_000, 10: 50_000, 100: 80_000, 10_000: 160_000}
 """Messages to receive at a time, and how many there are."""
 
-SINGLY = {1: 10_000, 10: 20_000, 100: 40_000}
+SINGLY = {1: 10_000, 10: 15_000, 100: 20_000}
 """The same for what was sent one by one, which takes longer."""
 
 

@@ -212,53 +212,68 @@ def _ratio(value: float) -> str:
 
 # The picture
 
+NARROWEST, WIDEST = 0.02, 200
+"""Ratios beyond these are drawn there."""
+
 
 def draw(report: Report, path: Path) -> None:
-    """A bar for each ratio, on a logarithmic axis; left of 1 we lose."""
+    """A dot for each ratio of our usual side, on a logarithmic axis; left of 1 we lose."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "compare"  # the same figures make the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
 
-    rows = [
-        (case, ours, peer)
-        for case in report.cases
-        for ours in case.ours
-        if ours == OURS
-        for peer in case.theirs
+    scenarios = report.scenarios()
+    columns: list[list[str]] = [[], []]
+    for scenario in sorted(scenarios, key=lambda each: -len(scenarios[each])):
+        # into the shorter column
+        lengths = [sum(len(scenarios[each]) + 3 for each in column) for column in columns]
+        columns[lengths.index(min(lengths))].append(scenario)
+    columns = [[each for each in scenarios if each in column] for column in columns]
+    rows = max(sum(len(scenarios[each]) + 3 for each in column) for column in columns)
+    figure = plt.figure(figsize=(15, 1 + 0.19 * rows), layout="constrained")
+    peers = _peers(report.cases)
+    halves = figure.subfigures(1, 2, squeeze=False)[0]
+    for column, half in zip(columns, halves, strict=True):
+        if not column:
+            continue
+        heights = [len(scenarios[each]) + 1.5 for each in column]
+        panels = half.subplots(len(column), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for scenario, axes in zip(column, panels, strict=True):
+            _panel(axes, scenario, scenarios[scenario], peers)
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=f"C{number}", label=peer)
+        for number, peer in enumerate(peers)
     ]
-    peers = list(dict.fromkeys(peer for *_, peer in rows))
-    colours = {peer: f"C{number}" for number, peer in enumerate(peers)}
-    names = [f"{case.name} ({case.unit})" for case, *_ in rows]
-    fig, axes = plt.subplots(figsize=(11, 1.5 + 0.17 * len(rows)), layout="constrained")
-    drawn: set[str] = set()
-    at, ticks, before = 0.0, [], None
-    for case, ours, peer in rows:
-        at += 1.0 if before in (None, case) else 1.6
-        before = case
-        ratio = min(max(case.ratio(ours, peer), 0.02), 500)
-        label = peer if peer not in drawn else None
-        drawn.add(peer)
-        left, width = (1, ratio - 1) if ratio >= 1 else (ratio, 1 - ratio)
-        axes.barh(at, width, left=left, color=colours[peer], label=label, height=0.9)
-        ticks.append(at)
-    shown = [
-        name if index == 0 or names[index - 1] != name else "" for index, name in enumerate(names)
-    ]
-    axes.set_xscale("log")
-    axes.axvline(1, color="black", linewidth=1)
-    axes.axvspan(axes.get_xlim()[0], 1, color="red", alpha=0.06, zorder=0)
-    axes.set_yticks(ticks, shown, fontsize=6)
-    axes.set_ylim(at + 1.5, -0.5)
-    axes.set_xlabel("times better than the other (left of 1, shaded: the other is better)")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes.tick_params(axis="x", top=True, labeltop=True)
-    axes.legend(fontsize=7, loc="lower right")
-    axes.set_title(f"pgqueue beside others, PostgreSQL {report.about.get('postgres', '')}")
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(peers), fontsize=8)
+    figure.suptitle(
+        "How many times better pgqueue is than others; in red, where it loses"
+        f" (PostgreSQL {report.about['postgres']}, {report.about['cpus']} cores)",
+        fontsize=11,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(fig)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _panel(axes: Any, scenario: str, cases: list[Case], peers: list[str]) -> None:
+    for row, case in enumerate(cases):
+        for peer in case.theirs:
+            ratio = min(max(case.ratio(OURS, peer), NARROWEST), WIDEST)
+            axes.plot(ratio, row, "o", markersize=5, color=f"C{peers.index(peer)}")
+    axes.set_xscale("log")
+    axes.set_xlim(NARROWEST / 1.2, WIDEST * 1.2)
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    axes.set_yticks(range(len(cases)), [f"{case.name} ({case.unit})" for case in cases], fontsize=7)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="y", alpha=0.3)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.axvspan(NARROWEST / 1.2, 1, color="red", alpha=0.07, zorder=0)
+    axes.set_title(scenario, fontsize=9, loc="left")
 
 
 def _peers(cases: Iterable[Case]) -> list[str]:

@@ -36,12 +36,9 @@ def case(compare: Compare, producers: int, consumers: int, batch: int) -> None:
     ours = [Ours()] if is_bulk else [Ours(), Ours("without notify", notify=False)]
     bounds = [Plain(), Plain(by_copy=True)] if is_bulk else [Plain()]
     sides: list[Store] = [*compare.sides(*ours, pgmq, Rows()), *bounds]
-    rounds = min(compare.effort.rounds, 2) if consumers > 10 else compare.effort.rounds
-    with compare.queues(sides, consumers):
-        turns = {
-            side.name: partial(turn, compare, side, producers, consumers, batch) for side in sides
-        }
-        values = alternate(turns, rounds, warm_up=0)
+    rounds = 1 if is_bulk and consumers > 10 else compare.effort.rounds
+    turns = {side.name: partial(turn, compare, side, producers, consumers, batch) for side in sides}
+    values = alternate(turns, rounds, warm_up=0)
     who = f"{producers} producers" if producers > 1 else "1 producer"
     what = f"batches of {batch:,}" if is_bulk else "single messages"
     compare.case(SCENARIO, f"{what}, {who}, consumers", f"{consumers}", "/s", values)
@@ -49,18 +46,18 @@ def case(compare: Compare, producers: int, consumers: int, batch: int) -> None:
 
 def turn(compare: Compare, side: Store, producers: int, consumers: int, batch: int) -> float:
     """Messages per second of all producers; what they sent is received and counted."""
-    batches = max(1, 5 // consumers)
+    batches = max(1, 5 // (consumers * producers))
     if batch > 1:
         how = {"seconds": 60.0, "count": batches * batch, "batch": batch}
     else:
         how = {"seconds": compare.effort.seconds, "warm_up": 5}
     jobs = [Produce(side, number, **how) for number in range(producers)]
-    logs = compare.crew.run(jobs)
-    sent = [number for log in logs for *_, numbers in log.deliveries for number in numbers]
-    kept = 1 if isinstance(side, Plain) else consumers
-    for consumer in range(min(kept, EMPTIED)):
-        compare.settle(side, sent, [], consumer)
-    for consumer in range(EMPTIED, kept):
-        compare.leave(side, len(sent), consumer)
-    compare.vacuum(side)
+    with compare.queues([side], consumers):  # new, as not all consumers will be emptied
+        logs = compare.crew.run(jobs)
+        sent = [number for log in logs for *_, numbers in log.deliveries for number in numbers]
+        kept = 1 if isinstance(side, Plain) else consumers
+        for consumer in range(min(kept, EMPTIED)):
+            compare.settle(side, sent, [], consumer)
+        for consumer in range(EMPTIED, kept):
+            compare.leave(side, len(sent), consumer)
     return sum(log.speed for log in logs)
