@@ -39,11 +39,11 @@ class Consume:
     def __call__(self, seat: Seat) -> Log:
         conn, log, clock = seat.connection, Log(), time.perf_counter
         for _ in range(self.warm_up):
-            self._settle(seat, log, self._first(conn, log))
+            self._settle(seat, log, self._first(seat, log))
         began = seat.begin()
         end, done, before = began + self.seconds, None, len(log.deliveries)
         ended = began
-        while (now := clock()) < end:
+        while clock() < end:
             delivery = self.side.receive(conn, self.size, 0, done)
             if done is not None:
                 seat.count(len(done.numbers))
@@ -69,13 +69,15 @@ class Consume:
         log.messages = sum(len(numbers) for *_, numbers in log.deliveries[before:])
         return log
 
-    def _first(self, conn: psycopg.Connection, log: Log) -> Delivery:
-        """A delivery by each statement that will be used."""
-        first = self.side.receive(conn, self.size, 0, None)
+    def _first(self, seat: Seat, log: Log) -> Delivery:
+        """A delivery, after which each statement that will be used is prepared."""
+        first = self.side.receive(seat.connection, self.size, 0, None)
         if not (self.side.one_call and first.numbers):
             return first
         log.deliveries.append((0, 0, first.numbers))
-        return self.side.receive(conn, self.size, 0, first)
+        second = self.side.receive(seat.connection, self.size, 0, first)
+        seat.count(len(first.numbers))
+        return second
 
     def _settle(self, seat: Seat, log: Log, delivery: Delivery) -> None:
         if delivery.numbers:
