@@ -67,9 +67,9 @@ order by message_id
 ACK = "delete from {schema}.deliveries where consumer_id = %s and message_id = any(%s)"
 
 # By key: what stands at the front of the table is looked at, and more of it while nothing is free
-# there. So the cost does not grow with the backlog. The first of a key is a row whose key has no
-# earlier one, an index probe each. Where there are too few of these, more messages of their keys
-# are taken: the first of a key among the rows at the front is the first of that key.
+# there. So the cost does not grow with the backlog. Of many keys the first messages are taken: rows
+# whose key has no earlier one, an index probe each. Of few keys more messages each, so that others
+# find free keys: the first of a key among the rows at the front is the first of that key.
 #
 # Who has locked a key's first row has the key: others skip it, or find its visible_at changed. What
 # of a key is taken together has no gap: a row that somebody else holds ends it (that one was the
@@ -85,20 +85,22 @@ as $$
 declare
     v_window int := 4 * p_max + 20;
     v_front  bigint;
+    v_keys   int;
     v_places tid[] := '{{}}';
 begin
     loop
-        v_front := (select max(message_id) from (
-            select message_id from {schema}.deliveries where consumer_id = p_consumer
-            order by message_id limit v_window) f);
-        v_places := array(
-            select d.ctid from {schema}.deliveries d
-            where consumer_id = p_consumer and message_id <= v_front and visible_at <= now()
-              and not exists (select 1 from {schema}.deliveries e
-                              where e.consumer_id = p_consumer and e.key = d.key
-                                and e.message_id < d.message_id)
-            order by message_id limit p_max for update skip locked);
-        if 2 * cardinality(v_places) < p_max and v_places <> '{{}}' then
+        select max(message_id), count(distinct key) into v_front, v_keys from (
+            select message_id, key from {schema}.deliveries where consumer_id = p_consumer
+            order by message_id limit v_window) f;
+        if p_max = 1 or v_keys >= 2 * p_max then
+            v_places := array(
+                select d.ctid from {schema}.deliveries d
+                where consumer_id = p_consumer and message_id <= v_front and visible_at <= now()
+                  and not exists (select 1 from {schema}.deliveries e
+                                  where e.consumer_id = p_consumer and e.key = d.key
+                                    and e.message_id < d.message_id)
+                order by message_id limit p_max for update skip locked);
+        else
             v_places := array(
                 with front as materialized (
                     select d.ctid as place, key, message_id,
