@@ -1,9 +1,9 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   the benchmark                make test-all  those, then what takes longer
-#   make lint    ruff and pyright
+#   make compare beside pgmq and others       make lint     ruff and pyright
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all bench lint clean
+.PHONY: demo test test-all bench compare lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -23,6 +23,9 @@ test-all: test
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
+compare: .venv/compare
+	$(BIN)/python -m tests.benchmarks.compare $(ARGS)
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +39,12 @@ clean:
 .venv/demo .venv/dev: .venv/%: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable ".[$*]"
 	$(call need-java)
+	touch $@
+
+# What it compares with is left out where it cannot be had; the run says so.
+.venv/compare: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[compare]" || \
+		$(BIN)/pip install --quiet --editable ".[embedded]" matplotlib
 	touch $@
 
 .venv/bin/pip:

@@ -1,4 +1,4 @@
-"""Claiming and acknowledging, against a row for each message and consumer."""
+"""Claiming and receiving, and acknowledging, against a row for each message and consumer."""
 
 from __future__ import annotations
 
@@ -35,28 +35,40 @@ create table {table} (
     primary key (consumer_id, message_id)
 );
 create index on {table} (consumer_id, visible_at, message_id);
-create sequence {table}_id;
+create table {table}_messages (
+    message_id bigint generated always as identity primary key,
+    data       text   not null
+);
 """
 
 FILL_ROWS = """
+with sent as (
+    insert into {table}_messages (data) select 'x' from generate_series(1, %s) returning message_id
+)
 insert into {table} (consumer_id, message_id)
-select c, m
-from (select nextval('{table}_id') as m from generate_series(1, %s)) m
-cross join generate_series(1, {consumers}) c
+select c, message_id from sent cross join generate_series(1, {consumers}) c
 """
 
-CLAIM_ROWS = """
+NEXT_ROWS = """
 with {ack}next as materialized (
     select message_id from {table}
     where consumer_id = 1 and visible_at <= now()
     order by visible_at, message_id limit {size} for update skip locked
-)
+)"""
+
+UPDATE_ROWS = """
 update {table} m
 set visible_at = now() + interval '30 s', deliver_count = deliver_count + 1,
     claimed_by = pg_backend_pid()
 from next
 where m.consumer_id = 1 and m.message_id = next.message_id and m.visible_at <= now()
 returning m.message_id
+"""
+
+CLAIM_ROWS = NEXT_ROWS + UPDATE_ROWS
+
+RECEIVE_ROWS = f"""{NEXT_ROWS}, claimed as ({UPDATE_ROWS})
+select message_id, data from claimed join {{table}}_messages using (message_id) order by message_id
 """
 
 ACK_ROWS = "delete from {table} where consumer_id = 1 and message_id = any(%s)"
@@ -77,10 +89,13 @@ class Side(Protocol):
         """Publish so many messages, to all consumers."""
         ...
 
+    @property
+    def reads(self) -> bool:
+        """Whether a claim brings the payloads."""
+        ...
+
     def claim(self, conn: psycopg.Connection, size: int, done: Any = None) -> tuple[int, Any]:
         """Claim so many messages, and acknowledge in the same statement those that are done.
-
-        No payload is read.
 
         Returns:
             how many there were, and what to give as `done`.
@@ -99,6 +114,7 @@ class Rows:
     """A row for each message and consumer."""
 
     table: str
+    reads: bool = False
 
     def create(self, conn: psycopg.Connection) -> None:
         run(conn, ROWS.format(table=self.table))
@@ -108,7 +124,8 @@ class Rows:
 
     def claim(self, conn: psycopg.Connection, size: int, done: Any = None) -> tuple[int, Any]:
         ack = "" if done is None else ACK_ROWS_FIRST.format(table=self.table)
-        sql = CLAIM_ROWS.format(table=self.table, size=size, ack=ack)
+        sql = RECEIVE_ROWS if self.reads else CLAIM_ROWS
+        sql = sql.format(table=self.table, size=size, ack=ack)
         ids = [row[0] for row in run(conn, sql, None if done is None else (done,))]
         return len(ids), ids
 
@@ -116,7 +133,7 @@ class Rows:
         run(conn, ACK_ROWS.format(table=self.table), (done,))
 
     def tables(self) -> list[str]:
-        return [self.table]
+        return [self.table, f"{self.table}_messages"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,7 @@ class Queue:
     stream: str
     singly: bool = False
     ordering: str = "none"
+    reads: bool = False
 
     def create(self, conn: psycopg.Connection) -> None:
         create_stream(conn, self.stream, CONSUMERS, ordering=self.ordering)
@@ -140,6 +158,10 @@ class Queue:
             run(conn, SEND_TOGETHER, (self.stream, BATCH, BATCH))
 
     def claim(self, conn: psycopg.Connection, size: int, done: Any = None) -> tuple[int, Any]:
+        if self.reads:
+            sql = "select * from pgqueue.receive(%s, 'c1', %s, p_ack => %s)"
+            rows = run(conn, sql, (self.stream, size, done))
+            return len(rows), rows[0][0] if rows else None
         sql = "select message_count, claim_id from pgqueue.claim(%s, 'c1', %s, p_ack => %s)"
         return next(iter(run(conn, sql, (self.stream, size, done))), (0, None))
 
@@ -153,7 +175,7 @@ class Queue:
 class Backlog:
     """One side, whose backlog has a size again after each block of claims that is measured."""
 
-    def __init__(self, conn: psycopg.Connection, side: Side, size: int):
+    def __init__(self, conn: psycopg.Connection, side: Rows | Queue, size: int):
         self.conn, self.side = conn, side
         self.above = 0
         side.create(conn)
@@ -163,7 +185,9 @@ class Backlog:
         for table in self.side.tables():
             run(self.conn, f"vacuum (analyze, index_cleanup on) {table}")
 
-    def block(self, size: int, count: int, *, is_vacuumed: bool = False) -> float:
+    def block(
+        self, size: int, count: int, *, is_vacuumed: bool = False, reads: bool = False
+    ) -> float:
         """Seconds for one claim of `size` messages and its acknowledgement, of `count` in a row.
 
         Of fewer, if these take longer than a second. What they claim is published before, which
@@ -174,9 +198,10 @@ class Backlog:
             self.above += BATCH
         if is_vacuumed:
             self.vacuum()
+        side = replace(self.side, reads=reads)
         began, times, done = time.perf_counter(), 0, None
         while times < count and time.perf_counter() < began + 1:
-            claimed, done = self.side.claim(self.conn, size, done)
+            claimed, done = side.claim(self.conn, size, done)
             if claimed != size:
                 raise RuntimeError(f"{self.side}: claimed {claimed} of {size} messages")
             times += 1
@@ -203,7 +228,10 @@ Seconds = dict[tuple[str, str, int, bool], float]
 
 
 def claims(bench: Bench) -> None:
-    """Claims of 10,000, 100 and 1; at two backlogs; also with an old snapshot held elsewhere."""
+    """Claims of 10,000, 100 and 1, and the same with the payloads (`receive`, what users call).
+
+    At two backlogs; claims also with an old snapshot held elsewhere.
+    """
     backlogs = {"10k": 10_000, "100k" if bench.quick else "1M": 100_000 if bench.quick else 10**6}
     with bench.connect() as conn:
         filled = {
@@ -224,6 +252,12 @@ def claims(bench: Bench) -> None:
                         for key in [key for key in works if key[0] == "rows"]:
                             work = partial(filled[key].block, size, count, is_vacuumed=True)
                             taken[VACUUMED, key[1]] = alternate({key: work}, blocks)[key]
+                        reading = {
+                            key: partial(each.block, size, count, reads=True)
+                            for key, each in filled.items()
+                        }
+                        received = alternate(reading, blocks)
+                        report_received(bench, size, received)
                     seconds |= {(*key, size, is_held): low(each) for key, each in taken.items()}
                     for each in filled.values():
                         each.vacuum()
@@ -234,7 +268,7 @@ def claims(bench: Bench) -> None:
         drop_streams(conn)
 
 
-def side_at(side: Rows | Queue, label: str) -> Side:
+def side_at(side: Rows | Queue, label: str) -> Rows | Queue:
     """The same with tables or a stream of its own for a size of backlog."""
     if isinstance(side, Rows):
         return replace(side, table=f"{side.table}_{label}")
@@ -300,9 +334,23 @@ def report(bench: Bench, seconds: Seconds, small: str, large: str) -> None:
                 )
 
 
+def report_received(bench: Bench, size: int, taken: dict[tuple[str, str], list[float]]) -> None:
+    """Add the lines of what users call: claims that bring the payloads."""
+    for (name, backlog), seconds in taken.items():
+        if name != "rows":
+            what = "ordering=key" if name == "by key" else f"published {name}"
+            bench.report.ratio(
+                f"receive and acknowledge, {what}, against a row per message and consumer",
+                f"{size:,} at a time, backlog {backlog}",
+                seconds,
+                taken["rows", backlog],
+                "ms",
+            )
+
+
 def workers(bench: Bench, conn: psycopg.Connection, label: str) -> None:
     """Four processes at once, with claims of one message and of 100."""
-    period = 1.0 if bench.quick else 3.0
+    period = 1.0 if bench.quick else 2.0
     sides = {name: side_at(side, label) for name, side in SIDES.items()}
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
 
@@ -313,16 +361,20 @@ def workers(bench: Bench, conn: psycopg.Connection, label: str) -> None:
             return 1 / sum(job.result() for job in jobs)
 
         for size, count in ((1, 10_000), (100, 500)):
-            works = {name: partial(speed, side, size, count) for name, side in sides.items()}
-            taken = alternate(works, 3)
-            for name in list(SIDES)[1:]:
-                bench.report.ratio(
-                    f"{WORKERS} workers, claims of {size}, against a row per message and consumer",
-                    "ordering=key" if name == "by key" else f"published {name}",
-                    taken[name],
-                    taken["rows"],
-                    "1/s",
-                )
+            for reads, what in ((False, "claims of"), (True, "receiving")):
+                works = {
+                    name: partial(speed, replace(side, reads=reads), size, count)
+                    for name, side in sides.items()
+                }
+                taken = alternate(works, 3)
+                for name in list(SIDES)[1:]:
+                    bench.report.ratio(
+                        f"{WORKERS} workers, {what} {size}, against a row per message and consumer",
+                        "ordering=key" if name == "by key" else f"published {name}",
+                        taken[name],
+                        taken["rows"],
+                        "1/s",
+                    )
 
 
 def work(url: str, side: Side, size: int, count: int, period: float) -> float:

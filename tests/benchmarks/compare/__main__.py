@@ -1,0 +1,134 @@
+"""`python -m tests.benchmarks.compare`: all sides in turn; a table, JSON, a picture, the README."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue import embedded
+from tests.benchmarks.compare import pgmq, report
+from tests.benchmarks.compare.backlog import backlog
+from tests.benchmarks.compare.compare import FULL, QUICK, Compare, Effort
+from tests.benchmarks.compare.crew import Crew, connect
+from tests.benchmarks.compare.held import held
+from tests.benchmarks.compare.keys import keys
+from tests.benchmarks.compare.report import Report
+from tests.benchmarks.compare.send import send
+from tests.benchmarks.compare.steady import steady
+from tests.benchmarks.compare.wake import wake
+from tests.benchmarks.harness import run, timed
+
+SCENARIOS: dict[str, Callable[[Compare], None]] = {
+    each.__name__: each for each in (send, backlog, steady, held, keys, wake)
+}
+ROOT = Path(__file__).parents[3]
+PICTURE = ROOT / "tests/benchmarks/compare.svg"
+
+# Commits are synchronous, as they are by default, but the disk is not waited for unless one asks:
+# all would wait equally, and that hides the rest. Vacuum runs between measurements, never
+# meanwhile; checkpoints are rare.
+SETTINGS: dict[str, str | int] = {
+    "autovacuum": "off",
+    "checkpoint_timeout": "30min",
+    "jit": "off",
+    "max_wal_size": "8GB",
+    "shared_buffers": "1GB",
+}
+SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
+"""Settings that a report names."""
+
+
+def main(
+    scenario: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}.")] = None,
+    quick: Annotated[bool, typer.Option(help="Less of everything: about a minute.")] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="A database, in place of a server made here. Its"
+            " schemas pgmq, plain and row_per_message* are used."
+        ),
+    ] = None,
+    fsync: Annotated[
+        bool, typer.Option(help="Let the server made here wait for the disk.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="A folder for JSON and picture.")] = ROOT
+    / "build/compare",
+    readme: Annotated[
+        bool,
+        typer.Option(
+            help="Measure nothing: write the figures of the last run"
+            " into README.md, and its picture beside the benchmarks."
+        ),
+    ] = False,
+) -> None:
+    """Measure spark-pgqueue beside pgmq, a row per message, and plain inserts."""
+    if unknown := set(scenario or ()) - set(SCENARIOS):
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(SCENARIOS)}")
+    if readme:
+        found = report.read(out / "compare.json")
+        report.write_readme(found, ROOT / "README.md")
+        report.draw(found, PICTURE)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too
+    figures = Report()
+    with database(url, fsync) as where:
+        compare(where, scenario or list(SCENARIOS), QUICK if quick else FULL, figures)
+    for table in figures.tables():
+        figures.console.print(table)
+    figures.write(out / "compare.json")
+    report.draw(figures, out / "compare.svg")
+    figures.console.print(f"written to {out}/compare.json and compare.svg")
+
+
+def compare(
+    url: str,
+    scenarios: Sequence[str],
+    effort: Effort,
+    figures: Report,
+) -> None:
+    """Run scenarios.
+
+    Raises:
+        RuntimeError, CountError: a worker failed, or messages were lost or came twice.
+    """
+    has_pgmq = pgmq.is_installed()
+    versions = {"pgmq": pgmq.version()} if has_pgmq else {}
+    if not has_pgmq:
+        figures.console.print("[yellow]pgmq is left out: pip install pgmq[/]")
+    with connect(url) as conn, Crew(url) as crew:
+        ((postgres,),) = run(conn, "show server_version")
+        settings = {name: run(conn, f"show {name}")[0][0] for name in SHOWN}
+        figures.about = report.machine(postgres.split()[0], settings, effort.name, versions)
+        it = Compare(url, conn, crew, effort, figures, has_pgmq)
+        for name in scenarios:
+            took = timed(lambda name=name: SCENARIOS[name](it))
+            figures.console.print(f"[dim]{name}: {took:.0f} s[/]")
+
+
+@contextmanager
+def database(url: str | None, fsync: bool) -> Iterator[str]:
+    """The given one, or that of an embedded server."""
+    if url is not None:
+        yield url
+        return
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-compare-"))
+    try:
+        settings = SETTINGS | {"fsync": "on" if fsync else "off"}
+        with embedded.start(home / "postgres", settings=settings) as server:
+            yield server.url
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

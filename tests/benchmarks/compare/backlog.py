@@ -1,0 +1,48 @@
+"""Receiving and acknowledging from a backlog."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.benchmarks.compare.compare import Compare
+from tests.benchmarks.compare.pgmq import Pgmq
+from tests.benchmarks.compare.rows import Rows
+from tests.benchmarks.compare.sides import Ours, Side
+from tests.benchmarks.compare.work import Consume
+from tests.benchmarks.harness import alternate
+
+SCENARIO = "receive and acknowledge, backlog"
+SIZES = {1: 10_000, 10: 50_000, 100: 80_000, 10_000: 160_000}
+"""Messages to receive at a time, and how many there are."""
+
+SINGLY = {1: 10_000, 10: 15_000, 100: 20_000}
+"""The same for what was sent one by one, which takes longer."""
+
+
+def backlog(compare: Compare) -> None:
+    """Sizes of 1 to 10,000, with 1 and 4 workers."""
+    peers = compare.sides(Pgmq(), Rows())
+    in_bulk: list[Side] = [Ours(), Ours("one call", one_call=True)]
+    singly: list[Side] = [
+        Ours("sent one by one", singly=True),
+        Ours("sent one by one, one call", singly=True, one_call=True),
+    ]
+    with compare.queues([*in_bulk, *singly, *peers]):
+        for workers in (1, 4):
+            for size in compare.effort.some(list(SIZES)):
+                sides = [*in_bulk, *(singly if size in SINGLY else []), *peers]
+                turns = {side.name: partial(turn, compare, side, size, workers) for side in sides}
+                values = alternate(turns, compare.effort.rounds, warm_up=0)
+                who = f"{workers} workers" if workers > 1 else "1 worker"
+                compare.case(SCENARIO, f"{who}, messages at a time", f"{size:,}", "/s", values)
+
+
+def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
+    """Messages per second of all workers."""
+    is_single = isinstance(side, Ours) and side.singly
+    count = compare.effort.messages((SINGLY if is_single else SIZES)[size])
+    size = min(size, max(count // (4 * workers), 1))
+    compare.fill(side, count)
+    warm_up = 5 if size < 1000 and count > 1000 else 1
+    job = Consume(side, size, compare.effort.seconds, count, warm_up)
+    return compare.work(side, [job] * workers, count)

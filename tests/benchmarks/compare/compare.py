@@ -1,0 +1,135 @@
+"""What every scenario gets: the database, workers, and how much to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from tests.benchmarks.compare.counts import CountError, Log, check, check_order, drain
+from tests.benchmarks.compare.crew import Crew, Job
+from tests.benchmarks.compare.report import Case, Report
+from tests.benchmarks.compare.sides import CHUNK, Side, Store
+from tests.benchmarks.harness import run
+
+KEYS = 5000
+"""How many keys messages have where that does not matter."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to do.
+
+    Attributes:
+        name: of this effort.
+        rounds: how often each side has its turn.
+        seconds: a turn.
+        share: of the messages that a turn of a second has before it.
+        held: seconds beside a held snapshot.
+        wakes: how often a waiting worker is woken.
+        thorough: all cases; else only some of those that differ in a number.
+    """
+
+    name: str
+    rounds: int
+    seconds: float
+    share: float
+    held: float
+    wakes: int
+    thorough: bool = True
+
+    def some(self, values: Sequence) -> Sequence:
+        """All values, or the first and the last."""
+        return values if self.thorough or len(values) < 3 else (values[0], values[-1])
+
+    def messages(self, count: int) -> int:
+        return max(int(count * self.share), 20)
+
+
+FULL = Effort("full", rounds=3, seconds=0.6, share=1, held=20, wakes=40)
+QUICK = Effort("quick", rounds=1, seconds=0.2, share=0.3, held=3, wakes=10, thorough=False)
+
+
+@dataclass
+class Compare:
+    """A run.
+
+    Attributes:
+        url: of the database.
+        conn: for what is not measured.
+        crew: the workers.
+        effort: how much to do.
+        report: where figures go.
+        has_pgmq: whether pgmq is there.
+    """
+
+    url: str
+    conn: psycopg.Connection
+    crew: Crew
+    effort: Effort
+    report: Report
+    has_pgmq: bool
+
+    def sides(self, *sides: Side) -> list[Side]:
+        """Those of the sides that are there."""
+        return [side for side in sides if self.has_pgmq or side.schema != "pgmq"]
+
+    @contextmanager
+    def queues(
+        self, sides: Iterable[Store], consumers: int = 1, *, by_key: bool = False
+    ) -> Iterator[None]:
+        """With a queue of each side, empty."""
+        made: list[Store] = []
+        for side in sides:
+            side.install(self.conn)
+            side.create(self.conn, consumers, by_key=by_key)
+            made.append(side)
+        yield  # after an error nothing is dropped: others may be at work, and the run is over
+        for side in made:
+            side.drop(self.conn)
+
+    def fill(self, side: Side, count: int, keys: Sequence[str] | None = None) -> None:
+        """Send messages 0 to count - 1, by the server itself, and vacuum."""
+        keys = keys or [f"key {number % KEYS}" for number in range(count)]
+        for first in range(0, count, CHUNK):
+            side.fill(self.conn, first, list(keys[first : min(first + CHUNK, count)]))
+        self.vacuum(side)
+
+    def vacuum(self, side: Store) -> None:
+        """Vacuum and analyze all tables of a side."""
+        run(self.conn, f"vacuum (analyze) {', '.join(self.tables(side))}")
+
+    def tables(self, side: Store) -> list[str]:
+        sql = "select oid::regclass::text from pg_class where relkind = 'r' and relnamespace = %s"
+        return [row[0] for row in run(self.conn, sql + "::regnamespace", (side.schema,))]
+
+    def work(self, side: Side, jobs: list[Job], count: int, keys: list[str] | None = None) -> float:
+        """Messages per second of workers that consume messages 0 to count - 1; all are counted."""
+        logs: list[Log] = self.crew.run(jobs)
+        self.settle(side, range(count), logs)
+        if keys is not None:
+            check_order(side, logs, keys)
+        return sum(log.speed for log in logs)
+
+    def settle(self, side: Store, sent: Iterable[int], logs: list[Log], consumer: int = 0) -> None:
+        """Empty a queue, and see that all that was sent was received and acknowledged once."""
+        check(side, self.conn, sent, [*logs, drain(side, self.conn, consumer)], consumer)
+
+    def leave(self, side: Store, count: int, consumer: int) -> None:
+        """See that a consumer has so many messages, and leave them."""
+        if (left := side.left(self.conn, consumer)) != count:
+            raise CountError(f"{side.name}: consumer {consumer} has {left} of {count} messages")
+
+    def case(
+        self,
+        scenario: str,
+        line: str,
+        point: str,
+        unit: str,
+        values: dict[str, list[float]],
+        *,
+        higher: bool = True,
+    ) -> None:
+        self.report.add(Case(scenario, line, point, unit, values, higher))

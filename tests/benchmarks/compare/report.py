@@ -1,0 +1,303 @@
+"""The figures of a run, and what they are written to: a table, JSON, a picture, the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+OURS = "pgqueue"
+"""The name of our side as it is usually called; variants have it in front."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that was measured, on all sides in turn.
+
+    Attributes:
+        scenario: what it belongs to.
+        line: what is measured.
+        point: which of the points of this line it is; cases of one line stand in one row of the
+            README.
+        unit: of the values.
+        higher: whether more is better.
+        values: by side, a value per round.
+    """
+
+    scenario: str
+    line: str
+    point: str
+    unit: str
+    values: dict[str, list[float]]
+    higher: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.line}: {self.point}" if self.point else self.line
+
+    def value(self, side: str) -> float:
+        """The better quartile: what others do on the machine makes a round worse, never better."""
+        values = self.values[side]
+        if len(values) == 1:
+            return values[0]
+        return statistics.quantiles(values, n=4, method="inclusive")[2 if self.higher else 0]
+
+    def ratio(self, ours: str, theirs: str) -> float:
+        """How many times better ours is."""
+        a, b = self.value(ours), self.value(theirs)
+        if not self.higher:
+            a, b = b, a
+        return a / b if b else float("inf") if a else 1.0
+
+    @property
+    def ours(self) -> list[str]:
+        return [side for side in self.values if is_ours(side)]
+
+    @property
+    def theirs(self) -> list[str]:
+        return [side for side in self.values if not is_ours(side)]
+
+
+def is_ours(side: str) -> bool:
+    return side == OURS or side.startswith(f"{OURS},")
+
+
+@dataclass
+class Report:
+    """The figures of a run; shown as they come."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    cases: list[Case] = field(default_factory=list)
+    console: Console = field(default_factory=lambda: Console(width=_width()))
+
+    def add(self, case: Case) -> None:
+        if not self.cases or self.cases[-1].scenario != case.scenario:
+            self.console.print(f"[bold]{case.scenario}[/]")
+        self.cases.append(case)
+        said = ", ".join(f"{side} {_number(case.value(side))}" for side in case.values)
+        self.console.print(f"  [dim]{case.name} ({case.unit}): {said}[/]")
+
+    def scenarios(self) -> dict[str, list[Case]]:
+        found: dict[str, list[Case]] = {}
+        for case in self.cases:
+            found.setdefault(case.scenario, []).append(case)
+        return found
+
+    def tables(self) -> Iterable[Table]:
+        """A table per scenario: ours, theirs, and how many times better ours is."""
+        for scenario, cases in self.scenarios().items():
+            table = Table(title=scenario, title_justify="left", show_lines=False)
+            table.add_column("", overflow="fold")
+            table.add_column("unit", no_wrap=True)
+            table.add_column("ours", justify="right", no_wrap=True)
+            peers = _peers(cases)
+            for peer in peers:
+                table.add_column(peer, justify="right")
+            for case in cases:
+                for ours in case.ours:
+                    cells = [_cell(case, ours, peer) for peer in peers]
+                    value = _number(case.value(ours))
+                    table.add_row(case.name + ours.removeprefix(OURS), case.unit, value, *cells)
+            yield table
+
+    def write(self, path: Path) -> None:
+        document = {
+            **self.about,
+            "cases": [
+                {
+                    **asdict(case),
+                    "ratios": {
+                        ours: {peer: _finite(case.ratio(ours, peer)) for peer in case.theirs}
+                        for ours in case.ours
+                    },
+                }
+                for case in self.cases
+            ],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> Report:
+    """The report that was written to a file."""
+    document = json.loads(path.read_text())
+    cases = [
+        Case(**{name: value for name, value in each.items() if name != "ratios"})
+        for each in document.pop("cases")
+    ]
+    return Report(document, cases)
+
+
+def machine(postgres: str, settings: dict[str, Any], effort: str, versions: dict[str, str]) -> dict:
+    """What a report is about."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "effort": effort,
+        "cpus": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "postgres": postgres,
+        "versions": versions,
+        "settings": settings,
+    }
+
+
+# The README
+
+BEGIN = "<!-- written by: make compare ARGS=--readme -->"
+END = "<!-- to here -->"
+
+
+def readme_of(report: Report) -> str:
+    """The part of the README that the figures make: a table per scenario, of ratios."""
+    about = report.about
+    durable = ", ".join(f"`{name}` {value}" for name, value in about["settings"].items())
+    parts = [
+        f"On {about['cpus']} cores with PostgreSQL {about['postgres']} ({durable}),"
+        f" {about['date']}"
+        + "".join(f"; {name} {version}" for name, version in about["versions"].items())
+        + (f"; **{about['effort']}**" if about["effort"] != "full" else "")
+        + ". Each cell of a peer says how many times better pgqueue is; **bold** is where we lose.",
+        "",
+    ]
+    for scenario, cases in report.scenarios().items():
+        peers = _peers(cases)
+        parts.append(f"| {scenario} | pgqueue | " + " | ".join(peers) + " |")
+        parts.append("|---" * (len(peers) + 2) + "|")
+        parts += [_row(cases, *key, peers) for key in _lines(cases)]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def write_readme(report: Report, path: Path) -> None:
+    """Write the figures into the README, between the two marks."""
+    text = path.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    path.write_text(f"{before}{BEGIN}\n{readme_of(report)}\n{END}{after}")
+
+
+def _lines(cases: list[Case]) -> list[tuple[str, str, str]]:
+    """The rows of a table: line, our variant and unit, in the order of the cases."""
+    return list(dict.fromkeys((c.line, ours, c.unit) for c in cases for ours in c.ours))
+
+
+def _row(cases: list[Case], line: str, ours: str, unit: str, peers: list[str]) -> str:
+    row = [c for c in cases if (c.line, c.unit) == (line, unit) and ours in c.values]
+    points = " / ".join(c.point for c in row if c.point)
+    label = line + ours.removeprefix(OURS) + (f": {points}" if points else "")
+    values = " / ".join(_number(c.value(ours)) for c in row)
+    cells = [
+        " / ".join(_ratio(c.ratio(ours, peer)) if peer in c.values else "-" for c in row)
+        if any(peer in c.values for c in row)
+        else ""
+        for peer in peers
+    ]
+    return "| " + " | ".join([label, f"{values} {unit}".replace(" /s", "/s"), *cells]) + " |"
+
+
+def _ratio(value: float) -> str:
+    shown = _number(value) if value < 100 else f"{value:,.0f}"
+    return f"**{shown}**" if value < 1 else shown
+
+
+# The picture
+
+NARROWEST, WIDEST = 0.02, 200
+"""Ratios beyond these are drawn there."""
+
+
+def draw(report: Report, path: Path) -> None:
+    """A dot for each ratio of our usual side, on a logarithmic axis; left of 1 we lose."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "compare"  # the same figures make the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    scenarios = report.scenarios()
+    columns: list[list[str]] = [[], []]
+    for scenario in sorted(scenarios, key=lambda each: -len(scenarios[each])):
+        # into the shorter column
+        lengths = [sum(len(scenarios[each]) + 3 for each in column) for column in columns]
+        columns[lengths.index(min(lengths))].append(scenario)
+    columns = [[each for each in scenarios if each in column] for column in columns]
+    rows = max(sum(len(scenarios[each]) + 3 for each in column) for column in columns)
+    figure = plt.figure(figsize=(15, 1 + 0.19 * rows), layout="constrained")
+    peers = _peers(report.cases)
+    halves = figure.subfigures(1, 2, squeeze=False)[0]
+    for column, half in zip(columns, halves, strict=True):
+        if not column:
+            continue
+        heights = [len(scenarios[each]) + 1.5 for each in column]
+        panels = half.subplots(len(column), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for scenario, axes in zip(column, panels, strict=True):
+            _panel(axes, scenario, scenarios[scenario], peers)
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=f"C{number}", label=peer)
+        for number, peer in enumerate(peers)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(peers), fontsize=8)
+    figure.suptitle(
+        "How many times better pgqueue is than others; in red, where it loses"
+        f" (PostgreSQL {report.about['postgres']}, {report.about['cpus']} cores)",
+        fontsize=11,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _panel(axes: Any, scenario: str, cases: list[Case], peers: list[str]) -> None:
+    for row, case in enumerate(cases):
+        for peer in case.theirs:
+            ratio = min(max(case.ratio(OURS, peer), NARROWEST), WIDEST)
+            axes.plot(ratio, row, "o", markersize=5, color=f"C{peers.index(peer)}")
+    axes.set_xscale("log")
+    axes.set_xlim(NARROWEST / 1.2, WIDEST * 1.2)
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    axes.set_yticks(range(len(cases)), [f"{case.name} ({case.unit})" for case in cases], fontsize=7)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="y", alpha=0.3)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.axvspan(NARROWEST / 1.2, 1, color="red", alpha=0.07, zorder=0)
+    axes.set_title(scenario, fontsize=9, loc="left")
+
+
+def _peers(cases: Iterable[Case]) -> list[str]:
+    return list(dict.fromkeys(peer for case in cases for peer in case.theirs))
+
+
+def _cell(case: Case, ours: str, peer: str) -> str:
+    if peer not in case.values:
+        return ""
+    ratio = case.ratio(ours, peer)
+    mark = "[bold red]" if ratio < 1 else "[green]"
+    lost = " LOSS" if ratio < 1 else ""
+    return f"{_number(case.value(peer))} {mark}{_number(ratio)}x{lost}[/]"
+
+
+def _finite(value: float) -> float | None:
+    return value if value != float("inf") else None
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 1 else f"{value:.2f}"
+
+
+def _width() -> int | None:
+    return None if Console().is_terminal else 150

@@ -1,0 +1,182 @@
+"""Queues that are nearly empty: a message at a time, full load, and a thousand each second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import spark_pgqueue
+from tests.benchmarks.compare.compare import Compare
+from tests.benchmarks.compare.counts import CountError, Log, acknowledge
+from tests.benchmarks.compare.crew import Seat
+from tests.benchmarks.compare.pgmq import Pgmq
+from tests.benchmarks.compare.rows import Rows
+from tests.benchmarks.compare.sides import DIGITS, Ours, Side, payload
+from tests.benchmarks.compare.work import Consume, Produce, cpu_seconds
+from tests.benchmarks.harness import run
+
+SCENARIO = "steady state, no backlog"
+FOR_EVER = 10**15
+Figures = dict[tuple[str, str, bool], float]
+"""Values by line, unit, and whether more is better."""
+
+
+def steady(compare: Compare) -> None:
+    """One worker that sends, receives and acknowledges; full load; a thousand messages a second."""
+    ours: list[Side] = [Ours(), Ours("one call", one_call=True)]
+    peers = compare.sides(Pgmq(), Rows())
+    rounds(compare, [*ours, *peers], cycles)
+    rounds(compare, [*ours, *peers], full_load)
+    waits: list[Side] = [Ours(), Ours(CLIENT)]
+    rounds(compare, [*waits, *peers], thousand)
+
+
+def rounds(compare: Compare, sides: list[Side], turn: Callable[[Compare, Side], Figures]) -> None:
+    """Give each side its turns; a turn has several figures."""
+    found: dict[tuple[str, str, bool], dict[str, list[float]]] = {}
+    with compare.queues(sides):
+        for _ in range(compare.effort.rounds):
+            for side in sides:
+                for what, value in turn(compare, side).items():
+                    found.setdefault(what, {}).setdefault(side.name, []).append(value)
+                compare.vacuum(side)
+    for (line, unit, higher), values in found.items():
+        compare.case(SCENARIO, line, "", unit, values, higher=higher)
+
+
+def cycles(compare: Compare, side: Side) -> Figures:
+    """Send a message, receive it, acknowledge it."""
+    count = compare.effort.messages(1000)
+    storage(compare, side)  # what was done before is said before it is vacuumed
+    compare.vacuum(side)
+    before = storage(compare, side)
+    ((log, taken, cpu),) = compare.crew.run([partial(cycle, side=side, count=count)])
+    after = storage(compare, side)
+    compare.settle(side, range(count), [log])
+    done = count + 0.0
+    line = "send, receive 1, acknowledge"
+    figures = {(line, "µs", False): statistics.median(taken) * 1e6}
+    if cpu is not None:
+        figures[f"{line}: the server's work", "µs", False] = cpu / done * 1e6
+    for name, unit in STORAGE.items():
+        figures[f"{line}: {name}", unit, False] = (after[name] - before[name]) / done
+    return figures
+
+
+STORAGE = {"WAL": "bytes", "tables and indexes": "bytes", "dead rows": "rows"}
+"""What a message costs in storage, until the next vacuum."""
+
+
+def storage(compare: Compare, side: Side) -> dict[str, float]:
+    """What there is of each."""
+    compare.crew.flush()
+    run(compare.conn, "select pg_stat_force_next_flush()")
+    tables = compare.tables(side)
+    sql = (
+        "select pg_current_wal_insert_lsn() - '0/0',"
+        " (select sum(pg_total_relation_size(t)) from unnest(%s::text[]) t),"
+        " (select sum(n_dead_tup) from pg_stat_all_tables where relid::regclass::text = any(%s))"
+    )
+    return dict(zip(STORAGE, map(float, run(compare.conn, sql, (tables, tables))[0]), strict=True))
+
+
+def cycle(seat: Seat, side: Side, count: int) -> tuple[Log, list[float], float | None]:
+    """One worker's cycles, seconds for each, and what its backend worked for them."""
+    conn, log, clock = seat.connection, Log(), time.perf_counter
+    seat.begin()
+    taken, done = [], None
+    worked = cpu_seconds(conn)
+    for number in range(count):
+        began = clock()
+        side.send(conn, payload(number), None)
+        delivery = side.receive(conn, 1, 0, done)
+        if delivery.numbers != [number]:
+            raise CountError(f"{side.name}: sent {number} and received {delivery.numbers}")
+        log.deliveries.append((began, began, delivery.numbers))
+        if side.one_call:
+            done = delivery
+        else:
+            acknowledge(side, conn, delivery, 0)
+        taken.append(clock() - began)
+    if done is not None:
+        acknowledge(side, conn, done, 0)
+    now = cpu_seconds(conn)
+    return log, taken, None if worked is None or now is None else now - worked
+
+
+def full_load(compare: Compare, side: Side) -> Figures:
+    """Two producers that wait for nobody until they are 500 messages ahead, and four workers."""
+    seconds = compare.effort.seconds * 2
+    consume = Consume(side, 1, seconds, FOR_EVER)
+    produce = [Produce(side, number, seconds, ahead=250, warm_up=2) for number in range(2)]
+    logs = compare.crew.run([*[consume] * 4, *produce])
+    sent = [number for log in logs[4:] for *_, numbers in log.deliveries for number in numbers]
+    compare.settle(side, sent, logs[:4])
+    speed = sum(log.messages for log in logs[:4]) / max(log.seconds for log in logs[:4])
+    late = sorted(latencies(logs[4:], logs[:4]))
+    line = "full load, 2 producers, 4 workers"
+    return {
+        (line, "/s", True): speed,
+        (f"{line}: until received, median", "ms", False): statistics.median(late) * 1e3,
+    }
+
+
+def thousand(compare: Compare, side: Side) -> Figures:
+    """A producer of 1,000 messages a second, and two workers that wait as its users do."""
+    count = compare.effort.messages(2000)
+    produce = Produce(side, 0, 60.0, count, per_second=1000)
+    if isinstance(side, Ours) and side.variant == CLIENT:
+        consume = WaitingClient(side, count)
+    else:
+        consume = Consume(side, 1, 60.0, count)
+    logs = compare.crew.run([consume, consume, produce])
+    compare.settle(side, range(count), logs[:2])
+    late = sorted(latencies(logs[2:], logs[:2]))
+    line = "1,000/s, 2 workers: until received"
+    return {
+        (f"{line}, median", "ms", False): statistics.median(late) * 1e3,
+        (f"{line}, p99", "ms", False): late[int(len(late) * 0.99)] * 1e3,
+    }
+
+
+def latencies(producers: list[Log], workers: list[Log]) -> list[float]:
+    """Seconds from the call of send to the message in a worker's hands."""
+    sent = {n: began for log in producers for began, _, numbers in log.deliveries for n in numbers}
+    return [
+        received - sent[number]
+        for log in workers
+        for received, _, numbers in log.deliveries
+        for number in numbers
+    ]
+
+
+CLIENT = "the client waits"
+"""Of the name of our side, where a worker calls the Python client and waits by LISTEN."""
+
+
+@dataclass(frozen=True)
+class WaitingClient:
+    """A worker with the Python client."""
+
+    side: Side
+    expected: int
+
+    def __call__(self, seat: Seat) -> Log:
+        log = Log()
+        with spark_pgqueue.connect(seat.url) as queue:
+            wait = timedelta(milliseconds=100)
+            queue.receive(self.side.name, "c0", wait=wait)  # listens from now on
+            seat.begin()
+            while sum(seat.counters) < self.expected:
+                if claim := queue.receive(self.side.name, "c0", wait=wait):
+                    now = time.perf_counter()
+                    numbers = [int(str(each.data)[:DIGITS]) for each in claim.messages]
+                    log.deliveries.append((now, now, numbers))
+                    if claim.ack() != len(numbers):
+                        raise CountError(f"{self.side.name}: {claim} was not acknowledged")
+                    seat.count(len(numbers))
+        return log

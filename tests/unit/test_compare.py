@@ -1,0 +1,177 @@
+"""`make compare` runs, and a message that is lost or comes twice fails it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.benchmarks.compare import backlog, pgmq, report
+from tests.benchmarks.compare.__main__ import PICTURE, SCENARIOS, compare
+from tests.benchmarks.compare.compare import Compare, Effort
+from tests.benchmarks.compare.counts import CountError, Log, check_order
+from tests.benchmarks.compare.crew import Crew, connect
+from tests.benchmarks.compare.report import OURS, Case, Report
+from tests.benchmarks.compare.rows import Rows
+from tests.benchmarks.compare.sides import Delivery, Ours
+
+README = Path(__file__).parents[2] / "README.md"
+TINY = Effort("tiny", rounds=1, seconds=0.05, share=0.005, held=0.4, wakes=3, thorough=False)
+
+
+def run_tiny(url: str, *scenarios: str) -> Report:
+    figures = Report()
+    compare(url, scenarios, TINY, figures)
+    return figures
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(name, marks=pytest.mark.longer if name in ("send", "keys") else [])
+        for name in SCENARIOS
+    ],
+)
+def test_a_scenario_measures_every_side(empty_url, scenario):
+    figures = run_tiny(empty_url, scenario)
+    assert figures.cases
+    for case in figures.cases:
+        assert OURS in case.values
+        assert case.theirs
+        assert all(case.value(side) >= 0 for side in case.values), case
+    sides = {side for case in figures.cases for side in case.values}
+    assert pgmq.is_installed() == any(side.startswith("pgmq") for side in sides)
+
+
+def test_without_pgmq_the_rest_is_measured(empty_url, monkeypatch, capsys):
+    monkeypatch.setattr(pgmq, "is_installed", lambda: False)
+    figures = run_tiny(empty_url, "wake")
+    assert "pgmq is left out" in capsys.readouterr().out
+    assert [case.theirs for case in figures.cases] == [["bare LISTEN"]]
+
+
+# What must fail the run
+
+
+class Loses(Rows):
+    """Acknowledges the first message of a delivery without giving it to anybody."""
+
+    def receive(
+        self, conn: psycopg.Connection, size: int, consumer: int, done: Delivery | None
+    ) -> Delivery:
+        delivery = super().receive(conn, size, consumer, done)
+        return Delivery(delivery.numbers[1:], delivery.handle)
+
+    def ack(self, conn: psycopg.Connection, delivery: Delivery, consumer: int) -> int:
+        return super().ack(conn, delivery, consumer) and len(delivery.numbers)
+
+
+class Doubles(Rows):
+    """Sends all messages twice."""
+
+    def fill(self, conn: psycopg.Connection, first: int, keys: list[str]) -> None:
+        super().fill(conn, first, keys)
+        super().fill(conn, first, keys)
+
+
+class Keeps(Rows):
+    """Says that it has acknowledged, and has not."""
+
+    def ack(self, conn: psycopg.Connection, delivery: Delivery, consumer: int) -> int:
+        return len(delivery.numbers)
+
+
+class Misses(Rows):
+    """Acknowledges fewer messages than it was given."""
+
+    def ack(self, conn: psycopg.Connection, delivery: Delivery, consumer: int) -> int:
+        return super().ack(conn, delivery, consumer) - 1
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        (Loses(), "lost"),
+        (Doubles(), "received twice"),
+        (Keeps(), "not acknowledged"),
+        (Misses(), r"acknowledged \d+ of \d+ messages"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_wrong_count_fails_the_run(empty_url, side, said):
+    with connect(empty_url) as conn, Crew(empty_url) as crew:
+        run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)
+        with pytest.raises((CountError, RuntimeError), match=said), run.queues([side]):
+            backlog.turn(run, side, 10, 2)
+
+
+def test_both_of_two_real_sides_pass_the_same_count(empty_url):
+    with connect(empty_url) as conn, Crew(empty_url) as crew:
+        run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)
+        for side in (Ours(), Rows(), Rows(by_key=True)):
+            with run.queues([side]):
+                assert backlog.turn(run, side, 10, 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "is_in_order"),
+    [
+        ([(1, 2, [0, 1]), (3, 4, [2])], True),
+        ([(1, 2, [1]), (3, 4, [0])], False),
+        ([(1, 4, [0]), (3, 5, [1])], False),
+        ([(1, 2, [1, 0])], False),
+    ],
+    ids=["in order", "the other way round", "two at once", "in one delivery"],
+)
+def test_a_key_out_of_order_fails_the_run(deliveries, is_in_order):
+    logs = [Log(deliveries=[each]) for each in deliveries]
+    if is_in_order:
+        check_order(Ours(), logs, ["a"] * 3)
+    else:
+        with pytest.raises(CountError):
+            check_order(Ours(), logs, ["a"] * 3)
+
+
+# What is shown
+
+
+@pytest.fixture
+def figures() -> Report:
+    about = report.machine("18", {"synchronous_commit": "on"}, "full", {"pgmq": "1"})
+    values = {OURS: [100.0, 200.0], "pgqueue, one call": [400.0], "pgmq": [200.0, 400.0]}
+    late = {OURS: [1.0], "pgmq": [3.0]}
+    return Report(
+        about,
+        [
+            Case("send", "messages", "1", "/s", values),
+            Case("send", "messages", "10", "/s", values),
+            Case("wake-up", "median", "", "ms", late, higher=False),
+        ],
+    )
+
+
+def test_the_readme_shows_where_we_lose(figures):
+    text = report.readme_of(figures)
+    assert "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |" in text
+    assert "| messages, one call: 1 / 10 | 400 / 400/s | 1.14 / 1.14 |" in text
+    assert "| median | 1 ms | 3 |" in text
+
+
+def test_json_and_picture_are_written_and_read(figures, tmp_path):
+    figures.write(tmp_path / "compare.json")
+    again = report.read(tmp_path / "compare.json")
+    assert again.cases == figures.cases
+    assert report.readme_of(again) == report.readme_of(figures)
+    report.draw(again, tmp_path / "compare.svg")
+    assert "<svg" in (tmp_path / "compare.svg").read_text()
+
+
+def test_the_readme_has_a_place_for_the_figures(figures, tmp_path):
+    copy = tmp_path / "README.md"
+    copy.write_text(README.read_text())
+    report.write_readme(figures, copy)
+    report.write_readme(figures, copy)
+    assert copy.read_text().count(report.readme_of(figures)) == 1
+    assert f"({PICTURE.relative_to(README.parent)})" in copy.read_text()
+    assert PICTURE.exists()
