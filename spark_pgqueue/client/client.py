@@ -14,7 +14,7 @@ from weakref import WeakSet
 import psycopg
 from psycopg.rows import class_row
 
-from spark_pgqueue.client import arguments, copying
+from spark_pgqueue.client import arguments, consuming, copying
 from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
 from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -352,6 +352,50 @@ class Client:
             first, again = partial(claim_now, ack), partial(claim_now, None)
             return self._waiting.claim(stream, first, again, patience)
         return claim_now(ack)
+
+    def consume(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        prefetch: int = 100,
+        visibility_timeout: timedelta | None = None,
+        wait: timedelta | None = None,
+    ) -> Iterator[Message]:
+        """Iterate over messages one at a time, claimed many at a time: for work on single messages.
+
+            for message in queue.consume("orders", "billing", wait=timedelta(minutes=1)):
+                bill(message.data)
+
+        A message is done when the next one is asked for. Those of a claim are acknowledged together,
+        in the call that makes the next claim; so a worker that dies is followed by another one that
+        gets up to `prefetch` messages again which were done. The claim is extended while messages of
+        it are left, unless one takes longer than the visibility timeout: then they go to other
+        workers, and the iteration goes on with others. Who leaves the loop, by break or by an error,
+        returns the message at hand and those behind it, as `nack` does.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            prefetch: claim at most so many messages at once.
+            visibility_timeout: as in `receive`; None for the consumer's.
+            wait: as in `receive`: the iteration ends when there was nothing for so long; None for
+                as soon as there is nothing.
+
+        Raises:
+            PgQueueError: as `receive`.
+        """
+        arguments.number("prefetch", prefetch, 1, 2**31 - 1)
+        timeout = visibility_timeout
+        if timeout is None:
+            timeout = self._value(
+                "select visibility_timeout from pgqueue.open_consumer(%s::text, %s::text)",
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+            )
+        arguments.duration("visibility_timeout", timeout)
+        arguments.maybe(arguments.patience, "wait", wait)
+        return consuming.consume(self, stream, consumer, prefetch, timeout, wait)
 
     def _claim(
         self,

@@ -303,13 +303,15 @@ IN_FLIGHT = 10**17
 
 def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> None:
     """Publish messages with one row of publications, without their way through Python."""
-    conn.execute(
-        (
-            INSERT_RESERVED.format(stream=stream, n=n, key=key)
-            + f" select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), {stream}, seqs)"
-            " from r"
-        ).encode()
-    )
+    with conn.transaction():
+        (reserved,) = rows(
+            conn,
+            f"{INSERT_RESERVED.format(stream=stream, n=n, key=key)} select seqs::text from r",
+        )
+        conn.execute(
+            "select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), %s, %s::int8multirange)",
+            [stream, reserved.seqs],
+        )
     conn.execute(
         "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], message_count)"
         " from pgqueue.staged_writes"

@@ -367,7 +367,8 @@ def test_no_producer_blocks_another(
     sender.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
     send_keys(sender, "a", "b")
     value(sender, "send", "s", "x", p_key="a", p_consumers=["key"])
-    value(sender, "stage", "sink", 1, stream, value(sender, "reserve", stream, 1))
+    (written,) = internals.insert_messages(sender, stream, 1)
+    value(sender, "stage", "sink", 1, stream, f"{{[{written},{written}]}}")
     claim = claim_of(call(acker, "receive", "s", "none", 1))
     acker.execute("begin")
     value(acker, "ack", claim)
