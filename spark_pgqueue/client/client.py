@@ -87,8 +87,8 @@ class Client:
             name: 1 to 200 characters.
             kind: what its messages hold: "text", "json" (checked) or "binary".
             if_not_exists: accept an existing one of the same kind.
-            notify: wake up who waits at each publication; without, they look once a second. It
-                costs very many small producers a lock of the whole server at commit.
+            notify: wake up who waits at each publication; without, they look once a second. Where
+                somebody waits, it costs producers a lock of the whole server at commit.
             max_bytes: of a payload.
             max_header_bytes: of a message's headers, as JSON text.
 
@@ -330,8 +330,8 @@ class Client:
                 round trip; None for none. A warning is logged for one that is not live.
             wait: when there is nothing, wait so long for a message; None for not at all. It ends
                 at once with a publication, within a second with a delay or another worker's lease
-                that is over. Other threads that share the client wait too. From the first such
-                call on the connection listens to the stream for as long as it lives.
+                that is over; behind a pooler it looks once a second. Other threads that share
+                the client wait too. The connection goes on listening to the stream.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time. A
