@@ -87,8 +87,8 @@ class Client:
             name: 1 to 200 characters.
             kind: what its messages hold: "text", "json" (checked) or "binary".
             if_not_exists: accept an existing one of the same kind.
-            notify: wake up who waits at each publication; without, they look once a second. It
-                costs very many small producers a lock of the whole server at commit.
+            notify: wake up who waits at each publication; without, they look once a second. Where
+                somebody waits, it costs producers a lock of the whole server at commit.
             max_bytes: of a payload.
             max_header_bytes: of a message's headers, as JSON text.
 
@@ -329,8 +329,8 @@ class Client:
                 round trip; None for none. A warning is logged for one that is not live.
             wait: when there is nothing, wait so long for a message; None for not at all. It ends
                 at once with a publication, within a second with a delay or another worker's lease
-                that is over. Other threads that share the client wait too. From the first such
-                call on the connection listens to the stream for as long as it lives.
+                that is over; behind a pooler it looks once a second. Other threads that share
+                the client wait too. The connection goes on listening to the stream.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time. A
@@ -367,12 +367,12 @@ class Client:
             for message in queue.consume("orders", "billing", wait=timedelta(minutes=1)):
                 bill(message.data)
 
-        A message is done when the next one is asked for. Those of a claim are acknowledged together,
-        in the call that makes the next claim; so a worker that dies is followed by another one that
-        gets up to `prefetch` messages again which were done. The claim is extended while messages of
-        it are left, unless one takes longer than the visibility timeout: then they go to other
-        workers, and the iteration goes on with others. Who leaves the loop, by break or by an error,
-        returns the message at hand and those behind it, as `nack` does.
+        A message is done when the next one is asked for. Those of a claim are acknowledged
+        together, in the call that makes the next claim; so after a worker that died, another one
+        gets up to `prefetch` messages again which were done. The claim is extended while messages
+        of it are left, unless one takes longer than the visibility timeout: then they go to other
+        workers, and the iteration goes on with others. Who leaves the loop, by break or by an
+        error, returns the message at hand and those behind it, as `nack` does.
 
         Args:
             stream: the stream's name.

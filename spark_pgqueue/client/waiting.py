@@ -50,7 +50,7 @@ class Waiting:
             waiter.forget()
             claim = claim_first()
             if claim is not None:
-                self._stop(waiter)
+                self._note_messages(waiter)
             waiter = self._waiter(stream)
             heard = True
             while claim is None and (left := end - time.monotonic()) > 0:
@@ -72,10 +72,10 @@ class Waiting:
             self._waiters.clear()
         return self._waiters.setdefault(stream, Waiter(self._listener, stream))
 
-    def _stop(self, waiter: Waiter) -> None:
+    def _note_messages(self, waiter: Waiter) -> None:
         # The claim is made: nothing may keep it from its caller.
         try:
             with self._statements.turn:
-                waiter.stop()
+                waiter.note_messages()
         except psycopg.Error:
             self._statements.disconnect()

@@ -16,6 +16,10 @@ _LAST_LOOK = 0.05
 """Seconds after which is looked whether a transaction that may publish without notifying is over:
 at first, for most are over soon; and at last, for one that stays open."""
 
+_BUSY = 10
+"""How often in a row there has to be something at once, for a wait to be stopped: to start one
+again takes longer than to be notified."""
+
 
 class Listener:
     """Which channels were heard by a connection that listens.
@@ -69,8 +73,8 @@ class Listener:
 class Waiter:
     """A connection's wait for publications of a stream. Errors are those of psycopg.
 
-    Once started it goes on until it is stopped, or the connection is closed: so who looks, finds
-    nothing and waits, time and again, asks for no more than that.
+    Once started it goes on until there is much to do, or the connection is closed: so who looks,
+    finds nothing and waits, time and again, asks for no more than that.
 
     Args:
         listener: the connection's.
@@ -83,6 +87,7 @@ class Waiter:
         self._channel: str | None = None
         self._publishers: list[str] = []
         self._look = _FIRST_LOOK
+        self._found = 0
         self.is_started = False
 
     def start(self) -> None:
@@ -99,8 +104,14 @@ class Waiter:
         self.is_started = True
         self.forget()
 
+    def note_messages(self) -> None:
+        """Note that there was something at once. Time and again, producers need not notify."""
+        self._found += 1
+        if self._found >= _BUSY:
+            self.stop()
+
     def stop(self) -> None:
-        """Let producers publish without notifying, as long as there is much to do."""
+        """Let producers publish without notifying."""
         self.is_started = False
         if self._channel is not None:
             self._channel = None
@@ -118,6 +129,7 @@ class Waiter:
     def wait(self, seconds: float) -> bool:
         """Wait until it makes sense to look, or the time is over; returns which, and forgets."""
         end = time.monotonic() + seconds
+        self._found = 0
         while self._publishers and (left := end - time.monotonic()) > 0:
             if self._hear(min(left, self._look)):
                 return True

@@ -94,10 +94,10 @@ class Wakeup:
             return False
         return self._attempt(self._start)
 
-    def stop(self) -> None:
-        """Do not wait any more: there is much to do."""
-        if self._waiter is not None and self._waiter.is_started:
-            self._attempt(self._waiter.stop)
+    def note_messages(self) -> None:
+        """Note that there was something at once. Time and again, producers need not notify."""
+        if self._waiter is not None:
+            self._attempt(self._waiter.note_messages)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it makes sense to look, the time is over, or the parent is gone.

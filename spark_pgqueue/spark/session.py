@@ -98,7 +98,7 @@ class Session:
         self._wakeup.forget()
         self._last, wait = self._claim(start, limit)
         if self._last != start:
-            self._wakeup.stop()
+            self._wakeup.note_messages()
         elif self._bound is None:
             self._wait_and_claim(start, limit, min(wait, BRIEFLY) if others_are_busy else wait)
         if self._last == start:

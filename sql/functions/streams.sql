@@ -4,8 +4,8 @@
 --   p_name              1 to 200 characters, unique
 --   p_kind              what its messages hold: text, json (checked) or binary
 --   p_if_not_exists     return the id of an existing one of the same kind, whatever its other settings, instead of failing
---   p_notify            notify waiting readers of each publication. Commits that notify queue up for a lock of the whole
---                       server: turn it off for very many small producers, and readers find messages within their wait.
+--   p_notify            notify of each publication, when somebody waits. Commits that notify queue up for a lock of the whole
+--                       server: where that is too much, turn it off, and readers find messages within their wait.
 --   p_max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
 --   p_max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
 -- Returns the stream's id. Errors: PQ003, PQ006.

@@ -425,7 +425,9 @@ class TestBadInput:
     def test_what_is_no_json_for_a_json_stream(self, queue: Queue, data):
         queue.create("s", kind="json")
         data += "payload"
-        with pytest.raises(Exception, match="a row does not fit stream s of kind json") as error:
+        with pytest.raises(
+            Exception, match=r"stream 's' \(json\), of \d+ bytes, is not valid"
+        ) as error:
             queue.write(queue.spark.createDataFrame([(data,)], "data string"), "s")
         assert "payload" not in str(error.value)
         assert queue.sent("s") == []

@@ -126,8 +126,8 @@ def test_a_batch_is_refused_as_a_whole_whether_it_is_large_or_small(
 
 
 def test_a_batch_is_part_of_the_callers_transaction_whether_it_is_large_or_small(queue, way, url):
-    for options in ({"autocommit": True}, {}, {"row_factory": dict_row}):
-        with psycopg.connect(url, **options) as conn:
+    for autocommit in (True, False):
+        with psycopg.connect(url, autocommit=autocommit) as conn:
             mine = Client(conn)
             with conn.transaction(force_rollback=True):
                 mine.send_batch("s", ["no"])
@@ -143,16 +143,16 @@ def test_a_batch_is_part_of_the_callers_transaction_whether_it_is_large_or_small
 def test_who_may_only_call_send_batch_sends_large_batches_too(queue, way, url):
     role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
     admin = queue._statements.connection()
-    admin.execute(
-        f"create role {role}; grant usage on schema pgqueue to {role};"
-        f" grant execute on function pgqueue.schema_version, pgqueue.send_batch to {role}"
-    )
+    functions = "pgqueue.schema_version, pgqueue.send_batch"
+    admin.execute(f"create role {role}".encode())
+    for grant in ("usage on schema pgqueue", f"execute on function {functions}"):
+        admin.execute(f"grant {grant} to {role}".encode())
     try:
         with connection.connect(url) as conn:
-            conn.execute(f"set role {role}")
+            conn.execute(f"set role {role}".encode())
             Client(conn).send_batch("s", ["x"])
     finally:
-        admin.execute(f"drop owned by {role}; drop role {role}")
+        admin.execute(f"drop owned by {role}; drop role {role}".encode())
     assert received(queue, 10).messages[0].data == "x"
 
 

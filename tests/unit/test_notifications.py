@@ -47,9 +47,49 @@ def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(qu
     assert not wakeup.wait(0.3)
     queue.send("s", "x")
     assert wakeup.wait(10)
-    wakeup.stop()
-    assert wakeup.start()
     wakeup.close()
+
+
+def is_waited_for(queue, stream: str) -> bool:
+    sql = "select pgqueue._is_waited_for(%s)"
+    with connection.connect(queue._statements._url) as producer:
+        return producer.execute(sql, [stream_id(queue, stream)]).fetchone() == (True,)
+
+
+def test_who_waits_is_notified_until_there_is_much_to_do(queue, url):
+    """And again when it waits again, however the wait before ended."""
+    assert not is_waited_for(queue, "s")
+    for _ in range(2):
+        assert queue.receive("s", "c", wait=timedelta(milliseconds=50)) is None
+        assert is_waited_for(queue, "s")
+        assert not is_waited_for(queue, "t")
+        queue.send_batch("s", ["x"] * 20)
+        for _ in range(20):
+            received(queue, "s").ack()
+        assert not is_waited_for(queue, "s")
+        producer = publish_once_it_waits(url, "s")
+        received(queue, "s").ack()
+        producer.join()
+
+
+def test_a_worker_finds_what_a_transaction_publishes_that_began_before_it_waited(queue, url):
+    """Without a notification, and at once."""
+    with connection.connect(url) as producer:
+        producer.execute("begin")
+        producer.execute("select pgqueue.send('s', 'x')")
+        ended: list[float] = []
+
+        def end() -> None:
+            producer.execute("select pg_sleep(0.2)")
+            producer.execute("commit")
+            ended.append(time.monotonic())
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        received(queue, "s")
+        late = time.monotonic()
+        thread.join()
+    assert late - ended[0] < 0.5
 
 
 def test_a_listener_hears_each_channel_for_itself_and_keeps_no_notification(url):
