@@ -309,7 +309,8 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
             f"{INSERT_RESERVED.format(stream=stream, n=n, key=key)} select seqs::text from r",
         )
         conn.execute(
-            "select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), %s, %s::int8multirange)",
+            "select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), %s,"
+            " %s::int8multirange)",
             [stream, reserved.seqs],
         )
     conn.execute(
