@@ -347,8 +347,9 @@ create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, inout
 language plpgsql
 as $$
 declare
-    v_from pgqueue.line_place;
-    v_run  pgqueue.consumer_messages;
+    v_from  pgqueue.line_place;
+    v_run   pgqueue.consumer_messages;
+    v_keyed pgqueue.keyed_messages;
 begin
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 0;
     delete from pgqueue.consumer_messages
@@ -360,8 +361,11 @@ begin
     returning * into v_run;
     o_broken := v_run.piece is not null;
     if o_broken then
-        delete from pgqueue.pieces where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
-        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, pgqueue._by_key(p_consumer, array[v_run]), p_want, v_run.line_no);
+        v_keyed := pgqueue._by_key(p_consumer, array[v_run]);
+        -- keys that left it before are free when the next dealer closes it
+        update pgqueue.pieces set keys = array(select k from unnest(keys) k where (k = any (v_keyed.keys)) is not true)
+        where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
+        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_want, v_run.line_no);
     end if;
 end $$;
 
