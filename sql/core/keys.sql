@@ -153,7 +153,7 @@ begin
     with piece as materialized (
         select p.place, p.piece, p.message_count, p.keys, l.held,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
-               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place) - cardinality(p.keys) < pgqueue._limit_looks() as close
+               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count), 0) as held from pgqueue.consumer_messages m
                             where m.consumer_id = p.consumer_id and m.piece = p.piece) l
