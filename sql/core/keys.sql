@@ -181,7 +181,7 @@ begin
     end loop;
 end $$;
 
--- Takes the keys out of a piece of which it has no message any more. Returns them.
+-- Takes the keys out of a piece of which it has no message any more, all of them where the last were just settled. Returns them.
 create or replace function pgqueue._shrink_piece(p_consumer pgqueue.consumers, p_piece pgqueue.pieces) returns pgqueue.waiting_place[]
 language plpgsql
 as $$
@@ -190,7 +190,7 @@ declare
     v_left bigint[] := (pgqueue._by_key(p_consumer, v_runs)).keys;
 begin
     update pgqueue.pieces
-    set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
+    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
     where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
     return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place from unnest(p_piece.keys) k where (k = any (v_left)) is not true);
 end $$;
