@@ -153,7 +153,7 @@ begin
     with piece as materialized (
         select p.place, p.piece, p.message_count, p.keys, l.held,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
-               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place) - cardinality(p.keys) < pgqueue._limit_looks() as close
+               sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count), 0) as held from pgqueue.consumer_messages m
                             where m.consumer_id = p.consumer_id and m.piece = p.piece) l
@@ -181,7 +181,7 @@ begin
     end loop;
 end $$;
 
--- Takes the keys out of a piece of which it has no message any more. Returns them.
+-- Takes the keys out of a piece of which it has no message any more, all of them where the last were just settled. Returns them.
 create or replace function pgqueue._shrink_piece(p_consumer pgqueue.consumers, p_piece pgqueue.pieces) returns pgqueue.waiting_place[]
 language plpgsql
 as $$
@@ -190,7 +190,7 @@ declare
     v_left bigint[] := (pgqueue._by_key(p_consumer, v_runs)).keys;
 begin
     update pgqueue.pieces
-    set message_count = (select sum(message_count) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
+    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
     where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
     return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place from unnest(p_piece.keys) k where (k = any (v_left)) is not true);
 end $$;
@@ -347,8 +347,9 @@ create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, inout
 language plpgsql
 as $$
 declare
-    v_from pgqueue.line_place;
-    v_run  pgqueue.consumer_messages;
+    v_from  pgqueue.line_place;
+    v_run   pgqueue.consumer_messages;
+    v_keyed pgqueue.keyed_messages;
 begin
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 0;
     delete from pgqueue.consumer_messages
@@ -360,8 +361,11 @@ begin
     returning * into v_run;
     o_broken := v_run.piece is not null;
     if o_broken then
-        delete from pgqueue.pieces where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
-        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, pgqueue._by_key(p_consumer, array[v_run]), p_want, v_run.line_no);
+        v_keyed := pgqueue._by_key(p_consumer, array[v_run]);
+        -- keys that left it before are free when the next dealer closes it
+        update pgqueue.pieces set keys = array(select k from unnest(keys) k where (k = any (v_keyed.keys)) is not true)
+        where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
+        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_want, v_run.line_no);
     end if;
 end $$;
 
