@@ -180,6 +180,9 @@ def test_a_thread_that_waits_does_not_get_into_the_batches_of_another(queue, way
         other.execute("begin")
         other.execute("select pgqueue.send('t', 'late')")
         waits = pool.submit(queue.receive, "t", "c", wait=20 * SECOND)
+        look = "select pgqueue._is_waited_for(stream_id) from pgqueue.streams where name = 't'"
+        while other.execute(look).fetchone() != (True,):
+            time.sleep(0.01)
         for _ in range(50):
             assert len(queue.send_batch("s", ["x" * 2000] * 1000)) == 1000
         other.execute("commit")
