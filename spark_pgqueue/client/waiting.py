@@ -57,8 +57,7 @@ class Waiting:
                 if waiter.is_started:
                     heard = waiter.wait(min(left, ASK_AGAIN))
                 else:
-                    with self._statements.turn:
-                        waiter.start()
+                    waiter.start()
                 claim = claim_again()
         if not heard:
             waiter.doubt()
@@ -70,12 +69,13 @@ class Waiting:
         if self._listener is None or self._listener.conn is not conn:
             self._listener = Listener(conn)
             self._waiters.clear()
-        return self._waiters.setdefault(stream, Waiter(self._listener, stream))
+        if stream not in self._waiters:
+            self._waiters[stream] = Waiter(self._listener, stream, self._statements.turn)
+        return self._waiters[stream]
 
     def _note_messages(self, waiter: Waiter) -> None:
         # The claim is made: nothing may keep it from its caller.
         try:
-            with self._statements.turn:
-                waiter.note_messages()
+            waiter.note_messages()
         except psycopg.Error:
             self._statements.disconnect()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import psycopg
@@ -79,11 +80,15 @@ class Waiter:
     Args:
         listener: the connection's.
         stream: the stream's name.
+        turn: held while it uses the connection, where threads share that.
     """
 
-    def __init__(self, listener: Listener, stream: str):
+    def __init__(
+        self, listener: Listener, stream: str, turn: AbstractContextManager[Any] | None = None
+    ):
         self._listener = listener
         self._stream = stream
+        self._turn = turn or nullcontext()
         self._channel: str | None = None
         self._publishers: list[str] = []
         self._look = _FIRST_LOOK
@@ -124,7 +129,8 @@ class Waiter:
     def forget(self) -> None:
         """Forget what was heard. To be called before looking for messages."""
         if self._channel is not None:
-            self._listener.forget(self._channel)
+            with self._turn:
+                self._listener.forget(self._channel)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it makes sense to look, or the time is over; returns which, and forgets."""
@@ -147,9 +153,11 @@ class Waiter:
         if self._channel is None:
             time.sleep(max(seconds, 0))
             return False
-        return self._listener.wait(self._channel, seconds)
+        with self._turn:
+            return self._listener.wait(self._channel, seconds)
 
     def _row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
-        row = self._listener.conn.execute(sql, parameters).fetchone()
+        with self._turn:
+            row = self._listener.conn.execute(sql, parameters).fetchone()
         assert row is not None
         return row
