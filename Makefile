@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   the benchmark                make test-all  those, then what takes longer
-#   make compare beside pgmq and others       make lint     ruff and pyright
+#   make lint    ruff and pyright             make compare  the queue beside others
 .DELETE_ON_ERROR:
 .PHONY: demo test test-all bench compare lint clean
 

@@ -242,6 +242,7 @@ def claims(bench: Bench) -> None:
         for each in filled.values():
             each.vacuum()
         seconds: Seconds = {}
+        received: dict[tuple[str, str, int], list[float]] = {}
         for is_held in (False, True):
             with held_snapshot(bench, is_held):
                 for size, (count, blocks) in SIZES.items():
@@ -256,12 +257,13 @@ def claims(bench: Bench) -> None:
                             key: partial(each.block, size, count, reads=True)
                             for key, each in filled.items()
                         }
-                        received = alternate(reading, blocks)
-                        report_received(bench, size, received)
+                        for key, each in alternate(reading, blocks).items():
+                            received[(*key, size)] = each
                     seconds |= {(*key, size, is_held): low(each) for key, each in taken.items()}
                     for each in filled.values():
                         each.vacuum()
         report(bench, seconds, *backlogs)
+        report_received(bench, received)
         for each in filled.values():
             each.vacuum()  # now that no snapshot is held
         workers(bench, conn, list(backlogs)[1])
@@ -334,18 +336,19 @@ def report(bench: Bench, seconds: Seconds, small: str, large: str) -> None:
                 )
 
 
-def report_received(bench: Bench, size: int, taken: dict[tuple[str, str], list[float]]) -> None:
+def report_received(bench: Bench, taken: dict[tuple[str, str, int], list[float]]) -> None:
     """Add the lines of what users call: claims that bring the payloads."""
-    for (name, backlog), seconds in taken.items():
-        if name != "rows":
-            what = "ordering=key" if name == "by key" else f"published {name}"
-            bench.report.ratio(
-                f"receive and acknowledge, {what}, against a row per message and consumer",
-                f"{size:,} at a time, backlog {backlog}",
-                seconds,
-                taken["rows", backlog],
-                "ms",
-            )
+    for name in list(SIDES)[1:]:
+        what = "ordering=key" if name == "by key" else f"published {name}"
+        for side, backlog, size in taken:
+            if side == name:
+                bench.report.ratio(
+                    f"receive and acknowledge, {what}, against a row per message and consumer",
+                    f"{size:,} at a time, backlog {backlog}",
+                    taken[side, backlog, size],
+                    taken["rows", backlog, size],
+                    "ms",
+                )
 
 
 def workers(bench: Bench, conn: psycopg.Connection, label: str) -> None:

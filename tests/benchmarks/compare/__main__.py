@@ -31,6 +31,7 @@ SCENARIOS: dict[str, Callable[[Compare], None]] = {
 }
 ROOT = Path(__file__).parents[3]
 PICTURE = ROOT / "tests/benchmarks/compare.svg"
+OUT = ROOT / "build/compare"
 
 # Commits are synchronous, as they are by default, but the disk is not waited for unless one asks:
 # all would wait equally, and that hides the rest. Vacuum runs between measurements, never
@@ -46,28 +47,18 @@ SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
 """Settings that a report names."""
 
 
+WHERE = "An empty database of a superuser, in place of a server made here."
+WAIT = "Let the server made here wait for the disk."
+SHOW = "Measure nothing: put the figures of the last run into README.md, and its picture there too."
+
+
 def main(
     scenario: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}.")] = None,
-    quick: Annotated[bool, typer.Option(help="Less of everything: about a minute.")] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="A database, in place of a server made here. Its"
-            " schemas pgmq, plain and row_per_message* are used."
-        ),
-    ] = None,
-    fsync: Annotated[
-        bool, typer.Option(help="Let the server made here wait for the disk.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="A folder for JSON and picture.")] = ROOT
-    / "build/compare",
-    readme: Annotated[
-        bool,
-        typer.Option(
-            help="Measure nothing: write the figures of the last run"
-            " into README.md, and its picture beside the benchmarks."
-        ),
-    ] = False,
+    quick: Annotated[bool, typer.Option(help="Less of everything: a minute or two.")] = False,
+    url: Annotated[str | None, typer.Option(help=WHERE)] = None,
+    fsync: Annotated[bool, typer.Option(help=WAIT)] = False,
+    out: Annotated[Path, typer.Option(help="Folder of JSON and picture.")] = OUT,
+    readme: Annotated[bool, typer.Option(help=SHOW)] = False,
 ) -> None:
     """Measure spark-pgqueue beside pgmq, a row per message, and plain inserts."""
     if unknown := set(scenario or ()) - set(SCENARIOS):

@@ -46,7 +46,8 @@ def keys(compare: Compare) -> None:
 
     Also against the row per message in no order, which is what order costs nothing there.
     """
-    sides = compare.sides(Ours(), Rows(by_key=True), Rows(), Pgmq("heads", by_key=True))
+    fifo, unordered = Rows(by_key=True, variant="FIFO by key"), Rows(variant="in no order")
+    sides = compare.sides(Ours(), fifo, unordered, Pgmq("heads", by_key=True))
     with compare.queues(sides, by_key=True):
         for name, keys_of in DISTRIBUTIONS.items():
             for workers in compare.effort.some((1, 4, 16)):

@@ -87,7 +87,8 @@ class Pgmq:
                 run(conn, sql, (topic(consumers), queue(number)))
 
     def drop(self, conn: psycopg.Connection) -> None:
-        for (name,) in run(conn, "select queue_name from pgmq.list_queues()"):
+        sql = "select queue_name from pgmq.list_queues() where queue_name like 'compare_%'"
+        for (name,) in run(conn, sql):
             run(conn, "select pgmq.drop_queue(queue_name=>%s)", (name,))
 
     def send(self, conn: psycopg.Connection, data: str, key: str | None) -> None:

@@ -194,7 +194,8 @@ def _lines(cases: list[Case]) -> list[tuple[str, str, str]]:
 def _row(cases: list[Case], line: str, ours: str, unit: str, peers: list[str]) -> str:
     row = [c for c in cases if (c.line, c.unit) == (line, unit) and ours in c.values]
     points = " / ".join(c.point for c in row if c.point)
-    label = line + ours.removeprefix(OURS) + (f": {points}" if points else "")
+    variant = ours.removeprefix(OURS).removeprefix(", ")
+    label = line + (f": {points}" if points else "") + (f"; *{variant}*" if variant else "")
     values = " / ".join(_number(c.value(ours)) for c in row)
     cells = [
         " / ".join(_ratio(c.ratio(ours, peer)) if peer in c.values else "-" for c in row)
@@ -294,7 +295,7 @@ def _finite(value: float) -> float | None:
 
 
 def _number(value: float) -> str:
-    if value >= 1000:
+    if value >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value >= 1 else f"{value:.2f}"
 

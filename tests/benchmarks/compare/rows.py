@@ -145,14 +145,16 @@ class Rows:
 
     Attributes:
         by_key: claims go by FIFO of each key.
+        variant: for its name.
     """
 
     by_key: bool = False
+    variant: str = ""
     one_call: bool = False
 
     @property
     def name(self) -> str:
-        return "row per message, FIFO by key" if self.by_key else "row per message"
+        return f"row per message, {self.variant}" if self.variant else "row per message"
 
     @property
     def schema(self) -> str:

@@ -62,6 +62,8 @@ def cycles(compare: Compare, side: Side) -> Figures:
     figures = {(line, "µs", False): statistics.median(taken) * 1e6}
     if cpu is not None:
         figures[f"{line}: the server's work", "µs", False] = cpu / done * 1e6
+    if side.one_call:
+        return figures  # it stores the same
     for name, unit in STORAGE.items():
         figures[f"{line}: {name}", unit, False] = (after[name] - before[name]) / done
     return figures

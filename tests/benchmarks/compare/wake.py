@@ -48,14 +48,14 @@ def wake(compare: Compare) -> None:
     for side in [*sides, Bare()]:
         with compare.queues([] if isinstance(side, Bare) else [side]):
             values[side.name] = [turn(compare, side)]
-    line = "from the commit to the worker, median"
+    line = "from the call of send to the worker, median"
     compare.case(SCENARIO, line, "", "ms", values, higher=False)
 
 
 def turn(compare: Compare, side: Side) -> float:
-    """Median milliseconds from the end of send to the message in the worker's hands."""
+    """Median milliseconds from the call of send to the message in the worker's hands."""
     count, chance = compare.effort.wakes, random.Random(1)
-    committed: list[float] = []
+    sent: list[float] = []
     if side.name == "pgmq, LISTEN":
         sql = "select pgmq.enable_notify_insert(queue_name=>%s, throttle_interval_ms=>0)"
         run(compare.conn, sql, (queue(0),))
@@ -63,8 +63,8 @@ def turn(compare: Compare, side: Side) -> float:
     def produce() -> None:
         for number in range(count):
             time.sleep(chance.uniform(0.03, 0.13))
+            sent.append(time.perf_counter())
             side.send(compare.conn, payload(number), None)
-            committed.append(time.perf_counter())
 
     (log,) = compare.crew.run([Wait(side, count)], produce)
     if isinstance(side, Bare):
@@ -73,7 +73,7 @@ def turn(compare: Compare, side: Side) -> float:
     else:
         compare.settle(side, range(count), [log])
     came = [received for received, *_ in log.deliveries]
-    late = [after - before for before, after in zip(committed, came, strict=True)]
+    late = [after - before for before, after in zip(sent, came, strict=True)]
     return statistics.median(late) * 1e3
 
 
