@@ -114,7 +114,7 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
-    v_quick    record;
+    v_claim    record;
     v_done     boolean := false;
     v_now      timestamptz;
     v_timeout  interval;
@@ -130,19 +130,21 @@ begin
     if not found then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
-    o_claim_id := pgqueue._new_claim_id();
     o_count := 0;
     if v_consumer.ordering = 'none' then
+        o_claim_id := pgqueue._new_claim_id();
         begin
-            v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
-            o_count := v_quick.o_count;
-            v_done := v_quick.o_done;
+            v_claim := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
+            o_count := v_claim.o_count;
+            v_done := v_claim.o_done;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
         end;
     end if;
     if not v_done then
-        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count);
+        v_claim := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count);
+        o_claim_id := v_claim.o_claim_id;
+        o_count := v_claim.o_count;
     end if;
     o_stream_id := v_consumer.stream_id;
     if o_count > 0 then
@@ -226,9 +228,11 @@ begin
 end $$;
 
 -- Claims with the consumer's lock, whatever is there to be had; see claim. The caller records the claim.
---   p_held  how many messages the claim has already
--- Returns how many it has then.
-create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint) returns bigint
+--   p_claim_id  the claim; null: a new one, whose id is given out with the lock, as the order of keys needs it
+--   p_held      how many messages it has already
+-- Returns the claim, and how many messages it has then.
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint,
+                                                  out o_claim_id bigint, out o_count bigint)
 language plpgsql
 as $$
 declare
@@ -236,10 +240,11 @@ declare
     v_fill   record;
 begin
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    o_claim_id := coalesce(p_claim_id, pgqueue._new_claim_id());
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
-    v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held);
-    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
-    return v_fill.o_count;
+    v_fill := pgqueue._fill(p_consumer, v_stored, o_claim_id, p_max, null, p_held);
+    o_count := v_fill.o_count;
+    perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, o_count > 0);
 end $$;
 
 -- Records that the claim has p_left messages now, and ends it when it has none.

@@ -196,6 +196,23 @@ def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
         assert seqs_of(got.result()) == ([sent] if end == "rollback" else [])
 
 
+def test_ids_of_claims_by_key_rise_in_the_order_in_which_claimers_had_the_lock(
+    conn: Conn, session: Session
+) -> None:
+    """Which claims may hold a key is known by their ids: one is not given out before the lock."""
+    consumer_id = consumer(conn, ordering="key")
+    send_all(conn, ["x"] * 2, p_keys=["k", "l"])
+    first, second = session(), session()
+    first.execute("begin")
+    internals.lock_consumer(first, consumer_id)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(receive, second, 1)
+        wait_for_a_lock(conn)
+        held = claim_of(receive(first, 1))
+        first.execute("commit")
+        assert claim_of(got.result()) > held
+
+
 # Payloads
 
 
