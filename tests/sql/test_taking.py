@@ -379,3 +379,16 @@ def test_what_a_take_did_not_reach_is_no_gap(conn: Conn, stream: int) -> None:
     internals.take(conn, 10)
     assert cursor_of(conn).gaps == ids(1, 1)
     assert cursor_of(conn).taken == ids(2, 11)
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_what_comes_after_a_take_that_was_cut_and_many_rollbacks_is_found(
+    conn: Conn, stream: int, ordering: str
+) -> None:
+    """More ids in a row that nobody will use than one look walks over, just behind the cut."""
+    consumer(conn, ordering=ordering)
+    conn.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 10000)")
+    conn.execute(f"select count(nextval('pgqueue.publication_{stream}'))"  # type: ignore[arg-type]
+                 " from generate_series(1, 1500)")  # fmt: skip
+    last = send_key(conn)
+    assert acked(conn, "s", "c", 5000)[-1] == last
