@@ -172,24 +172,6 @@ def test_threads_that_share_a_client_do_not_get_into_each_others_batches(queue, 
     assert len(received(queue, 1000).messages) == sent == 150
 
 
-def test_a_thread_that_waits_does_not_get_into_the_batches_of_another(queue, way, url):
-    """Which publish while the other one looks who is publishing."""
-    queue.create_stream("t")
-    queue.create_consumer("t", "c")
-    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
-        other.execute("begin")
-        other.execute("select pgqueue.send('t', 'late')")
-        waits = pool.submit(queue.receive, "t", "c", wait=20 * SECOND)
-        look = "select pgqueue._is_waited_for(stream_id) from pgqueue.streams where name = 't'"
-        while other.execute(look).fetchone() != (True,):
-            time.sleep(0.01)
-        for _ in range(50):
-            assert len(queue.send_batch("s", ["x" * 2000] * 1000)) == 1000
-        other.execute("commit")
-        assert waits.result().messages[0].data == "late"
-    assert len(received(queue, 100_000).messages) == 50_000
-
-
 def test_the_loop_of_the_documentation(queue):
     queue.send_batch("s", map(str, range(250)))
     done = []
