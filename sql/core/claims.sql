@@ -30,7 +30,7 @@ begin
     if not p_short or p_consumer.ordering <> 'none' then
         v_cursor := pgqueue._end_delays(p_consumer, v_cursor);
     end if;
-    if (p_short or not v_cursor.take_was_cut) and pgqueue._has_new(p_consumer.stream_id, v_cursor, not p_short) then
+    if (p_short or not v_cursor.take_was_cut) and pgqueue._has_new(p_consumer.stream_id, v_cursor, not p_short or v_cursor.take_was_cut) then
         for i in 1..pgqueue._limit_takes() loop
             v_before := v_cursor;
             v_take := pgqueue._take(p_consumer, v_cursor, p_upto, pgqueue._limit_take());

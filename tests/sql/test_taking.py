@@ -13,6 +13,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
+from tests.sql.limits import limit
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -379,3 +380,20 @@ def test_what_a_take_did_not_reach_is_no_gap(conn: Conn, stream: int) -> None:
     internals.take(conn, 10)
     assert cursor_of(conn).gaps == ids(1, 1)
     assert cursor_of(conn).taken == ids(2, 11)
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_rolled_back_publications_behind_a_take_that_was_cut(
+    conn: Conn, stream: int, ordering: str
+) -> None:
+    """Nothing is visible where the next take begins, and what is comes only far behind."""
+    consumer(conn, ordering=ordering)
+    many, unseen = limit(conn, "take", 0), limit(conn, "unseen", 0)
+    send_many = "select pgqueue.send('s', 'x') from generate_series(1, %s)"
+    conn.execute(send_many, [many])
+    conn.execute("begin")
+    conn.execute(send_many, [unseen])
+    conn.execute("rollback")
+    send(conn)
+    assert len(acked(conn, "s", "c", many)) == many + 1
