@@ -151,7 +151,7 @@ declare
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.place, p.piece, p.message_count, p.keys, l.held,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
                sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
@@ -159,13 +159,12 @@ begin
                             where m.consumer_id = p.consumer_id and m.piece = p.piece) l
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), gone as (
-        delete from pgqueue.pieces p using piece
-        where p.consumer_id = p_consumer.consumer_id and p.place = piece.place and p.piece = piece.piece and piece.held = 0 and piece.close is not false
+        delete from pgqueue.pieces p where ctid = any (array(select tid from piece where held = 0 and close is not false))
         returning p.piece, p.keys, p.arrival_no, p.first_seq
     ), old as (
-        update pgqueue.pieces p set place = p_cursor.last_line_no from piece
-        where p.consumer_id = p_consumer.consumer_id and p.place = piece.place and p.piece = piece.piece
-          and piece.place < p_cursor.last_line_no - pgqueue._limit_old() and (piece.held > 0 or piece.close is false)
+        update pgqueue.pieces p set place = p_cursor.last_line_no
+        where ctid = any (array(select tid from piece
+                                where place < p_cursor.last_line_no - pgqueue._limit_old() and (held > 0 or close is false)))
         returning p.piece
     )
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from tests.sql import internals
 from tests.sql.queue import (
     Conn,
     Session,
     acked,
     claim_of,
     consumer,
+    now,
     receive,
     seconds,
     send_keys,
+    seqs_of,
     value,
     wait_for_a_lock,
 )
@@ -100,3 +106,82 @@ def test_many_old_pieces_that_end_together_free_their_keys(
     for claim in claims:
         value(conn, "ack", claim)
     assert settled(conn, later, 1000)
+
+
+def test_a_claim_beside_many_scheduled_messages_looks_at_each_piece_once(
+    conn: Conn, keyed: int
+) -> None:
+    conn.execute(
+        "select pgqueue.send('s', 'x', p_key => i::text,"
+        " p_deliver_at => clock_timestamp() + interval '1 hour' + i * interval '1 ms')"
+        " from generate_series(1, 10000) i"
+    )
+    conn.execute("set statement_timeout = '8 s'")  # twice as much when each looked at all others
+    assert receive(conn, 10) == []
+
+
+# Races
+
+
+def work(conn: Conn, seed: int, until: float) -> tuple[list[Any], list[Any]]:
+    """Claims of all sizes, settled in part, returned or forgotten; what was given and settled."""
+    rng = random.Random(seed)
+    given: list[Any] = []
+    settled: list[Any] = []
+    conn.execute("set client_min_messages = error")
+    while time.monotonic() < until:
+        rows = receive(conn, rng.choice([1, 1, 3, 10, 100, 2000]))
+        if not rows:
+            time.sleep(0.002)
+            continue
+        at, claim, seqs = now(conn), claim_of(rows), seqs_of(rows)
+        given.append((at, claim, seqs))
+        part = rng.sample(seqs, rng.randrange(1, len(seqs) + 1))
+        what = rng.random()
+        if what < 0.1:
+            continue
+        if what < 0.4:
+            value(conn, "nack", claim, part[:5], rng.choice(["0", "0", "0.05 s"]))
+            part = internals.held_by(conn, claim)
+        elif what < 0.7:
+            part = seqs
+        before = now(conn)
+        if part and value(conn, "ack", claim, part):
+            settled.append((before, claim, part))
+        if what > 0.9:
+            value(conn, "nack", claim)
+    return given, settled
+
+
+@pytest.mark.small_limits
+@pytest.mark.slow
+def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn, ordering="key", p_visibility_timeout=seconds(0.3))
+    rng, until = random.Random(1), time.monotonic() + 4
+    with ThreadPoolExecutor(3) as pool:
+        workers = [pool.submit(work, session(), seed, until) for seed in range(3)]
+        while time.monotonic() < until - 1:
+            send_keys(conn, *(rng.choice("aaabcdefgh") for _ in range(rng.choice([1, 2, 20]))))
+            time.sleep(0.01)
+        given, settled = (
+            sum(logs, []) for logs in zip(*(w.result() for w in workers), strict=True)
+        )
+    keys = dict(conn.execute("select seq, key from pgqueue.messages").fetchall())
+    end = time.monotonic() + 20
+    while len(done := [s for _, _, seqs in settled for s in seqs]) < len(keys):
+        assert time.monotonic() < end, "something is stuck"
+        if rows := receive(conn, 100):
+            given.append((now(conn), claim_of(rows), seqs_of(rows)))
+            settled.append((now(conn), claim_of(rows), seqs_of(rows)))
+            value(conn, "ack", claim_of(rows))
+    assert sorted(done) == sorted(keys), "each is acknowledged once"
+    # An acknowledgement is written down before it is made, and a delivery after: by these records,
+    # what precedes a message was acknowledged before, or is in the same claim.
+    when = {s: at for at, _, seqs in settled for s in seqs}
+    for at, claim, seqs in given:
+        for s in seqs:
+            ahead = [e for e in keys if e < s and keys[e] == keys[s] and e not in seqs]
+            late = [e for e in ahead if when[e] > at]
+            assert not late, f"claim {claim} got {s} of key {keys[s]} before {late}"
