@@ -166,7 +166,8 @@ def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
             send_keys(conn, *(rng.choice("aaabcdefgh") for _ in range(rng.choice([1, 2, 20]))))
             time.sleep(0.01)
         given, settled = (
-            sum(logs, []) for logs in zip(*(w.result() for w in workers), strict=True)
+            [entry for log in logs for entry in log]
+            for logs in zip(*(w.result() for w in workers), strict=True)
         )
     keys = dict(conn.execute("select seq, key from pgqueue.messages").fetchall())
     end = time.monotonic() + 20
