@@ -161,6 +161,25 @@ def test_pieces_behind_an_old_snapshot_and_beside_an_old_claim_cost_nothing(
     checker.check(conn)
 
 
+def test_a_key_that_waits_beside_an_old_snapshot_costs_nothing(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Its messages are dealt one after the other: each leaves a row that the snapshot sees."""
+    consumer(conn, ordering="key")
+    internals.publish_together(conn, stream, 3000, "'hot'")
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+    conn.execute(
+        "create function pg_temp.work() returns void language plpgsql as $$ begin"
+        " for i in 1..100 loop perform pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 1);"
+        " end loop; end $$"
+    )
+    costs = [cost(conn, "select pg_temp.work()") for _ in range(12)]
+    assert max(costs[6:]) <= 1.3 * max(costs[1:4]), costs
+    checker.check(conn)
+
+
 # Sizes
 
 
