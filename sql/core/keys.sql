@@ -4,8 +4,9 @@
 -- claim that have no key in common, and puts them into lane 0. A piece is a run: claims take pieces, and settle them, as they do the
 -- runs of ordering=none, without a lock of the consumer. The table pieces has the keys of each, until the dealer finds that the piece is gone.
 --
--- A message whose key is in an open piece is set aside: it is waiting, and stays so until a dealer finds that its key left that piece. So the
--- messages of a key are, in this order: in a piece, waiting, in the line. A key is known by its hash: two with the same one wait for each other.
+-- A message whose key is in an open piece is set aside: it is waiting, and stays so until a dealer finds that its key left that piece. One
+-- that is not visible yet is delayed, in no piece, and its key waits for it; when it is due, the key is free as if a piece had ended. So the
+-- messages of a key are, in this order: in a piece or delayed, waiting, in the line. A key is known by its hash: two with the same one wait for each other.
 --
 -- One claimer that takes all there is, as Spark does, needs to know no key: while no piece is open it claims the front of the line as one
 -- piece with all keys. With ordering=stream every claim is such a piece.
@@ -119,7 +120,8 @@ begin
     if v_keyed.keys is null and p_claim_id is not null
        and (v_open.o_whole is not null
             or (v_open.o_count = 0 and (p_consumer.ordering = 'stream'
-                                        or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp())))) then
+                                        or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp()
+                                            and not pgqueue._has_delayed_key(o_cursor))))) then
         v_line := pgqueue._claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_open.o_whole);
         o_cursor := v_line.o_cursor;
         o_claimed := v_line.o_count;
@@ -136,6 +138,15 @@ begin
         o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);
         o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
     end if;
+end $$;
+
+-- Whether a key waits for a message of it that is delayed.
+create or replace function pgqueue._has_delayed_key(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from pgqueue.consumer_messages
+                   where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from and key is not null);
 end $$;
 
 -- Closes the pieces that are gone, and takes the keys out of the others that left them. What it frees has to be dealt now: nobody else will know.
@@ -368,7 +379,8 @@ begin
     end if;
 end $$;
 
--- Stores messages as pieces of at most p_size, ready or delayed, which have no key in common; and as waiting what has its key in another piece.
+-- Stores messages as pieces of at most p_size which have no key in common; as delayed what is not visible yet; and as waiting what has its key
+-- there already.
 -- So what comes first of a key is in a piece, as much as fits, and what comes later waits. One statement, so that all is counted
 -- once, and so is long.
 --   p_keyed    the messages by key, in their order
@@ -380,9 +392,10 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_now   timestamptz := clock_timestamp();
-    v_count bigint;
-    v_due   timestamptz;
+    v_now     timestamptz := clock_timestamp();
+    v_delayed boolean := pgqueue._has_delayed_key(p_cursor);
+    v_count   bigint;
+    v_due     timestamptz;
 begin
     with source as materialized (
         select ordinality as run_no, arrival_no, priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end as due,
@@ -392,8 +405,11 @@ begin
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), judged as (
-        select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no,
-               r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1) as waits
+        select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due,
+               r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1
+                                      or (v_delayed and (select true from pgqueue.consumer_messages d
+                                                         where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.state = 'delayed' limit 1)
+                                                        is true)) as waits
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality r (run_no, key, seqs, message_count, i)
         join source s using (run_no)
         left join open_key o on o.key = r.key
@@ -401,24 +417,31 @@ begin
         select *, sum(least(message_count, p_size)::int) over (partition by kind order by i) - least(message_count, p_size) as before
         from judged where not waits
     ), fitted as (
-        select *, least(message_count, p_size - before % p_size) as room from packed
+        select *, least(message_count, case when due is null then p_size - before % p_size else p_size end) as room from packed
     ), part as materialized (
         select *, case when room < message_count then pgqueue._below(seqs, pgqueue._bound_of(seqs, room)) else seqs end as part from fitted
     ), piece as materialized (
         select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no, min(arrival_no) as arrival_no,
                range_agg(part) as seqs, sum(room)::bigint as message_count, array_remove(array_agg(key), null) as keys
         from part
+        where due is null
         group by kind, before / p_size
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, piece, piece, message_count, keys, arrival_no, lower(seqs) from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
-                                               not_visible_until, last_error)
-        select p_consumer.consumer_id, case when s.due is null then 'ready' else 'delayed' end, 0, s.priority, s.deliver_count, p.arrival_no,
-               coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.due, s.last_error
+                                               last_error)
+        select p_consumer.consumer_id, 'ready', 0, s.priority, s.deliver_count, p.arrival_no,
+               coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.last_error
         from piece p join source s using (run_no)
-        returning not_visible_until
+    ), delayed as (
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
+                                               not_visible_until, last_error)
+        select p_consumer.consumer_id, 'delayed', 1, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, lower(p.part), p.room, p.part, p.key,
+               s.due, s.last_error
+        from part p join source s using (run_no)
+        where p.due is not null
     ), set_aside as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
                                                not_visible_until, last_error)
@@ -430,12 +453,12 @@ begin
         join source s using (run_no)
         cross join lateral pgqueue._chunks(w.seqs) c
     )
-    select count(*), min(not_visible_until) into v_count, v_due from dealt;
+    select (select count(*) from piece), (select min(due) from part) into v_count, v_due;
     if v_count > 0 then
         p_cursor := pgqueue._lower_scan_from(p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
         p_cursor.last_line_no := p_cursor.last_line_no + v_count;
-        p_cursor.due_from := least(p_cursor.due_from, v_due);
     end if;
+    p_cursor.due_from := least(p_cursor.due_from, v_due);
     return p_cursor;
 end $$;
 

@@ -79,6 +79,7 @@ declare
     v_places pgqueue.line_place[];
     v_last   timestamptz;
     v_count  int;
+    v_freed  int;
 begin
     if not pgqueue._is_due(p_cursor) then
         return p_cursor;
@@ -90,15 +91,23 @@ begin
         order by not_visible_until limit pgqueue._limit_due()
         for update
     ), ended as (
+        -- by key it waits, and its key is free: as if a piece had held it, and were gone
         update pgqueue.consumer_messages m
-        set state = 'ready', not_visible_until = null
+        set state = case when m.key is null then 'ready' else 'waiting' end, not_visible_until = null
         from due
         where m.ctid = due.ctid
-        returning m.lane, m.line_no, m.first_seq, due.not_visible_until
+        returning m.lane, m.line_no, m.first_seq, m.key, m.arrival_no, due.not_visible_until
+    ), freed as (
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
+        select p_consumer.consumer_id, p_cursor.last_line_no + i, p_cursor.last_line_no + i, 0, array[key], arrival_no, first_seq
+        from (select *, row_number() over () as i from ended where key is not null) e
+        returning 1
     )
-    select array_agg((lane, line_no, first_seq)::pgqueue.line_place), max(not_visible_until), count(*)
-    into v_places, v_last, v_count
+    select array_agg((lane, line_no, first_seq)::pgqueue.line_place) filter (where key is null), max(not_visible_until), count(*),
+           (select count(*) from freed)
+    into v_places, v_last, v_count, v_freed
     from ended;
+    p_cursor.last_line_no := p_cursor.last_line_no + v_freed;
     p_cursor := pgqueue._lower_scan_from(p_cursor, v_places);
     p_cursor.due_from := case when v_count < pgqueue._limit_due() then v_now else v_last end;
     return p_cursor;

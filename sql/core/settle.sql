@@ -78,8 +78,10 @@ declare
     v_run    pgqueue.consumer_messages;
     v_places pgqueue.line_place[] := '{}';
 begin
-    if p_claim.ordered and p_set is not null then
-        v_places := pgqueue._return_by_key(p_consumer, p_claim, p_set, v_until, p_reason);
+    if p_claim.ordered and (p_set is not null or (v_until is not null and exists (
+            select from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
+        v_places := pgqueue._return_by_key(p_consumer, p_claim, coalesce(p_set, (
+            select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed')), v_until, p_reason);
     else
         for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
             if v_run.deliver_count >= p_consumer.max_deliver_count then

@@ -356,6 +356,8 @@ begin
                where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
                  and (p.keys is not null or exists (select from pgqueue.consumer_messages where consumer_id = p.consumer_id and piece = p.piece))) then
         return null;
+    elsif pgqueue._has_delayed_key(p_cursor) then
+        return null;
     end if;
     select 1, m.line_no, m.first_seq into v_later
     from unnest(p_claim.arrival_nos) a

@@ -77,8 +77,8 @@ create table if not exists pgqueue.consumer_messages (
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
     last_error        text,
-    key               bigint,                   -- ordered consumers: the hash of the key of what waits for it ...
-    piece             bigint                    -- ... and the piece that is ready, delayed or claimed
+    key               bigint,                   -- ordered consumers: the hash of the key of what waits for it, or is delayed, ...
+    piece             bigint                    -- ... and the piece that is ready or claimed
 );
 
 -- Of ordered consumers: where messages of a key may wait; and messages by key: of which key each set is (null: of none), and of which run.
@@ -91,7 +91,7 @@ begin
 end $$;
 
 -- The open pieces of ordered consumers, and those that are gone and were not closed yet. No key is in two of them, and each key that
--- messages wait for is in one.
+-- messages wait for is in one, or its first message is delayed.
 create table if not exists pgqueue.pieces (
     consumer_id   int    not null,
     place         bigint not null,  -- its number, until it is old: then a newer one, so that the cursor's pieces_from goes on

@@ -12,7 +12,7 @@ begin
         ['consumer_messages_due',     'consumer_messages (consumer_id, not_visible_until) where state = ''delayed'''],
         ['consumer_messages_claim',   'consumer_messages (claim_id) where claim_id is not null'],
         ['consumer_messages_piece',   'consumer_messages (consumer_id, piece) where piece is not null'],
-        ['consumer_messages_waiting', 'consumer_messages (consumer_id, key, arrival_no, first_seq) where state = ''waiting'''],
+        ['consumer_messages_key',     'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],
         ['pieces_place',              'pieces (consumer_id, place)'],
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],

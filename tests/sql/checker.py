@@ -238,6 +238,10 @@ def check_order(c: Consumer) -> None:
     if set(whole) & open_pieces:
         assert len(open_pieces) == 1, f"{open_pieces} are open beside all keys, {whole}"
 
+    delayed: dict[int, list[int]] = defaultdict(list)  # by key, where it waits for its own time
+    for run in c.runs:
+        if run.state == "delayed" and run.key is not None:
+            delayed[run.key].append(run.first_seq)
     kept = Counter(key for p in c.pieces.values() for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
     for key, pieces in in_pieces.items():
@@ -245,7 +249,12 @@ def check_order(c: Consumer) -> None:
         (piece,) = pieces
         assert piece in whole or key in c.pieces[piece].keys, f"key {key} is not told of {piece}"
     for key, (in_piece, waiting, line) in messages.items():
-        assert not waiting or key in kept, f"key {key} is stuck: {waiting}"
+        if key in delayed:
+            assert key not in kept, f"key {key} is delayed and in a piece"
+            assert delayed[key] == [min(run.first_seq for run in c.runs if run.key == key
+                                        and run.arrival_no == min(waiting)[0])]  # fmt: skip
+        else:
+            assert not waiting or key in kept, f"key {key} is stuck: {waiting}"
         for before, after in ((in_piece, waiting), (in_piece, line), (waiting, line)):
             if before and after:
                 assert max(before) < min(after), f"key {key}: {max(before)} before {min(after)}"
@@ -254,7 +263,7 @@ def check_order(c: Consumer) -> None:
 def check_ordered_run(c: Consumer, run: Any) -> int:
     """Look at a run of an ordered consumer: 0 it is a piece, 1 it waits, 2 it is in the line."""
     keys = {c.keys.get(s) for s in numbers(run.seqs)}
-    if run.state == "waiting":
+    if run.state == "waiting" or (run.state == "delayed" and run.key is not None):
         assert run.piece is None, f"it waits in a piece: {run}"
         assert keys == {run.key}, f"keys {keys} in {run}"
         (kept,) = [p for p in c.pieces.values() if run.key in p.keys] or [None]
@@ -263,6 +272,9 @@ def check_ordered_run(c: Consumer, run: Any) -> int:
             assert (run.arrival_no, run.first_seq) >= place, f"before {place}: {run}"
         return 1
     assert run.key is None, f"a key: {run}"
+    if run.state == "delayed":
+        assert (run.piece, keys) == (None, {None}), f"in a piece, or with a key: {run}"
+        return 2
     if run.piece is None:
         assert (run.state, run.lane) == ("ready", 1), f"in no piece and not in the line: {run}"
         assert run.line_no == run.arrival_no, f"the place in the line of {run}"

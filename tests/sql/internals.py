@@ -349,8 +349,7 @@ def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | Non
 def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     """n messages of consumer 1, each in a run of its own: claimed and delayed ones in turn.
 
-    keyed: for an ordered consumer; what is delayed are pieces that no deal looks at any more, and
-    behind each a message waits.
+    keyed: for an ordered consumer; behind each that is delayed, one of its key waits.
     """
     conn.execute(
         (
@@ -360,8 +359,8 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
             " select 1, m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')),"
             f" case when m.state = 'claimed' then i + {IN_FLIGHT} end,"
             " case when m.state = 'delayed' then now() + interval '1 day' end,"
-            " case when m.state = 'waiting' then i / 3 end,"
-            f" case when {keyed} and m.state <> 'waiting' then -i end"
+            f" case when {keyed} and m.state <> 'claimed' then i / 3 end,"
+            f" case when {keyed} and m.state = 'claimed' then -i end"
             f" from generate_series(1, {n}) i cross join lateral"
             " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
             "  as state) m"

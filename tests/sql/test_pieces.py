@@ -165,10 +165,9 @@ def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
         while time.monotonic() < until - 1:
             send_keys(conn, *(rng.choice("aaabcdefgh") for _ in range(rng.choice([1, 2, 20]))))
             time.sleep(0.01)
-        given, settled = (
-            [entry for log in logs for entry in log]
-            for logs in zip(*(w.result() for w in workers), strict=True)
-        )
+        logs = [worker.result() for worker in workers]
+    given = [g for log in logs for g in log[0]]
+    settled = [done for log in logs for done in log[1]]
     keys = dict(conn.execute("select seq, key from pgqueue.messages").fetchall())
     end = time.monotonic() + 20
     while len(done := [s for _, _, seqs in settled for s in seqs]) < len(keys):
