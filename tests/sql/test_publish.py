@@ -276,6 +276,7 @@ def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(
         call(worker, "start_waiting", "s")
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
             prepare_one_that_sends(conn, "s")
+        call(worker, "stop_waiting", "s")
     for stream in ("s", "quiet"):
         value(conn, "create_consumer", stream, "c", "earliest")
         prepare_one_that_sends(conn, stream)

@@ -28,7 +28,6 @@ def test_a_message_whose_headers_python_cannot_read_fails_alone(queue, conn, hea
     bad = queue.send("s", "bad")
     queue.send("s", "after")
     # Past the checks of what is sent and stored: it may be there from before them.
-    conn.execute("alter table pgqueue.messages_1 drop constraint messages_1_check")
     conn.execute("update pgqueue.messages set headers = %s::jsonb where seq = %s", [headers, bad])
     claim = queue.receive("s", "c", 10)
     assert [m.data for m in claim.messages] == ["before", "bad", "after"]
