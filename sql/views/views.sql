@@ -29,7 +29,7 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         cross join lateral unnest(p.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         union all
-        select q.seq, case when m.state = 'ready' and m.not_visible_until > clock_timestamp() then 'delayed' else m.state end,
+        select q.seq, case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed' else m.state end,
                m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.last_error
         from pgqueue.consumer_messages m
         left join pgqueue.claims l on l.claim_id = m.claim_id
@@ -63,8 +63,8 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
     cross join lateral (
         select coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
-               coalesce(sum(message_count) filter (where state = 'delayed' or (state = 'ready' and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
-               coalesce(sum(message_count) filter (where state = 'waiting'), 0)::bigint as waiting,
+               coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
+               coalesce(sum(message_count) filter (where state = 'waiting' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as waiting,
                coalesce(sum(message_count) filter (where state = 'claimed'), 0)::bigint as claimed
         from pgqueue.consumer_messages where consumer_id = c.consumer_id) r
     cross join lateral (
