@@ -71,6 +71,7 @@ def test_twice_in_one_directory(folder):
         assert left == (0,)
 
 
+@pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
