@@ -141,40 +141,24 @@ def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int
     assert internals.claims(conn) == []
 
 
-def costs_beside_an_old_snapshot(conn: Conn, old: Conn, claim_size: int) -> list[int]:
-    """What each hundred claims of c, acknowledged at once, cost beside a snapshot of before."""
+def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Each claim is dealt, and leaves rows of pieces and of what waits that the snapshot sees."""
+    consumer(conn, ordering="key")
+    send_key(conn, "held meanwhile")
+    internals.publish_together(conn, stream, 3000, "'hot'")
+    old = session()
     old.execute("begin isolation level repeatable read")
     old.execute("select 1")
     assert claim(conn, 1) == 1
     conn.execute(
-        "create function pg_temp.work() returns void language plpgsql as $$ begin for i in 1..100"
-        f" loop perform pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', {claim_size});"
-        " end loop; end $$".encode()
+        "create function pg_temp.work() returns void language plpgsql as $$ begin"
+        " for i in 1..100 loop perform pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 1);"
+        " end loop; end $$"
     )
-    return [cost(conn, "select pg_temp.work()") for _ in range(10)]
-
-
-def test_pieces_behind_an_old_snapshot_and_beside_an_old_claim_cost_nothing(
-    conn: Conn, session: Session, stream: int
-) -> None:
-    """Of thousands that were dealt and settled since: rows that the snapshot still sees."""
-    consumer(conn, ordering="key", p_visibility_timeout=timedelta(hours=1))
-    internals.publish_together(conn, stream, 6000, "'k' || i % 3000")
-    costs = costs_beside_an_old_snapshot(conn, session(), 5)
-    assert max(costs[5:]) <= 1.3 * max(costs[1:4]), costs
-    assert one(conn, "select backlog from pgqueue.consumer_stats") < 6000 - 1000 * 3
-    checker.check(conn)
-
-
-def test_a_key_that_waits_beside_an_old_snapshot_costs_nothing(
-    conn: Conn, session: Session, stream: int
-) -> None:
-    """Its messages are dealt one after the other: each leaves a row that the snapshot sees."""
-    consumer(conn, ordering="key")
-    send_key(conn, "held meanwhile")
-    internals.publish_together(conn, stream, 3000, "'hot'")
-    costs = costs_beside_an_old_snapshot(conn, session(), 1)
-    assert max(costs[6:]) <= 1.15 * max(costs[3:6]), costs  # (the old claim counts for 200 pieces)
+    costs = [cost(conn, "select pg_temp.work()") for _ in range(10)]
+    assert max(costs[6:]) <= 1.15 * max(costs[3:6]), costs
     assert one(conn, "select backlog from pgqueue.consumer_stats") == 2000
     checker.check(conn)
 
