@@ -17,6 +17,11 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
+comment on function pgqueue.read         is 'Reads the next messages of a stream after an offset, without claiming them, and returns the next offset.';
+comment on function pgqueue.start_offset is 'The offset at which a reader begins: at the earliest message, at the latest, or at a time.';
+comment on function pgqueue.read_to      is 'The offset after the next messages of a stream, without reading them.';
+comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
+
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';

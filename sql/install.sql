@@ -20,6 +20,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql
+\ir core/offsets.sql
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
@@ -32,6 +33,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
+\ir functions/read.sql
 \ir spark/source.sql
 \ir spark/sink.sql
 \ir views/backlog.sql

@@ -28,7 +28,8 @@ FUNCTIONS = {
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
-        "last_publication", "reader_claim", "reader_extend", "reader_resume", "reader_plan",
+        "last_publication", "read", "start_offset", "read_to", "read_plan",
+        "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
