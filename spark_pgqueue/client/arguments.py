@@ -76,6 +76,11 @@ def time(name: str, value: datetime) -> datetime:
     return value
 
 
+def start(name: str, value: str | datetime) -> str:
+    """Where something begins: a word, or a time with its zone; as text."""
+    return time(name, value).isoformat() if isinstance(value, datetime) else text(name, value)
+
+
 def listed(name: str, value: Iterable[Any]) -> list[Any]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise PgQueueError(f"{name} must be a list, not {type(value).__name__}")
