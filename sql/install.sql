@@ -8,6 +8,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql
+\ir tables/groups.sql
 \ir tables/spark.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
@@ -34,6 +35,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/receive.sql
 \ir functions/settle.sql
 \ir functions/read.sql
+\ir functions/groups.sql
 \ir spark/source.sql
 \ir spark/sink.sql
 \ir views/backlog.sql

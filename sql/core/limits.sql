@@ -56,6 +56,8 @@ create or replace function pgqueue._max_max_bytes() returns int language sql imm
 create or replace function pgqueue._max_max_header_bytes() returns int language sql immutable parallel safe as 'select 1048576';
 -- Bytes of headers that cannot be too deep, so that nobody looks: a level takes two at least.
 create or replace function pgqueue._short_headers() returns int language sql immutable parallel safe as 'select 2 * pgqueue._max_header_depth()';
+-- Partitions of a group.
+create or replace function pgqueue._max_partitions() returns int language sql immutable parallel safe as 'select 1024';
 -- Gaps of an offset that is kept outside of the database.
 create or replace function pgqueue._max_offset_ranges() returns int language sql immutable parallel safe as 'select 10000';
 -- A timeout or delay.

@@ -8,6 +8,7 @@ create table if not exists pgqueue.consumers (
     max_deliver_count  int         check (max_deliver_count > 0),
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
     created_at         timestamptz not null default clock_timestamp(),
+    partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
     unique (stream_id, name)
 );
 
