@@ -7,6 +7,11 @@ comment on function pgqueue.drop_stream     is 'Deletes a stream with its messag
 comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
 comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
 
+comment on function pgqueue.seek   is 'Moves a consumer to a position in its stream, as if it were created there.';
+comment on function pgqueue.replay is 'Delivers messages between two positions once more to a consumer that has finished them.';
+comment on function pgqueue.pause  is 'Lets a consumer claim nothing, until it is resumed.';
+comment on function pgqueue.resume is 'Lets a paused consumer claim again.';
+
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
@@ -24,6 +29,7 @@ comment on function pgqueue.read_plan    is 'The messages between two offsets as
 
 comment on function pgqueue.create_group     is 'Creates a group: workers that share a stream by partitions of its keys.';
 comment on function pgqueue.drop_group       is 'Deletes a group.';
+comment on function pgqueue.reset_group      is 'Moves a group to another position of its stream.';
 comment on function pgqueue.lease_partitions is 'Renews a worker''s lease in a group, and takes the partitions that it is due.';
 comment on function pgqueue.leave_group      is 'Ends a worker of a group: its partitions are free.';
 comment on function pgqueue.read_partitions  is 'Reads the next messages of a worker''s partitions, in order.';

@@ -21,6 +21,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql
+\ir core/positions.sql
 \ir core/offsets.sql
 \ir core/take.sql
 \ir core/line.sql
@@ -30,6 +31,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/claims.sql
 \ir functions/streams.sql
 \ir functions/consumers.sql
+\ir functions/positions.sql
 \ir functions/publish.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql

@@ -137,8 +137,11 @@ begin
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
     end if;
-    o_claim_id := pgqueue._new_claim_id();
     o_count := 0;
+    if v_consumer.paused then
+        return;
+    end if;
+    o_claim_id := pgqueue._new_claim_id();
     if v_consumer.ordering <> 'stream' then
         begin
             if v_consumer.ordering = 'none' then

@@ -1,8 +1,8 @@
 -- Offsets of those who read without claiming: what they have read of a stream, as a set of publication ids, which they keep
 -- themselves.
 --
--- An offset says: all publications below next were read, or are dead; but for those in its gaps; and of one more, the cut one, the first
--- so many messages. What lies between two offsets is the difference of two sets, and so the same for ever. Nobody is waited for: what is
+-- An offset says: all publications below next were read, or are dead; but for those in its gaps; and of some that were not, which a limit or a start
+-- has cut, the first so many messages, by seq. What lies between two offsets is the difference of two sets, and so the same for ever. Nobody is waited for: what is
 -- not visible when somebody reads is a gap, and read as soon as it is there.
 --
 -- Gaps are closed by the rule of core/gaps.sql, with what a consumer has in a row written into the offset: who may still fill the gap. So
@@ -25,8 +25,9 @@ as $$
 begin
     return jsonb_build_object('stream', p_stream.name, 'incarnation', p_stream.incarnation, 'next', p_offset.next_publication,
                               'messages', p_offset.messages)
-        || case when p_offset.cut_publication is null then '{}'
-                else jsonb_build_object('cut', jsonb_build_array(p_offset.cut_publication, p_offset.cut_messages)) end
+        || case when p_offset.cut_publications = '{}' then '{}'
+                else jsonb_build_object('cut', (select jsonb_agg(jsonb_build_array(p, n) order by i)
+                                                from unnest(p_offset.cut_publications, p_offset.cut_messages) with ordinality c (p, n, i))) end
         || case when p_offset.old_ids = '{}' then '{}'
                 else jsonb_build_object('gaps', jsonb_build_array(
                          jsonb_build_object('ids', p_offset.old_ids::text, 'publishers', to_jsonb(p_offset.old_publishers)))
@@ -82,12 +83,15 @@ begin
     v_offset.messages := pgqueue._offset_number(p_argument, 'messages', p_offset -> 'messages', 0, p_offset);
     v_offset.old_ids := '{}';
     v_offset.new_ids := '{}';
+    v_offset.cut_publications := '{}';
+    v_offset.cut_messages := '{}';
     if p_offset ? 'cut' then
-        if jsonb_typeof(p_offset -> 'cut') <> 'array' or jsonb_array_length(p_offset -> 'cut') <> 2 then
-            perform pgqueue._refuse_offset(p_argument, 'its cut is no pair', p_offset);
+        if not p_offset -> 'cut' @? 'strict $ ? (@.type() == "array" && @.size() > 0 && !exists (@[*] ? (@.type() != "array" || @.size() != 2)))' then
+            perform pgqueue._refuse_offset(p_argument, 'its cut is no list of pairs', p_offset);
         end if;
-        v_offset.cut_publication := pgqueue._offset_number(p_argument, 'cut', p_offset -> 'cut' -> 0, 1, p_offset);
-        v_offset.cut_messages := pgqueue._offset_number(p_argument, 'cut', p_offset -> 'cut' -> 1, 1, p_offset);
+        select array_agg(pgqueue._offset_number(p_argument, 'cut', c -> 0, 1, p_offset)), array_agg(pgqueue._offset_number(p_argument, 'cut', c -> 1, 1, p_offset))
+        into v_offset.cut_publications, v_offset.cut_messages
+        from jsonb_array_elements(p_offset -> 'cut') c;
     end if;
     if p_offset ? 'gaps' then
         if jsonb_typeof(p_offset -> 'gaps') <> 'array' or jsonb_array_length(p_offset -> 'gaps') not between 1 and 2 then
@@ -113,7 +117,7 @@ begin
             v_i := v_i + 1;
         end loop;
     end if;
-    if v_offset.cut_publication < v_offset.next_publication and not pgqueue._unread(v_offset) @> v_offset.cut_publication then
+    if exists (select from unnest(v_offset.cut_publications) c where c < v_offset.next_publication and not pgqueue._unread(v_offset) @> c) then
         perform pgqueue._refuse_offset(p_argument, 'its cut was read', p_offset);
     end if;
     perform pgqueue._check_incarnation(p_stream, p_argument, p_offset, v_offset);
@@ -142,7 +146,7 @@ begin
         if not found then
             raise exception '% is of another stream that was named %: of another database, or dropped since', p_argument, quote_literal(p_stream.name)
                 using errcode = 'PQ005', column = p_argument, hint = 'Connect to the database that it is of, or begin anew: at "earliest", "latest" or a timestamp.';
-        elsif p_offset.next_publication > v_ended.last_publication + 1 or p_offset.cut_publication > v_ended.last_publication then
+        elsif p_offset.next_publication > v_ended.last_publication + 1 or v_ended.last_publication < any (p_offset.cut_publications) then
             raise exception '% is beyond the state to which the database was restored at %: it has read publications up to %, of which % was the last that was restored',
                             p_argument, v_ended.ended_at, p_offset.next_publication - 1, v_ended.last_publication
                 using errcode = 'PQ005', column = p_argument,
@@ -156,23 +160,26 @@ begin
     end if;
 end $$;
 
--- The offset at a start: 'earliest' (or null), 'latest', or a timestamp. Errors: PQ003.
+-- The offset at a position (core/positions.sql). Errors: PQ003. Locks: the history, shared.
 create or replace function pgqueue._offset_at(p_stream pgqueue.streams, p_start text) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_issued bigint := pgqueue._last_publication_id(p_stream.stream_id);
-    v_who    text[] := pgqueue._publishers_before(p_stream.stream_id);
-    v_before int8multirange := pgqueue._published_before(p_stream.stream_id, coalesce(p_start, 'earliest'));
+    v_seen   record := pgqueue._seen_from(p_stream.stream_id, p_start, 'p_start');
     v_offset pgqueue.reading_offset;
 begin
-    if p_start = 'latest' and v_who = '{}' and v_issued > 0 then
-        v_before := v_before + int8multirange(int8range(1, v_issued, '[]'));  -- what is not visible of these is dead
-    end if;
-    v_offset.next_publication := coalesce(upper(v_before), 1);
-    v_offset.old_ids := int8multirange(int8range(1, v_offset.next_publication)) - v_before;
+    v_offset.next_publication := v_seen.o_next;
+    v_offset.old_ids := int8multirange(int8range(1, v_seen.o_next)) - v_seen.o_seen;  -- of whomever: the first look tells
     v_offset.new_ids := '{}';
     v_offset.messages := 0;
+    select coalesce(array_agg(c.publication_id order by c.publication_id), '{}'), coalesce(array_agg(c.n order by c.publication_id), '{}')
+    into v_offset.cut_publications, v_offset.cut_messages
+    from (select p.publication_id, sum(pgqueue._cardinality(p.seqs * v_seen.o_cut))::bigint as n
+          from unnest(v_offset.old_ids) g
+          cross join lateral (select * from pgqueue.publications
+                              where stream_id = p_stream.stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+          where v_seen.o_cut is not null and p.seqs && v_seen.o_cut and p.consumers is null
+          group by p.publication_id) c;
     return v_offset;
 end $$;
 
@@ -249,22 +256,21 @@ begin
     if pg_is_in_recovery() then
         v_known := pgqueue._taken_by_some(p_stream.stream_id);
     end if;
-    if v_offset.cut_publication is not null then
+    if v_offset.cut_publications <> '{}' then
         v_offset := pgqueue._read_cut(p_stream, v_offset, p_max);
         v_left := p_max - (v_offset.messages - p_offset.messages);
-        if v_offset.cut_publication is not null then
+        if v_left = 0 then
             return v_offset;
         end if;
     end if;
     if pgqueue._unread(v_offset) <> '{}' then
-        if v_left = 0 then
-            return v_offset;
-        end if;
         v_walk := pgqueue._walk(p_stream.stream_id, pgqueue._unread(v_offset) * int8multirange(int8range(1, v_upto, '[]')), v_left, pgqueue._limit_read());
         v_offset := pgqueue._close_gaps(v_offset, v_walk.o_read, case when not v_walk.o_limited and v_upto >= v_offset.next_publication - 1 then v_who end, v_known);
         v_offset.messages := v_offset.messages + v_walk.o_messages;
-        v_offset.cut_publication := v_walk.o_cut;
-        v_offset.cut_messages := v_walk.o_cut_messages;
+        if v_walk.o_cut is not null then
+            v_offset.cut_publications := array[v_walk.o_cut];
+            v_offset.cut_messages := array[v_walk.o_cut_messages];
+        end if;
         v_left := v_left - v_walk.o_messages;
         if v_walk.o_limited then
             return v_offset;
@@ -273,27 +279,31 @@ begin
     return pgqueue._read_beyond(p_stream, v_offset, v_left, v_upto, v_who, v_known);
 end $$;
 
--- Reads what is left of the publication that was cut.
+-- Reads what is left of the publications that were cut, p_max messages at most.
 create or replace function pgqueue._read_cut(p_stream pgqueue.streams, p_offset pgqueue.reading_offset, p_max bigint) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_cut  bigint := p_offset.cut_publication;
+    v_left bigint := p_max;
+    v_cut  bigint;
     v_rest bigint;
 begin
-    select coalesce(sum(message_count), 0) - p_offset.cut_messages into v_rest
-    from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_cut and consumers is null;
-    p_offset.messages := p_offset.messages + least(v_rest, p_max);
-    if v_rest > p_max then
-        p_offset.cut_messages := p_offset.cut_messages + p_max;
-        return p_offset;
-    end if;
-    p_offset.cut_publication := null;
-    p_offset.cut_messages := null;
-    if v_cut >= p_offset.next_publication then
-        p_offset.next_publication := v_cut + 1;
-    end if;
-    return pgqueue._close_gaps(p_offset, int8multirange(int8range(v_cut, v_cut, '[]')), null, null);
+    while v_left > 0 and p_offset.cut_publications <> '{}' loop
+        v_cut := p_offset.cut_publications[1];
+        select coalesce(sum(message_count), 0) - p_offset.cut_messages[1] into v_rest
+        from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_cut and consumers is null;
+        p_offset.messages := p_offset.messages + least(v_rest, v_left);
+        if v_rest > v_left then
+            p_offset.cut_messages[1] := p_offset.cut_messages[1] + v_left;
+            return p_offset;
+        end if;
+        v_left := v_left - v_rest;
+        p_offset.cut_publications := p_offset.cut_publications[2:];
+        p_offset.cut_messages := p_offset.cut_messages[2:];
+        p_offset.next_publication := greatest(p_offset.next_publication, v_cut + 1);
+        p_offset := pgqueue._close_gaps(p_offset, int8multirange(int8range(v_cut, v_cut, '[]')), null, null);
+    end loop;
+    return p_offset;
 end $$;
 
 -- Takes publications out of the gaps of an offset, and closes those that nobody can fill any more.
@@ -373,8 +383,10 @@ begin
             end if;
         end if;
         p_offset.next_publication := v_end;
-        p_offset.cut_publication := v_walk.o_cut;
-        p_offset.cut_messages := v_walk.o_cut_messages;
+        if v_walk.o_cut is not null then
+            p_offset.cut_publications := array[v_walk.o_cut];
+            p_offset.cut_messages := array[v_walk.o_cut_messages];
+        end if;
         p_offset.messages := p_offset.messages + v_walk.o_messages;
         v_left := v_left - v_walk.o_messages;
         v_walked := v_walked + v_rows;
@@ -412,27 +424,15 @@ begin
             where o.stream_id = p_stream_id);
 end $$;
 
--- The first messages of a publication, in the order in which they are read.
-create or replace function pgqueue._first_of(p_stream_id int, p_publication_id bigint, p_messages bigint) returns int8multirange
+-- Of publications that were cut, the messages before the cut.
+create or replace function pgqueue._before_cut(p_stream_id int, p_offset pgqueue.reading_offset) returns int8multirange
 language plpgsql stable
 as $$
-declare
-    v_part pgqueue.publications;
-    v_left bigint := p_messages;
-    v_seqs int8multirange := '{}';
 begin
-    for v_part in
-        select * from pgqueue.publications
-        where stream_id = p_stream_id and publication_id = p_publication_id and consumers is null order by part
-    loop
-        if v_part.message_count > v_left then
-            v_part.seqs := pgqueue._below(v_part.seqs, case when v_left > 0 then pgqueue._bound_of(v_part.seqs, v_left) end);
-        end if;
-        exit when v_left <= 0;
-        v_seqs := v_seqs + v_part.seqs;
-        v_left := v_left - v_part.message_count;
-    end loop;
-    return v_seqs;
+    return (select coalesce(range_agg(pgqueue._below(p.seqs, pgqueue._bound_of(p.seqs, c.n))), '{}')
+            from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
+            cross join lateral (select range_agg(seqs) as seqs from pgqueue.publications
+                                where stream_id = p_stream_id and publication_id = c.publication_id and consumers is null) p);
 end $$;
 
 -- The messages between two offsets.
@@ -456,11 +456,11 @@ begin
                 else (select range_agg(seqs) from publication) end
     into v_seqs
     from all_of_them a;
-    if p_to.cut_publication is not null then
-        v_seqs := v_seqs + pgqueue._first_of(p_stream_id, p_to.cut_publication, p_to.cut_messages);
+    if p_to.cut_publications <> '{}' then
+        v_seqs := v_seqs + pgqueue._before_cut(p_stream_id, p_to);
     end if;
-    if p_from.cut_publication is not null then
-        v_seqs := v_seqs - pgqueue._first_of(p_stream_id, p_from.cut_publication, p_from.cut_messages);
+    if p_from.cut_publications <> '{}' then
+        v_seqs := v_seqs - pgqueue._before_cut(p_stream_id, p_from);
     end if;
     return v_seqs;
 end $$;

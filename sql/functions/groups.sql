@@ -59,6 +59,19 @@ begin
     perform pgqueue.drop_consumer(p_stream, p_group);
 end $$;
 
+-- Moves a group to a position, as seek does a consumer: its workers go on from there, without a stop. What they have read before they may still
+-- commit.
+--   p_to  earliest, latest, a timestamp, or seq and a number
+-- Returns how many messages it forgot: those it had taken and not all partitions had passed, and those it skips; about.
+-- Errors: PQ001, PQ002, PQ003, PQ006, PQ007; 55P03 as seek. Locks: as seek.
+create or replace function pgqueue.reset_group(p_stream text, p_group text, p_to text) returns bigint
+language plpgsql
+as $$
+begin
+    perform pgqueue._group(p_stream, p_group);
+    return pgqueue.seek(p_stream, p_group, p_to);
+end $$;
+
 -- The group of a name. Errors: PQ001, PQ002, PQ006.
 create or replace function pgqueue._group(p_stream text, p_group text) returns pgqueue.consumers
 language plpgsql stable
@@ -259,7 +272,7 @@ begin
            min(array[p.line_no, p.seq]) filter (where array[p.line_no, p.seq] > v_here)
     into lease_ids, v_mine, v_until
     from pgqueue._partitions(v_group) p where p.lease_id = any (p_lease_ids);
-    if v_mine is null then
+    if v_mine is null or v_group.paused then
         return;
     end if;
     v_plan := pgqueue._next_in_line(v_group.consumer_id, v_here, v_until, p_max);

@@ -2,16 +2,16 @@
 -- will do. What was published to named consumers alone is not read, and deliver_at is not waited for.
 
 -- The offset at which a reader begins.
---   p_start  earliest: before all messages that there are; latest: before what becomes visible from now on;
---            a timestamp: before what was published since. Transactions that are still running count as later.
--- Errors: PQ001, PQ003. Locks: none.
+--   p_start  earliest: before all messages that there are; latest: before what becomes visible from now on; a timestamp: before what
+--            was published since; seq N: before the message of that number. Transactions that are still running count as later.
+-- Errors: PQ001, PQ003. Locks: the history, shared.
 create or replace function pgqueue.start_offset(p_stream text, p_start text default 'earliest') returns jsonb
 language plpgsql
 as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
 begin
-    return pgqueue._offset_json(v_stream, pgqueue._offset_at(v_stream, p_start));
+    return pgqueue._offset_json(v_stream, pgqueue._offset_at(v_stream, coalesce(p_start, 'earliest')));
 end $$;
 
 -- The offset after the next messages.
@@ -39,7 +39,7 @@ language plpgsql
 as $$
 begin
     if p_offset is null or jsonb_typeof(p_offset) in ('null', 'string') then
-        return pgqueue._offset_at(p_stream, p_offset #>> '{}');
+        return pgqueue._offset_at(p_stream, coalesce(p_offset #>> '{}', 'earliest'));
     end if;
     return pgqueue._parse_offset(p_stream, 'p_offset', p_offset);
 end $$;

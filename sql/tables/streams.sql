@@ -29,7 +29,7 @@ begin
     if to_regtype('pgqueue.reading_offset') is null then
         create type pgqueue.reading_offset as (
             next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange, new_publishers text[],
-            cut_publication bigint, cut_messages bigint, messages bigint);
+            cut_publications bigint[], cut_messages bigint[], messages bigint);
     end if;
 end $$;
 

@@ -313,6 +313,34 @@ def test_two_processes_with_the_same_lease_do_not_both_commit(conn: Conn, group:
         commit(conn, both[1])
 
 
+def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
+    """Workers go on from there; what they read before they may still commit."""
+    sent = send_keys(conn, *"abcdefgh")
+    leases = lease(conn, "w")
+    rows = read(conn, leases, 3)
+    value(conn, "reset_group", "s", "g", f"seq {sent[5]}")
+    commit(conn, rows)
+    assert work_off(conn, leases) == sent[5:]
+    value(conn, "reset_group", "s", "g", "earliest")
+    assert work_off(conn, leases, 3) == sent
+    send(conn)
+    value(conn, "reset_group", "s", "g", "latest")
+    assert work_off(conn, leases) == []
+    with pytest.raises(psycopg.DatabaseError, match="p_to is earliest"):
+        value(conn, "reset_group", "s", "g", "soon")
+    with pytest.raises(psycopg.DatabaseError, match="replays nothing"):
+        value(conn, "replay", "s", "g", "earliest")
+
+
+def test_a_paused_group_reads_nothing(conn: Conn, group: int) -> None:
+    seq = send(conn)
+    value(conn, "pause", "s", "g")
+    leases = lease(conn, "w")
+    assert read(conn, leases) == []
+    value(conn, "resume", "s", "g")
+    assert work_off(conn, leases) == [seq]
+
+
 def test_how_far_behind_each_partition_is(conn: Conn, group: int) -> None:
     def behind() -> list[tuple[str, int]]:
         return conn.execute(

@@ -174,12 +174,12 @@ def test_a_limit_is_exact_inside_a_publication(conn: Conn, stream: int, session:
     late = [row[0] for row in call(slow, "send_batch", "s", list("abcde"))]
     sent = send_all(conn, list("abcdefgh"))
     first, offset = read(conn, None, 3)
-    assert (first, offset["cut"]) == (sent[:3], [2, 3])
+    assert (first, offset["cut"]) == (sent[:3], [[2, 3]])
     second, offset = read(conn, offset, 2)
-    assert (second, offset["cut"]) == (sent[3:5], [2, 5])
+    assert (second, offset["cut"]) == (sent[3:5], [[2, 5]])
     slow.execute("commit")
     third, after_cut = read(conn, offset, 5)
-    assert (third, after_cut["cut"]) == (late[:2] + sent[5:], [1, 2])
+    assert (third, after_cut["cut"]) == (late[:2] + sent[5:], [[1, 2]])
     fourth, end = read(conn, after_cut, 3)
     assert (fourth, parts(end)) == (late[2:], {"next"})
     assert plan(conn, offset, after_cut) == third
@@ -386,8 +386,8 @@ def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, sessio
         (lambda o: {**o, "next": 1.5}, "its next is 1.5", "PQ003"),
         (lambda o: {**o, "next": 1e300}, "its next is", "PQ003"),
         (lambda o: {**o, "messages": -1}, "its messages is -1", "PQ003"),
-        (lambda o: {**o, "cut": [1]}, "no pair", "PQ003"),
-        (lambda o: {**o, "cut": [1, 1]}, "its cut was read", "PQ003"),
+        (lambda o: {**o, "cut": [1]}, "no list of pairs", "PQ003"),
+        (lambda o: {**o, "cut": [[1, 1]]}, "its cut was read", "PQ003"),
         (lambda o: {**o, "gaps": {}}, "no list", "PQ003"),
         (lambda o: {**o, "gaps": [{"ids": "{[1,2"}]}, "no set of numbers", "PQ003"),
         (lambda o: {**o, "gaps": [{"ids": "{[1,200)}"}]}, "no set of numbers", "PQ003"),
@@ -430,3 +430,21 @@ def test_a_plan_goes_forward(conn: Conn, stream: int) -> None:
     with pytest.raises(psycopg.DatabaseError, match="p_max is null or"):
         read_to(conn, first, 0)
     assert read_to(conn, first, None, 0) == first
+
+
+def test_reading_begins_at_a_number(conn: Conn, stream: int, session: Session) -> None:
+    """Publications that have lower numbers too are cut there: several, where blocks were mixed."""
+    blocks = [stage(conn, stream, 3, batch) for batch in (0, 1, 0, 1)]
+    for batch in (0, 1):
+        publish(conn, stream, blocks[batch::2], 6, batch)
+    send(conn)
+    begin = start(conn, "seq 8")
+    assert len(begin["cut"]) == 2
+    seqs, end = read(conn, begin)
+    assert seqs == [8, 9, 10, 11, 12, 13]
+    assert end["messages"] == 6
+    for size in (1, 2, 4):
+        got, last = read_all(conn, begin, size)
+        assert sorted(got) == seqs
+        assert last == end
+        assert plan(conn, begin, last) == seqs

@@ -37,7 +37,8 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "create_group", "drop_group", "maintain",
+        "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
+        "reset_group", "maintain",
     },
     "stranger": set(),
 }  # fmt: skip
