@@ -91,6 +91,8 @@ stream_app = typer.Typer(help="Create, drop and list streams.", **_PLAIN)
 consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **_PLAIN)
 app.add_typer(stream_app, name="stream")
 app.add_typer(consumer_app, name="consumer")
+group_app = typer.Typer(help="Create, drop, list and move groups of workers.", **_PLAIN)
+app.add_typer(group_app, name="group")
 
 
 class Kind(StrEnum):
@@ -136,9 +138,9 @@ def _time(text: str) -> datetime:
 
 def _start(text: str) -> datetime | str:
     try:
-        return text if text in ("earliest", "latest") else _time(text)
+        return text if re.fullmatch(r"earliest|latest|seq +\d+", text) else _time(text)
     except typer.BadParameter as error:
-        raise typer.BadParameter(f"{error.message}, and not earliest or latest") from None
+        raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
 
 
 def _position(text: str) -> datetime | str | dict[str, Any]:
@@ -156,6 +158,11 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
+_START = (
+    "All messages that there are, those from now on, those published since TIME (ISO 8601, local "
+    "unless it has a zone), or those from a number on."
+)
+
 Url = Annotated[
     str | None,
     typer.Option(
@@ -167,6 +174,7 @@ Url = Annotated[
 ]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -351,6 +359,79 @@ def consumer_list(
     """List the consumers of a stream, or of all."""
     with _connect(url) as queue:
         _show(queue.consumers(stream), client.Consumer, as_json)
+
+
+@group_app.command("create")
+def group_create(
+    stream: StreamName,
+    name: GroupName,
+    partitions: Annotated[
+        int, typer.Option(help="So many workers can share it. It never changes.")
+    ] = 16,
+    start: Annotated[
+        Any, typer.Option(parser=_start, metavar="earliest|latest|TIME|'seq N'", help=_START)
+    ] = "latest",
+    if_not_exists: IfNotExists = False,
+    url: Url = None,
+) -> None:
+    """Create a group: workers that share a stream by partitions of its keys."""
+    with _connect(url) as queue:
+        queue.create_group(
+            stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
+        )
+
+
+@group_app.command("drop")
+def group_drop(
+    stream: StreamName,
+    name: GroupName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    url: Url = None,
+) -> None:
+    """Delete a group."""
+    with _connect(url) as queue:
+        if any((each.stream, each.name) == (stream, name) for each in queue.groups()):
+            _confirm(f"Delete group {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
+        queue.drop_group(stream, name)
+
+
+@group_app.command("list")
+def group_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the groups, and how far the slowest partition of each is behind."""
+    with _connect(url) as queue:
+        _show(queue.groups(stream), client.GroupStats, as_json)
+
+
+@group_app.command("lag")
+def group_lag(stream: StreamName, name: GroupName, as_json: Json = False, url: Url = None) -> None:
+    """Show who has which partition, and how far behind each is, in messages of all keys."""
+    with _connect(url) as queue:
+        _show(queue.partitions(stream, name), client.PartitionStats, as_json)
+
+
+@group_app.command("reset")
+def group_reset(
+    stream: StreamName,
+    name: GroupName,
+    to: Annotated[
+        Any,
+        typer.Option("--to", parser=_start, metavar="earliest|latest|TIME|'seq N'", help=_START),
+    ],
+    yes: Yes = False,
+    url: Url = None,
+) -> None:
+    """Move a group to another position; its workers go on from there."""
+    with _connect(url) as queue:
+        _confirm(f"Move group {name!r} of stream {stream!r} to {to}?", yes)
+        count = queue.reset_group(stream, name, to)
+        print(f"{count} {'message' if count == 1 else 'messages'} forgotten or skipped")
 
 
 @app.command()

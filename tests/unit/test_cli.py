@@ -470,7 +470,7 @@ def test_an_empty_list_says_so(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("consumer create s d --start yesterday", "and not earliest or latest"),
+        ("consumer create s d --start yesterday", "and not earliest, latest"),
         ("nack 1 --delay 0s", "'0s' is not a duration longer than 0 with a unit"),
     ],
 )
