@@ -748,6 +748,20 @@ class Client:
             )
         )
 
+    def recover(self) -> dict[str, int]:
+        """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
+
+        To be called once, before producers come back. Offsets that have read what was not restored
+        are refused from then on; all others go on.
+
+        Returns:
+            by stream, the last publication that counts as restored.
+
+        Raises:
+            PgQueueError: the server is a standby, or somebody publishes (55P03).
+        """
+        return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))
+
     @contextmanager
     def transaction(self) -> Iterator[Client]:
         """Make the calls inside one transaction: all of them take effect at its end, or none.

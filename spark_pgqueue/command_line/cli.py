@@ -629,6 +629,18 @@ def stats(
 
 
 @app.command()
+def recover(yes: Yes = False, url: Url = None) -> None:
+    """Begin anew after a restore or a failover: once, before producers come back.
+
+    Offsets that have read what was not restored are refused from then on; all others go on.
+    """
+    with _connect(url) as queue:
+        _confirm("Was the database restored, or a standby promoted, and do producers wait?", yes)
+        for stream, last in queue.recover().items():
+            print(f"{printable(stream)}: restored up to publication {last}")
+
+
+@app.command()
 def maintain(
     staged_age: Annotated[
         timedelta,
