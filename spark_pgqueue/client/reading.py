@@ -24,7 +24,7 @@ def start_offset(statements: Statements, stream: str, start: str | datetime) -> 
     """See `Client.start_offset`."""
     (offset,) = statements.row(
         "select pgqueue.start_offset(%s::text, %s::text)",
-        [arguments.text("stream", stream), arguments.start("start", start)],
+        [arguments.text("stream", stream), arguments.position("start", start)],
     )
     return offset
 

@@ -112,6 +112,7 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_cut      record;
+    v_less     record;
     v_ids      int8multirange;
     v_kept     int8multirange;
 begin
@@ -136,40 +137,41 @@ begin
                                                      union all
                                                      select seqs from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id) m), '{}')
         + coalesce(v_from.o_cut, '{}') + coalesce(v_cut.kept, '{}');
-    v_cursor := pgqueue._keep_less(v_consumer, v_stored, v_ids, v_kept);
+    v_less := pgqueue._keep_less(v_consumer, v_stored, v_ids, v_kept);
+    v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_stored.next_publication)) - pgqueue._gap_ids(v_cursor);
-    if v_ids = '{}' then
-        perform pgqueue._save_cursor(v_stored, v_cursor, true);
-        return 0;
+    if v_ids <> '{}' then
+        v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;
-    v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
-    return pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
+    return v_less.o_count + pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
 end $$;
 
--- Publications that are asked for again leave the gaps that keep messages of them: what these kept, because the consumer had it in hand then, and was
--- finished since, arrives after all. Returns the cursor.
-create or replace function pgqueue._keep_less(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_ids int8multirange, p_kept int8multirange)
-returns pgqueue.consumer_cursors
+-- Publications that are asked for again, and are in gaps that keep messages of them: what these kept because the consumer had it in hand then,
+-- and it has finished since, arrives after all.
+-- Returns the cursor, and how many messages that are.
+create or replace function pgqueue._keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
+                                              p_kept int8multirange, out o_count bigint)
 language plpgsql
 as $$
 declare
     v_gap  pgqueue.consumer_gaps;
     v_seqs int8multirange;
 begin
+    o_count := 0;
     for v_gap in
         select * from pgqueue.consumer_gaps
         where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and kept is not null and publication_ids && p_ids
     loop
-        v_seqs := (select range_agg(p.seqs) from unnest(v_gap.publication_ids * p_ids) g
-                   cross join lateral (select seqs from pgqueue.publications
-                                       where stream_id = p_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)
-                                         and seqs && v_gap.kept) p);
+        v_seqs := v_gap.kept * (select range_agg(p.seqs) from unnest(v_gap.publication_ids * p_ids) g
+                                cross join lateral (select seqs from pgqueue.publications
+                                                    where stream_id = p_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)
+                                                      and seqs && v_gap.kept and pgqueue._is_for(consumers, p_consumer.consumer_id)) p) - p_kept;
         continue when v_seqs is null;
         p_cursor := pgqueue._forget_gap(p_cursor, v_gap.gap_no);
-        p_cursor := pgqueue._note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, true, v_gap.kept - (v_seqs - p_kept));
+        p_cursor := pgqueue._note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, true, v_gap.kept - v_seqs);
+        o_count := o_count + pgqueue._cardinality(v_seqs);
     end loop;
-    return p_cursor;
 end $$;
 
 -- Lets a consumer claim nothing from now on, until it is resumed. What is claimed stays so, and is settled as ever; what is published waits.
