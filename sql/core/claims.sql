@@ -185,7 +185,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
-    v_calm   boolean;  -- nothing is due, and which publication is next is known
+    v_calm   boolean;  -- nothing is due, and which publication is next is known, or the gaps were just looked into
     v_served record;
 begin
     o_count := 0;
@@ -194,7 +194,8 @@ begin
     if not found then
         v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
     end if;
-    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or pgqueue._is_soon(v_cursor.gaps_probe))
+        and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
     if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
@@ -214,7 +215,7 @@ begin
             o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
                 and random() * pgqueue._limit_behind() >= v_served.o_runs;
         end if;
-        if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
+        if o_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
             o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
             o_done := o_count > 0;
         end if;

@@ -142,13 +142,12 @@ begin
     return v_to - v_lo;
 end $$;
 
--- Whether what is new may wait while something is ready: it is little, and not more urgent than all that is ready.
+-- Whether what is new may wait while something is ready, if something is: it is little, and not more urgent than all that may be ready.
 create or replace function pgqueue._can_wait(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
     return cardinality(p_cursor.scan_from) = 1
-       and (pgqueue._next_ready(p_cursor.consumer_id, p_cursor.scan_from[1])).run_ctid is not null
        and (select count(*) < pgqueue._limit_waiting() and max(priority) <= -(p_cursor.scan_from[1]).lane
             from (select priority from pgqueue.publications
                   where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
@@ -292,6 +291,9 @@ begin
     end if;
     if cardinality(o_cursor.gaps) > pgqueue._limit_gaps() then
         o_cursor := pgqueue._merge_gaps(o_cursor);
+    end if;
+    if o_cursor.gaps <> '{}' then
+        o_cursor.gaps_probe := clock_timestamp() + interval '10 ms';
     end if;
 end $$;
 

@@ -68,6 +68,7 @@ begin
         add column scan_from pgqueue.line_place[] not null default '{}',
         add column scan_lanes_from int,
         add column leases_from timestamptz not null default '-infinity',
+        add column gaps_probe timestamptz not null default '-infinity',
         add column pieces_from bigint not null default 0,
         add column dealt_until timestamptz not null default '-infinity';
     update pgqueue.consumer_cursors

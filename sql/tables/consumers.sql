@@ -36,6 +36,7 @@ create table if not exists pgqueue.consumer_cursors (
     due_from         timestamptz          not null default '-infinity',  -- no delayed run is due before this, also if the clock is set back
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
     leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
+    gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
     -- Ordered consumers only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
