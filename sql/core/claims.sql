@@ -75,7 +75,7 @@ begin
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
-                perform pg_sleep(0.0005 * 2 ^ v_try) where v_try > 0;
+                perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
             end loop;
         end if;
         exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
