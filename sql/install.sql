@@ -20,6 +20,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql
+\ir core/positions.sql
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
@@ -28,6 +29,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/claims.sql
 \ir functions/streams.sql
 \ir functions/consumers.sql
+\ir functions/positions.sql
 \ir functions/publish.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql

@@ -134,8 +134,11 @@ begin
     if not found then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
-    o_claim_id := pgqueue._new_claim_id();
     o_count := 0;
+    if v_consumer.paused then
+        return;
+    end if;
+    o_claim_id := pgqueue._new_claim_id();
     if v_consumer.ordering <> 'stream' then
         begin
             if v_consumer.ordering = 'none' then

@@ -90,6 +90,8 @@ begin
         drop column open_claims;
     drop type pgqueue.floor;
 
+    alter table pgqueue.consumers add column paused boolean not null default false;
+
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);
     alter table pgqueue.claims

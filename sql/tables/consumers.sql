@@ -8,6 +8,7 @@ create table if not exists pgqueue.consumers (
     max_deliver_count  int         check (max_deliver_count > 0),
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
     created_at         timestamptz not null default clock_timestamp(),
+    paused             boolean     not null default false,  -- it claims nothing
     unique (stream_id, name)
 );
 
@@ -53,6 +54,7 @@ create table if not exists pgqueue.consumer_gaps (
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
     look            boolean        not null,  -- look at the next take, whoever has ended
+    kept            int8multirange,           -- messages in it that are not to be taken: it was moved there (core/positions.sql). Null: none
     primary key (consumer_id, gap_no)
 );
 do $$
