@@ -64,6 +64,7 @@ begin
     v_cursor.due_from := '-infinity';
     v_cursor.lease_probe := '-infinity';
     v_cursor.leases_from := '-infinity';
+    v_cursor.gaps_probe := '-infinity';
     v_cursor.pieces_from := 0;
     v_cursor.dealt_until := '-infinity';
     -- what is kept of it is kept in a gap: so all that it took before is one, where something of it is dead
