@@ -16,14 +16,24 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.results import (
+    Batch,
+    Claim,
+    Consumer,
+    ConsumerStats,
+    Message,
+    StoredMessage,
+    Stream,
+)
 
 __all__ = [
+    "Batch",
     "Claim",
     "Client",
     "Consumer",
     "ConsumerStats",
     "Message",
+    "StoredMessage",
     "Stream",
     "connect",
 ]
