@@ -60,6 +60,8 @@ comment on function pgqueue.stage          is 'Records messages that a task of a
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
 
 comment on function pgqueue.maintain       is 'Deletes what failed writers left behind; to be called now and then.';
+comment on function pgqueue.is_restored    is 'Whether this database is on another server, or timeline, than was noted.';
+comment on function pgqueue.recover        is 'Begins a new incarnation of each stream, after a restore or failover: offsets beyond that state are refused.';
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
 comment on function pgqueue.schema_version is 'The version of this schema.';
 

@@ -43,6 +43,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/maintain.sql
+\ir functions/recover.sql
 \ir version.sql
 \ir roles.sql
 \ir settings.sql
