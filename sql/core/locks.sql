@@ -44,6 +44,19 @@ begin
     end if;
 end $$;
 
+-- Keeps the publications of a stream from being trimmed: for who makes some of them new for somebody, to the end of the transaction.
+create or replace function pgqueue._lock_history(p_stream_id int) returns void
+language sql
+as $$ select pg_advisory_xact_lock_shared(pgqueue._lock_class_history(), p_stream_id) $$;
+
+-- Keeps all others from relying on publications of a stream that are to be trimmed, if nobody does. Returns whether it is so now.
+create or replace function pgqueue._try_lock_history_alone(p_stream_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(pgqueue._lock_class_history(), p_stream_id);
+end $$;
+
 -- Waits for an advisory lock that could not be had at once.
 create or replace function pgqueue._await_lock(p_class int, p_id int, p_shared boolean) returns void
 language plpgsql

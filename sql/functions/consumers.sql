@@ -30,6 +30,7 @@ begin
     perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
     perform pgqueue._start_time(p_start);
 
+    perform pgqueue._lock_history(v_stream.stream_id);
     insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout)
     values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout)
     on conflict (stream_id, name) do nothing
@@ -84,7 +85,7 @@ declare
     v_known int8multirange;
 begin
     if v_since = '-infinity' then
-        return '{}';
+        return (pgqueue._trimmed(p_stream_id)).o_publications;
     elsif v_since < 'infinity' then
         return (select coalesce(range_agg(int8range(publication_id, publication_id, '[]')), '{}')
                 from pgqueue.publications where stream_id = p_stream_id and published_at < v_since);
@@ -141,4 +142,5 @@ begin
     delete from pgqueue.pieces where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
+    delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -35,12 +36,18 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "maintain",
+        "drop_consumer", "set_retention", "maintain", "maintain_all",
     },
     "stranger": set(),
 }  # fmt: skip
 
-VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats")
+VIEWS = (
+    "message_states",
+    "consumer_settings",
+    "consumer_stats",
+    "stream_stats",
+    "stream_retention",
+)
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
@@ -196,7 +203,9 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
             .fetchall()
         )
         assert stats == (1, 1)
+        call(admin, "set_retention", "t", timedelta(days=1))
         call(admin, "maintain")
+        admin.execute("call pgqueue.maintain_all()")
         for name in ROLES:
             schema.check(opened[name])
         value(admin, "drop_consumer", "t", "key")

@@ -397,6 +397,8 @@ def test_lists_and_statistics(queue):
         "unpublished messages": 0,
         "old sink batches": 0,
         "abandoned readers": 0,
+        "trimmed messages": 0,
+        "old dead letters": 0,
     }
 
 
