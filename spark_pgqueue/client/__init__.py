@@ -16,7 +16,7 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Retention, Stream
 
 __all__ = [
     "Claim",
@@ -24,6 +24,7 @@ __all__ = [
     "Consumer",
     "ConsumerStats",
     "Message",
+    "Retention",
     "Stream",
     "connect",
 ]
