@@ -7,6 +7,11 @@ comment on function pgqueue.drop_stream     is 'Deletes a stream with its messag
 comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
 comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
 
+comment on function pgqueue.seek   is 'Moves a consumer to a position in its stream, as if it were created there.';
+comment on function pgqueue.replay is 'Delivers messages between two positions once more to a consumer that has finished them.';
+comment on function pgqueue.pause  is 'Lets a consumer claim nothing, until it is resumed.';
+comment on function pgqueue.resume is 'Lets a paused consumer claim again.';
+
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 

@@ -21,6 +21,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql
+\ir core/positions.sql
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
@@ -31,6 +32,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/retention.sql
 \ir functions/streams.sql
 \ir functions/consumers.sql
+\ir functions/positions.sql
 \ir functions/publish.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def name_of(sql_name: str) -> str:
     """What the client calls an argument of an SQL function."""
     others = {
-        "p_data_bytes": "data", "p_max": "max_messages",
+        "p_data_bytes": "data", "p_max": "max_messages", "p_from": "start",
         "p_for": "keep_for", "p_bytes": "size", "p_dead": "keep_dead",
     }  # fmt: skip
     return others.get(sql_name, sql_name.removeprefix("p_"))
@@ -83,6 +83,12 @@ def time(name: str, value: datetime) -> datetime:
             hint="give for instance datetime.now(UTC) + timedelta(minutes=5)",
         )
     return value
+
+
+def position(name: str, value: str | datetime) -> str:
+    if isinstance(value, datetime):
+        return time(name, value).isoformat()
+    return text(name, value, "a str or a datetime")
 
 
 def listed(name: str, value: Iterable[Any]) -> list[Any]:

@@ -186,7 +186,8 @@ class Client:
             stream: the stream's name.
             name: 1 to 200 characters.
             start: "earliest" for all messages that there are, "latest" for what is published from
-                now on, or a time (with its zone) for what was published since.
+                now on, a time (with its zone) for what was published since, or "seq 41" for the
+                messages from that number on.
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
             max_deliver_count: dead-letter a message that failed so often; None for never.
             visibility_timeout: how long a claim is held without being extended.
@@ -195,17 +196,12 @@ class Client:
         Returns:
             its id.
         """
-        since = (
-            arguments.time("start", start)
-            if isinstance(start, datetime)
-            else arguments.text("start", start)
-        )
         return self._value(
             "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
             " %s::interval, %s::boolean)",
             arguments.text("stream", stream),
             arguments.text("name", name),
-            since.isoformat() if isinstance(since, datetime) else since,
+            arguments.position("start", start),
             arguments.text("ordering", ordering),
             arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
             arguments.duration("visibility_timeout", visibility_timeout),
@@ -218,6 +214,73 @@ class Client:
             "select pgqueue.drop_consumer(%s::text, %s::text)",
             arguments.text("stream", stream),
             arguments.text("name", name),
+        )
+
+    def seek(self, stream: str, consumer: str, to: str | datetime) -> int:
+        """Move a consumer, as if it were created there.
+
+        What it has taken and not finished it forgets, and its claims end: their owners are told
+        when they come back. Dead letters stay dead.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            to: as `start` of `create_consumer`.
+
+        Returns:
+            how many messages it forgot: what it had in hand, and what it skips; about, where that
+            is very many.
+
+        Raises:
+            PgQueueError: PQ003 no position; 55P03 a transaction that holds some of it stays open
+                for 10 s.
+        """
+        return self._value(
+            "select pgqueue.seek(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("to", to),
+        )
+
+    def replay(
+        self, stream: str, consumer: str, start: str | datetime, to: str | datetime = "latest"
+    ) -> int:
+        """Deliver messages once more that a consumer has finished, or skipped.
+
+        They arrive again at the end of its line. What it has in hand, or not taken yet, comes as it
+        would; dead letters stay dead.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            start: the first position, as `start` of `create_consumer`.
+            to: the position behind the last one.
+
+        Returns:
+            how many messages these are; about, where that is very many.
+        """
+        return self._value(
+            "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("start", start),
+            arguments.position("to", to),
+        )
+
+    def pause(self, stream: str, consumer: str) -> None:
+        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever."""
+        self._value(
+            "select pgqueue.pause(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+        )
+
+    def resume(self, stream: str, consumer: str) -> None:
+        """Let a paused consumer claim again."""
+        self._value(
+            "select pgqueue.resume(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
         )
 
     def streams(self) -> list[Stream]:
@@ -238,7 +301,7 @@ class Client:
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at from pgqueue.consumer_settings"
+            " created_at, paused from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(Consumer),

@@ -177,6 +177,7 @@ class Consumer:
         max_deliver_count: a message that failed so often is dead-lettered; None for never.
         visibility_timeout: how long a claim is held without being extended.
         created_at: when it was created.
+        paused: whether it claims nothing until it is resumed.
     """
 
     stream: str
@@ -185,6 +186,7 @@ class Consumer:
     max_deliver_count: int | None
     visibility_timeout: timedelta
     created_at: datetime
+    paused: bool
 
 
 @dataclass(frozen=True)

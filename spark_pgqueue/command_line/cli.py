@@ -147,11 +147,16 @@ def _time(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
 
 
+_POSITION = "earliest|latest|TIME|'seq N'"
+
+
 def _start(text: str) -> datetime | str:
+    if text in ("earliest", "latest") or text.startswith("seq "):
+        return text
     try:
-        return text if text in ("earliest", "latest") else _time(text)
+        return _time(text)
     except typer.BadParameter as error:
-        raise typer.BadParameter(f"{error.message}, and not earliest or latest") from None
+        raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -172,6 +177,12 @@ Url = Annotated[
 ]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+Position = Annotated[
+    Any,
+    typer.Argument(
+        parser=_start, metavar=_POSITION, show_default=False, help="TIME is ISO 8601, local."
+    ),
+]
 ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -354,9 +365,9 @@ def consumer_create(
         Any,
         typer.Option(
             parser=_start,
-            metavar="earliest|latest|TIME",
-            help="All messages that there are, those from now on, or those published since TIME "
-            "(ISO 8601, local unless it has a zone).",
+            metavar=_POSITION,
+            help="All messages that there are, those from now on, those published since TIME "
+            "(ISO 8601, local unless it has a zone), or those from number N on.",
         ),
     ] = "latest",
     ordering: Annotated[
@@ -401,6 +412,40 @@ def consumer_drop(
         elif if_exists:
             return
         queue.drop_consumer(stream, name)
+
+
+@consumer_app.command("seek")
+def consumer_seek(stream: StreamName, name: ConsumerName, to: Position, url: Url = None) -> None:
+    """Move a consumer, as if it were created there; its claims end. Dead letters stay dead."""
+    with _connect(url) as queue:
+        print(f"{_messages(queue.seek(stream, name, to))} forgotten")
+
+
+@consumer_app.command("replay")
+def consumer_replay(
+    stream: StreamName,
+    name: ConsumerName,
+    start: Position,
+    to: Annotated[Any, typer.Argument(parser=_start, metavar="TO", show_default=True)] = "latest",
+    url: Url = None,
+) -> None:
+    """Deliver messages once more that a consumer has finished or skipped."""
+    with _connect(url) as queue:
+        print(f"{_messages(queue.replay(stream, name, start, to))} to arrive again")
+
+
+@consumer_app.command("pause")
+def consumer_pause(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+    """Let a consumer claim nothing, until it is resumed."""
+    with _connect(url) as queue:
+        queue.pause(stream, name)
+
+
+@consumer_app.command("resume")
+def consumer_resume(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+    """Let a paused consumer claim again."""
+    with _connect(url) as queue:
+        queue.resume(stream, name)
 
 
 @consumer_app.command("list")
@@ -463,7 +508,7 @@ def send(
                 publish["keys"] = [key] * len(batch)
                 publish["headers"] = [headers] * len(batch)
                 sent += len(queue.send_batch(stream, batch, **publish))
-    print(f"{sent} {'message' if sent == 1 else 'messages'} sent")
+    print(f"{_messages(sent)} sent")
 
 
 @app.command()
@@ -708,6 +753,10 @@ def _batches(binary: bool) -> Iterator[list[Any]]:
     lines = (_payload(line.removesuffix(b"\n"), binary) for line in _open_input())
     while batch := list(islice(lines, _BATCH)):
         yield batch
+
+
+def _messages(count: int) -> str:
+    return f"{count} message" if count == 1 else f"{count} messages"
 
 
 def _payload(data: bytes, binary: bool) -> str | bytes:

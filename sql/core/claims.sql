@@ -75,7 +75,7 @@ begin
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
-                perform pg_sleep(0.0005 * 2 ^ v_try) where v_try > 0;
+                perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
             end loop;
         end if;
         exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
@@ -134,8 +134,11 @@ begin
     if not found then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
-    o_claim_id := pgqueue._new_claim_id();
     o_count := 0;
+    if v_consumer.paused then
+        return;
+    end if;
+    o_claim_id := pgqueue._new_claim_id();
     if v_consumer.ordering <> 'stream' then
         begin
             if v_consumer.ordering = 'none' then
@@ -185,7 +188,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
-    v_calm   boolean;  -- nothing is due, and which publication is next is known
+    v_calm   boolean;  -- nothing is due, and which publication is next is known, or the gaps were just looked into
     v_served record;
 begin
     o_count := 0;
@@ -194,7 +197,8 @@ begin
     if not found then
         v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
     end if;
-    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or pgqueue._is_soon(v_cursor.gaps_probe))
+        and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
     if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
@@ -214,7 +218,7 @@ begin
             o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
                 and random() * pgqueue._limit_behind() >= v_served.o_runs;
         end if;
-        if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
+        if o_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
             o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
             o_done := o_count > 0;
         end if;

@@ -45,22 +45,24 @@ begin
         continue when not p_was_cut and not v_gap.look and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
         p_cursor := pgqueue._forget_gap(p_cursor, v_gap.gap_no);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
-            p_cursor := pgqueue._note_gap(p_cursor, v_left, v_who, p_was_cut);
+            p_cursor := pgqueue._note_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
         end if;
     end loop;
     return p_cursor;
 end $$;
 
 -- Notes a gap. Returns the cursor.
-create or replace function pgqueue._note_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange, p_publishers text[], p_look boolean)
+--   p_kept  messages in it that are not to be taken; null: none
+create or replace function pgqueue._note_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange, p_publishers text[], p_look boolean,
+                                             p_kept int8multirange default null)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
     v_gap_no bigint := nextval('pgqueue.gap_numbers');
 begin
-    insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look)
-    values (p_cursor.consumer_id, v_gap_no, p_ids, (select count(*) from unnest(p_ids)), p_publishers, p_look);
+    insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look, kept)
+    values (p_cursor.consumer_id, v_gap_no, p_ids, (select count(*) from unnest(p_ids)), p_publishers, p_look, nullif(p_kept, '{}'));
     p_cursor.gaps := p_cursor.gaps || v_gap_no;
     return p_cursor;
 end $$;
@@ -91,7 +93,7 @@ begin
                    array(select distinct w from unnest(string_to_array(string_agg(array_to_string(publishers, ','), ','), ',')) w
                          where w <> '' order by w) as who
             from pgqueue.consumer_gaps
-            where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and range_count < pgqueue._limit_gap_ranges()
+            where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and range_count < pgqueue._limit_gap_ranges() and kept is null
             group by case when v_by_publishers = 0 then publishers end
             having count(*) > 1
         loop
@@ -104,6 +106,14 @@ begin
         exit when cardinality(p_cursor.gaps) <= 4 * pgqueue._limit_gaps();
     end loop;
     return p_cursor;
+end $$;
+
+-- The messages in a consumer's gaps that are not to be taken; null: none.
+create or replace function pgqueue._kept(p_cursor pgqueue.consumer_cursors) returns int8multirange
+language plpgsql stable
+as $$
+begin
+    return (select range_agg(kept) from pgqueue.consumer_gaps where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps));
 end $$;
 
 -- All that a consumer has not taken below the end of what it took.

@@ -1,5 +1,6 @@
 -- The locks, in the order in which they are taken:
 --
+--     history   advisory, of a stream: shared by those who rely on old publications being there
 --     reader    advisory: one session at a time moves a Spark reader
 --     claim     its row: whoever settles, extends or releases it
 --     consumer  advisory: taking, dealing, and whatever becomes ready
@@ -44,19 +45,6 @@ begin
     end if;
 end $$;
 
--- Keeps the publications of a stream from being trimmed: for who makes some of them new for somebody, to the end of the transaction.
-create or replace function pgqueue._lock_history(p_stream_id int) returns void
-language sql
-as $$ select pg_advisory_xact_lock_shared(pgqueue._lock_class_history(), p_stream_id) $$;
-
--- Keeps all others from relying on publications of a stream that are to be trimmed, if nobody does. Returns whether it is so now.
-create or replace function pgqueue._try_lock_history_alone(p_stream_id int) returns boolean
-language plpgsql
-as $$
-begin
-    return pg_try_advisory_xact_lock(pgqueue._lock_class_history(), p_stream_id);
-end $$;
-
 -- Waits for an advisory lock that could not be had at once.
 create or replace function pgqueue._await_lock(p_class int, p_id int, p_shared boolean) returns void
 language plpgsql
@@ -70,12 +58,32 @@ begin
     end if;
 exception when lock_not_available then
     raise exception 'the % was held for a minute by %',
-        case p_class when pgqueue._lock_class_consumer() then 'lock of ' || pgqueue._consumer_name(p_id) else 'publish lock of stream ' || p_id end,
+        case p_class when pgqueue._lock_class_consumer() then 'lock of ' || pgqueue._consumer_name(p_id)
+                     when pgqueue._lock_class_history() then 'history of stream ' || p_id
+                     else 'publish lock of stream ' || p_id end,
         coalesce((select string_agg(format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')), ', ')
                   from pg_locks l left join pg_stat_activity a on a.pid = l.pid
                   where l.locktype = 'advisory' and l.granted and l.classid = p_class::oid and l.objid = p_id::oid and l.objsubid = 2
                     and l.database = (select oid from pg_database where datname = current_database())), 'a transaction that is over now')
         using errcode = 'lock_not_available', hint = 'Keep transactions that claim short; or end that process with pg_terminate_backend.';
+end $$;
+
+-- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as _lock_consumer.
+create or replace function pgqueue._lock_history(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if not pg_try_advisory_xact_lock_shared(pgqueue._lock_class_history(), p_stream_id) then
+        perform pgqueue._await_lock(pgqueue._lock_class_history(), p_stream_id, true);
+    end if;
+end $$;
+
+-- Keeps others from relying on old publications, to delete some; only if nobody does. Returns whether the caller may.
+create or replace function pgqueue._try_lock_history_alone(p_stream_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(pgqueue._lock_class_history(), p_stream_id);
 end $$;
 
 -- The virtual ids of the transactions that may have published to a stream and are not over.

@@ -142,13 +142,12 @@ begin
     return v_to - v_lo;
 end $$;
 
--- Whether what is new may wait while something is ready: it is little, and not more urgent than all that is ready.
+-- Whether what is new may wait while something is ready, if something is: it is little, and not more urgent than all that may be ready.
 create or replace function pgqueue._can_wait(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
     return cardinality(p_cursor.scan_from) = 1
-       and (pgqueue._next_ready(p_cursor.consumer_id, p_cursor.scan_from[1])).run_ctid is not null
        and (select count(*) < pgqueue._limit_waiting() and max(priority) <= -(p_cursor.scan_from[1]).lane
             from (select priority from pgqueue.publications
                   where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
@@ -181,7 +180,8 @@ begin
         cross join lateral (select * from pgqueue.publications
                             where stream_id = p_consumer.stream_id
                               and publication_id >= lower(r) and publication_id < upper(r)
-                            order by publication_id) p
+                            order by publication_id
+                            fetch first p_limit rows with ties) p
         order by p.publication_id
         fetch first p_limit rows with ties
     ), new as materialized (
@@ -214,6 +214,8 @@ begin
         where exists (select from grouped where mine and hi - lo <> message_count)
           and pgqueue._is_for(consumers, p_consumer.consumer_id)
         group by 1, 2
+    ), kept as (
+        select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).kept) k
     ), run as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, not_visible_until)
@@ -221,7 +223,7 @@ begin
                case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.ordering = 'none' then -m.priority else 1 end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due
-        from merged m cross join lateral pgqueue._chunks(m.seqs) c
+        from merged m cross join kept k cross join lateral pgqueue._chunks(m.seqs - k.seqs) c
         returning state, lane, message_count, not_visible_until
     )
     select (select array_agg(gap.g) from gap),
@@ -292,6 +294,9 @@ begin
     end if;
     if cardinality(o_cursor.gaps) > pgqueue._limit_gaps() then
         o_cursor := pgqueue._merge_gaps(o_cursor);
+    end if;
+    if o_cursor.gaps <> '{}' then
+        o_cursor.gaps_probe := clock_timestamp() + interval '10 ms';
     end if;
 end $$;
 

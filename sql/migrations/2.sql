@@ -68,6 +68,7 @@ begin
         add column scan_from pgqueue.line_place[] not null default '{}',
         add column scan_lanes_from int,
         add column leases_from timestamptz not null default '-infinity',
+        add column gaps_probe timestamptz not null default '-infinity',
         add column pieces_from bigint not null default 0,
         add column dealt_until timestamptz not null default '-infinity';
     update pgqueue.consumer_cursors
@@ -88,6 +89,8 @@ begin
         drop column floors, drop column first_claim, drop column aside, drop column mixed_claim, drop column heads_first,
         drop column open_claims;
     drop type pgqueue.floor;
+
+    alter table pgqueue.consumers add column paused boolean not null default false;
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);

@@ -107,7 +107,7 @@ begin
         claim_id := v_reader.last_claim;
         messages := v_reader.messages;
         claimed := messages - p_start_messages;
-    else
+    elsif not v_consumer.paused then
         v_claim.claim_id := pgqueue._new_claim_id();
         v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000), p_upto_publication);
         v_cursor := v_fill.o_cursor;
@@ -141,7 +141,7 @@ returns timestamptz
 language plpgsql
 as $$
 begin
-    return least(
+    return case when not p_consumer.paused then least(
         (select not_visible_until from pgqueue.consumer_messages
          where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
          order by not_visible_until limit 1),
@@ -151,7 +151,7 @@ begin
          where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
         case when p_got_nothing and p_cursor.take_was_cut and p_consumer.ordering = 'key' then clock_timestamp() end,
-        case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end);
+        case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;
 
 -- Ends a reader's claim, with what it still has. Needs the claim's lock.
@@ -218,7 +218,7 @@ begin
             update pgqueue.consumer_messages set deliver_count = deliver_count + 1, last_delivered_at = clock_timestamp()
             where consumer_messages.claim_id = v_claim.claim_id and state = 'claimed';
         end if;
-        if not v_claim.live and v_claim.settled < v_claim.message_count then
+        if not v_claim.live and v_claim.settled < v_claim.message_count and v_claim.lanes <> '{}' then  -- (none: its consumer was moved)
             v_cursor := pgqueue._claim_back(v_consumer, v_cursor, v_claim);
             select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
         end if;

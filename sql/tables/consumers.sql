@@ -8,6 +8,7 @@ create table if not exists pgqueue.consumers (
     max_deliver_count  int         check (max_deliver_count > 0),
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
     created_at         timestamptz not null default clock_timestamp(),
+    paused             boolean     not null default false,  -- it claims nothing
     unique (stream_id, name)
 );
 
@@ -36,6 +37,7 @@ create table if not exists pgqueue.consumer_cursors (
     due_from         timestamptz          not null default '-infinity',  -- no delayed run is due before this, also if the clock is set back
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
     leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
+    gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
     -- Ordered consumers only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
@@ -52,6 +54,7 @@ create table if not exists pgqueue.consumer_gaps (
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
     look            boolean        not null,  -- look at the next take, whoever has ended
+    kept            int8multirange,           -- messages in it that are not to be taken: it was moved there (core/positions.sql). Null: none
     primary key (consumer_id, gap_no)
 );
 do $$

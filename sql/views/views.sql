@@ -26,7 +26,7 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         from pgqueue._cursor(c.consumer_id) k
         join pgqueue.publications p on p.stream_id = c.stream_id and (p.publication_id >= k.next_publication or pgqueue._gap_ids(k) @> p.publication_id)
                                    and (p.consumers is null or c.consumer_id = any (p.consumers))
-        cross join lateral unnest(p.seqs) g
+        cross join lateral unnest(p.seqs - coalesce(pgqueue._kept(k), '{}')) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         union all
         select q.seq, case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed' else m.state end,
@@ -47,7 +47,7 @@ $query$); end $view$;
 
 -- One row per consumer: how it was created.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
-    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at
+    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused
     from pgqueue.consumers c join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 

@@ -63,11 +63,12 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
             "select k.next_publication, k.gaps, k.last_line_no, k.scan_lanes_from, k.pieces_from,"
-            " g.gap_nos, g.ids as gap_ids, g.total,"
+            " g.gap_nos, g.ids as gap_ids, g.total, g.kept,"
             " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
             " from pgqueue.consumer_cursors k cross join lateral ("
             " select coalesce(array_agg(gap_no), '{}') as gap_nos,"
             " coalesce(range_agg(publication_ids), '{}') as ids,"
+            " coalesce(range_agg(kept), '{}') as kept,"
             " coalesce(sum(pgqueue._cardinality(publication_ids)), 0) as total"
             " from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g"
             " where k.consumer_id = %s",
@@ -110,10 +111,10 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
             if c.stream_id == p.stream_id and (p.consumers is None or c.consumer_id in p.consumers):
                 assert not c.published & seqs, f"published twice: {c.published & seqs}"
                 c.published |= seqs
-                if p.publication_id >= c.cursor.next_publication or any(
-                    p.publication_id in r for r in c.cursor.gap_ids
-                ):
+                if p.publication_id >= c.cursor.next_publication:
                     c.untaken |= seqs
+                elif any(p.publication_id in r for r in c.cursor.gap_ids):
+                    c.untaken |= seqs - numbers(c.cursor.kept)
     for d in cur.execute("select * from pgqueue.dead_messages").fetchall():
         seqs = numbers(d.seqs)
         assert len(seqs) == d.message_count, f"{d}"

@@ -59,6 +59,7 @@ class Claim:
     reader: Reader | None = None
     live: bool = True
     expired: bool = False
+    moved: bool = False  # its consumer was
     settled: int = 0
     dead: int = 0  # when its lease ended
 
@@ -326,6 +327,62 @@ class QueueMachine(RuleBasedStateMachine):
     def create_consumer(self, begin: str, limit: int | None) -> None:
         self.add_consumer(begin, limit)
 
+    def history(self, c: Consumer) -> dict[int, tuple[Publication, str | None]]:
+        """All that was published to a consumer, also before it was made."""
+        return {
+            seq: (p, key)
+            for p in self.published
+            if p.consumers is None or c.consumer_id in p.consumers
+            for seq, key in p.messages
+        }
+
+    def draw_position(self, data: Any, c: Consumer) -> tuple[str, int]:
+        """A position, and the number of the first message after it."""
+        sent = sorted(self.history(c))
+        position = data.draw(st.sampled_from(["earliest", "latest", *(f"seq {s}" for s in sent)]))
+        ends = {"earliest": 0, "latest": 10**9}
+        return position, ends[position] if position in ends else int(position[4:])
+
+    @rule(data=st.data(), mode=MODES)
+    def seek(self, data: Any, mode: str) -> None:
+        c = data.draw(st.sampled_from(self.consumers))
+        position, first = self.draw_position(data, c)
+        forgotten = self.run(mode, lambda: value(self.conn, "seek", self.stream, c.name, position))
+        if forgotten is None:
+            return
+        owed = [m for m in c.messages.values() if m.state not in ("acked", "dead")]
+        assert forgotten == sum(m.state != "new" or m.seq < first for m in owed)
+        dead = {m.seq: m for m in c.messages.values() if m.state == "dead"}
+        history = self.history(c)
+        c.skipped = {seq for seq in history if seq < first}
+        c.messages = {
+            seq: dead.get(seq) or Message(seq, key, p.priority, p.not_before)
+            for seq, (p, key) in history.items()
+            if seq >= first or seq in dead
+        }
+        c.skipped -= dead.keys()
+        for claim in list(c.claims.values()):
+            claim.held, claim.live, claim.moved = set(), False, True
+            if claim.reader is None:
+                del c.claims[claim.claim_id]
+
+    @rule(data=st.data(), mode=MODES)
+    def replay(self, data: Any, mode: str) -> None:
+        c = data.draw(st.sampled_from(self.consumers))
+        start, first = self.draw_position(data, c)
+        end, last = self.draw_position(data, c)
+        count = self.run(mode, lambda: value(self.conn, "replay", self.stream, c.name, start, end))
+        if count is None:
+            return
+        again = {
+            seq: Message(seq, key, p.priority, p.not_before)
+            for seq, (p, key) in self.history(c).items()
+            if first <= seq < last and (seq not in c.messages or c.messages[seq].state == "acked")
+        }
+        assert count == len(again)
+        c.messages |= again
+        c.skipped -= again.keys()
+
     @precondition(lambda self: len(self.consumers) == 3 and len(self.published) % 4 == 3)
     @rule()
     def drop_consumer(self) -> None:
@@ -499,7 +556,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             back = set(planned)
             free = {m.seq for m in c.deliverable(self.clock)} & claim.original
-            if claim.settled == len(claim.original):
+            if claim.moved or claim.settled == len(claim.original):
                 free = set()  # its owner settled it all
             assert back <= free, "taken back from another claim"
             if c.ordering == "none" and not self.bounded:

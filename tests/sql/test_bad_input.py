@@ -30,7 +30,7 @@ LONG_KEY = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)
 NAME = ["1 to 200 characters"]
 KIND = ["text, json or binary"]
 ORDERING = ["none, key or stream"]
-START = ["earliest, latest or a timestamp"]
+START = ["earliest, latest, a timestamp or seq and a number"]
 TIMEOUT = ["longer than 0 and up to 10 years"]
 AGE = ["longer than 0"]
 DELAY = ["from 0 to 10 years"]
@@ -68,6 +68,25 @@ CASES: list[Case] = [
     ("create_consumer('t', 'n', '2026-01-01 0:00 No/Where')", "PQ003", ["No/Where", *START]),
     ("create_consumer('t', 'n', '')", "PQ003", ["''", *START]),
     ("create_consumer('t', 'n', null)", "PQ003", ["null", *START]),
+    ("create_consumer('t', 'n', 'seq')", "PQ003", ["'seq'", *START]),
+    ("create_consumer('t', 'n', 'seq -1')", "PQ003", ["'seq -1'", *START]),
+    ("create_consumer('t', 'n', 'seq 0')", "PQ003", ["p_start", "'seq 0'", "seq 1 to seq "]),
+    ("create_consumer('t', 'n', 'seq 999')", "PQ003", ["p_start", "'seq 999'", "seq 1 to seq "]),
+    ("create_consumer('t', 'n', 'seq 99999999999999999999')", "PQ003", ["'seq 9999", *START]),
+    ("seek('no', 'c', 'latest')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("seek('t', 'no', 'latest')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("seek('t', 'c', 'soon')", "PQ003", ["p_to", "'soon'", *START]),
+    ("seek('t', 'c', null)", "PQ003", ["p_to", "null", *START]),
+    ("seek('t', 'c', 'seq 999')", "PQ003", ["p_to", "'seq 999'"]),
+    ("replay('no', 'c', 'earliest', 'latest')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("replay('t', 'no', 'earliest', 'latest')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("replay('t', 'c', 'soon', 'latest')", "PQ003", ["p_from", "'soon'", *START]),
+    ("replay('t', 'c', 'earliest', 'soon')", "PQ003", ["p_to", "'soon'", *START]),
+    ("replay('t', 'c', 'earliest', null)", "PQ003", ["p_to", "null", *START]),
+    ("pause('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("pause('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("resume('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("resume('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("create_consumer('t', 'n', p_ordering => 'fifo')", "PQ003", ["p_ordering", "'fifo'", *ORDERING]),
     ("create_consumer('t', 'n', p_ordering => null)", "PQ003", ["null", *ORDERING]),
     ("create_consumer('t', 'n', p_max_deliver_count => 0)", "PQ003", ["p_max_deliver_count", "at least 1, not 0"]),
@@ -282,6 +301,8 @@ READ_COMMITTED_ONLY = [
     "nack({claim})",
     "extend({claim})",
     "dead_letter({claim})",
+    "seek('t', 'c', 'latest')",
+    "replay('t', 'c', 'earliest')",
     "reader_claim({reader}, {consumer}, 0, 0)",
     "reader_resume({reader}, {consumer}, 0, 0)",
 ]

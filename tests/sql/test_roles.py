@@ -36,7 +36,8 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "set_retention", "maintain", "maintain_all",
+        "drop_consumer", "seek", "replay", "pause", "resume", "set_retention", "maintain",
+        "maintain_all",
     },
     "stranger": set(),
 }  # fmt: skip

@@ -194,6 +194,21 @@ def test_send_lines(run, queue, monkeypatch):
     assert queue.receive("j", "c", 9) is None
 
 
+def test_a_consumer_is_moved_replayed_and_paused(run, queue):
+    queue.send_batch("s", ["one", "two"])
+    assert run("consumer", "seek", "s", "c", "latest") == "2 messages forgotten\n"
+    assert run("receive", "s", "c") == ""
+    assert run("consumer", "replay", "s", "c", "earliest", "seq 2") == "1 message to arrive again\n"
+    run("consumer", "pause", "s", "c")
+    assert run("receive", "s", "c") == ""
+    run("consumer", "resume", "s", "c")
+    assert run("receive", "s", "c") == "1\t\tone\n"
+    run("consumer", "create", "s", "d", "--start", "seq 2")
+    assert run("receive", "s", "d") == "2\t\ttwo\n"
+    assert "and not earliest" in run("consumer", "seek", "s", "c", "soon", code=2)
+    assert "the next one, not 'seq 9'" in run("consumer", "seek", "s", "c", "seq 9", code=1)
+
+
 def test_binary(run, queue):
     run("stream", "create", "b", "--kind", "binary")
     run("consumer", "create", "b", "c")
@@ -492,7 +507,7 @@ def test_an_empty_list_says_so(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("consumer create s d --start yesterday", "and not earliest or latest"),
+        ("consumer create s d --start yesterday", "and not earliest, latest or 'seq N'"),
         ("nack 1 --delay 0s", "'0s' is not a duration longer than 0 with a unit"),
     ],
 )

@@ -595,7 +595,10 @@ BAD = [
     (("create_consumer", "nope", "x"), "unknown stream 'nope'"),
     (("create_consumer", "s", " x"), "without spaces around"),
     (("create_consumer", "s", "c"), "'c' of stream 's' exists already"),
-    (("create_consumer", "s", "x", ("start", "never")), "start is earliest, latest or a timestamp"),
+    (
+        ("create_consumer", "s", "x", ("start", "never")),
+        "start is earliest, latest, a timestamp or seq and a number",
+    ),
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
     (("create_consumer", "s", "x", ("ordering", "fifo")), "ordering is none, key or stream"),
@@ -706,3 +709,22 @@ def test_a_stream_has_limits_of_its_own(queue):
         assert data not in caught.value.message
     with pytest.raises(PgQueueError, match="max_bytes"):
         queue.create_stream("none", max_bytes=0)
+
+
+def test_a_consumer_is_moved_replayed_and_paused(queue):
+    first, second = queue.send_batch("s", ["one", "two"])
+    since = datetime.now(UTC)
+    received(queue, 2).ack()
+    assert queue.seek("s", "c", f"seq {second}") == 0
+    assert [m.seq for m in received(queue, 2).messages] == [second]
+    assert queue.seek("s", "c", since) == 1
+    assert queue.replay("s", "c", "earliest", f"seq {second}") == 1
+    queue.pause("s", "c")
+    assert queue.consumers()[0].paused
+    assert queue.receive("s", "c") is None
+    queue.resume("s", "c")
+    assert [m.seq for m in received(queue, 2).messages] == [first]
+    with pytest.raises(PgQueueError, match=r"start is earliest, latest, .*not 'soon'"):
+        queue.replay("s", "c", "soon")
+    with pytest.raises(PgQueueError, match="to must have a time zone"):
+        queue.seek("s", "c", datetime(2026, 1, 1))

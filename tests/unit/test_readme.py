@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
+from tests.pages import GIVEN_URL, blocks_of, environment_of, run_commands
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+BLOCKS = blocks_of(README)
 IN_THE_SHELL = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
 SUBSCRIBE = "select pgqueue.create_consumer('invoices', 'test', 'earliest')"
 RECEIVE = "select key, data from pgqueue.receive('invoices', 'test')"
@@ -34,31 +33,6 @@ def snippet(language: str, holds: str) -> str:
 
 
 COMMANDS = snippet("sh", "pgqueue install")
-GIVEN_URL = "postgresql://me@host/db"
-
-
-def environment_of(url: str) -> dict[str, str]:
-    """Of a reader who has activated the environment, and has told libpq where the database is."""
-    given = {f"PG{k.upper()}": str(v) for k, v in conninfo_to_dict(url).items()}
-    given["PGDATABASE"] = given.pop("PGDBNAME")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, **given, "PATH": path, "PGQUEUE_URL": url}
-
-
-def run_commands(commands: str, url: str, folder: Path) -> str:
-    """Run a block of shell commands, but for what is installed here already."""
-    lines = [line for line in commands.splitlines() if not line.startswith("pip install")]
-    script = "set -eu\n" + "\n".join(lines).replace(GIVEN_URL, f"'{url}'")
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=environment_of(url),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""What a page of the documentation tells its readers to type, and how to type it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
+
+GIVEN_URL = "postgresql://me@host/db"
+"""What pages write where the reader has a url."""
+
+
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page in Markdown: the language of each, and its text."""
+    return re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """Of a reader who has activated the environment, and has told libpq where the database is."""
+    given = {f"PG{k.upper()}": str(v) for k, v in conninfo_to_dict(url).items()}
+    given["PGDATABASE"] = given.pop("PGDBNAME")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, **given, "PATH": path, "PGQUEUE_URL": url}
+
+
+def run_commands(commands: str, url: str, folder: Path) -> str:
+    """Run a block of shell commands, but for what is installed here already."""
+    lines = [line for line in commands.splitlines() if not line.startswith("pip install")]
+    script = "set -eu\n" + "\n".join(lines).replace(GIVEN_URL, f"'{url}'")
+    return run(["bash", "-c", script], url, folder)
+
+
+def run(command: list[str], url: str, folder: Path, stdin: str = "") -> str:
+    """Run a program as that reader; returns what it printed. It has to succeed."""
+    done = subprocess.run(
+        command,
+        env=environment_of(url),
+        cwd=folder,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,454 @@
+"""Where consumers begin, are moved to, and begin again: exact whatever runs meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, internals
+from tests.sql.cost import cost
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    dead_publication,
+    now,
+    one,
+    publish,
+    receive,
+    send,
+    send_all,
+    send_key,
+    send_keys,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+
+
+def seek(conn: Conn, to: Any, name: str = "c") -> int:
+    return value(conn, "seek", "s", name, str(to))
+
+
+def replay(conn: Conn, start: Any, end: Any = "latest", name: str = "c") -> int:
+    return value(conn, "replay", "s", name, str(start), str(end))
+
+
+# Positions
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("moved", [False, True], ids=["created", "moved"])
+def test_a_number_is_a_position_also_inside_a_publication(conn: Conn, moved: bool) -> None:
+    sent = [send(conn), *send_all(conn, ["x"] * 4), send(conn)]
+    dead_publication(conn)
+    sent += [send(conn)]
+    if moved:
+        for i in range(len(sent)):
+            consumer(conn, f"at {i}")
+    for i, seq in enumerate(sent):
+        if moved:
+            assert seek(conn, f"seq {seq}", f"at {i}") == i
+        else:
+            consumer(conn, f"at {i}", p_start=f"seq {seq}")
+    consumer(conn, "next", p_start=f"seq {sent[-1] + 1}")
+    after = [send(conn)]
+    for i in range(len(sent)):
+        checker.check(conn)
+        assert stats(conn, f"at {i}").new == len(sent) - i + 1
+        assert set(states(conn, f"at {i}")) == {*sent[i:], *after}
+        assert acked(conn, "s", f"at {i}", 2) == sent[i:] + after
+    assert acked(conn, "s", "next") == after
+
+
+def test_a_number_is_a_position_whatever_the_order_of_publication(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """What a sink wrote before, or an open transaction sends, and what others sent meanwhile."""
+    early = session()
+    early.execute("begin")
+    running = send(early)
+    block = stage(conn, stream, 3)
+    singles = [send(conn), send(conn)]
+    publish(conn, stream, [block], 3)
+    last = send(conn)
+    everything = [*range(singles[0] - 3, singles[0]), *singles, last]
+    for seq in everything:
+        consumer(conn, f"at {seq}", p_start=f"seq {seq}")
+    early.execute("commit")
+    for seq in everything:
+        got = acked(conn, "s", f"at {seq}")
+        assert sorted(got) == [running, *(s for s in everything if s >= seq)]
+
+
+def test_a_time_is_a_position_and_the_future_is_the_end(conn: Conn) -> None:
+    old = [send(conn) for _ in range(5)]
+    since = now(conn)
+    recent = [send(conn) for _ in range(3)]
+    consumer(conn, "since", p_start=str(since))
+    consumer(conn, "future", p_start="2999-01-01")
+    consumer(conn, "past", p_start="1999-01-01")
+    new = [send(conn)]
+    assert acked(conn, "s", "since") == recent + new
+    assert acked(conn, "s", "future") == new
+    assert acked(conn, "s", "past") == old + recent + new
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+def test_the_end_is_told_beside_a_transaction_that_stays_open(
+    conn: Conn, session: Session, others: bool
+) -> None:
+    """Nobody knows what it holds but from what is not visible; and a prepared one stays so."""
+    send(conn)
+    if others:
+        consumer(conn, "other")
+    early, prepared = session(), session()
+    early.execute("begin")
+    held = [send_key(early)]
+    value(conn, "create_stream", "quiet", p_notify=False)
+    dead_publication(conn)
+    seen = [send(conn)]
+    if others:
+        acked(conn, "s", "other")
+    seen.append(send(conn))
+    prepared.execute("begin")
+    held.append(value(prepared, "send", "s", "x"))
+    prepared.execute("prepare transaction 'p'")
+    seen.append(send(conn))
+    consumer(conn, p_start="latest")
+    assert acked(conn, "s", "c") == []
+    early.execute("commit")
+    prepared.execute("commit prepared 'p'")
+    assert acked(conn, "s", "c") == held
+
+
+def test_a_position_costs_the_same_whatever_the_history(conn: Conn, stream: int) -> None:
+    def blocks(position: str) -> float:
+        query = f"select pgqueue.create_consumer('s', md5(random()::text), '{position}')"
+        return min(cost(conn, query) for _ in range(3))
+
+    costs = []
+    for size in (30_000, 120_000):
+        internals.publish_singly(conn, stream, size)
+        since = one(conn, "select clock_timestamp() - interval '100 ms'")
+        positions = ["earliest", "latest", f"{since}", f"seq {size // 2}"]
+        costs.append([blocks(position) for position in positions])
+    value(conn, "drop_stream", "s")  # the checker would read all of it
+    for few, many in zip(*costs, strict=True):
+        assert many <= few * 1.3 + 60, f"{few} blocks after 30,000, {many} after 150,000"
+
+
+# Seek
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_moved_consumer_is_as_if_it_were_created_there(conn: Conn, ordering: str) -> None:
+    """Runs in every state and claims are gone, whoever holds them; dead letters stay dead."""
+    consumer(conn, ordering=ordering)
+    sent = send_keys(conn, "a", "b", "a", None, "c", "b")
+    held = receive(conn, 2)
+    value(conn, "dead_letter", claim_of(held), [held[0].seq])
+    value(conn, "nack", claim_of(held), None, "1 hour")
+    mine = receive(conn, 1)
+    left = len(sent) - 1
+    assert seek(conn, "earliest") == left
+    assert value(conn, "ack", claim_of(mine) if mine else 1) == 0
+    checker.check(conn)
+    assert stats(conn).backlog == left
+    assert stats(conn).dead == 1
+    assert sorted(acked(conn, "s", "c")) == sorted(set(sent) - {held[0].seq})
+    assert seek(conn, "latest") == 0
+    later = send_keys(conn, "a", "a")
+    assert seek(conn, "latest") == 2
+    assert acked(conn, "s", "c") == []
+    assert seek(conn, f"seq {later[1]}") == 0
+    assert acked(conn, "s", "c") == [later[1]]
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_consumer_goes_back_and_forth_over_gaps(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    early = session()
+    early.execute("begin")
+    held = send_key(early)
+    sent: list[int] = []
+    for i in range(6):
+        sent += send_keys(conn, "k", f"{i}")
+        dead_publication(conn)
+    assert sorted(everything(conn)) == sent
+    for i in (8, 3, 5, 0):
+        seek(conn, f"seq {sent[i]}")
+        checker.check(conn)
+        assert sorted(everything(conn)) == sent[i:]
+    early.execute("commit")
+    assert everything(conn) == [held]
+    assert everything(conn) == []
+
+
+def everything(conn: Conn) -> list[int]:
+    """All that can be had; with small limits, a claim may find nothing though there is more."""
+    got: list[int] = []
+    for _ in range(6):
+        got += acked(conn, "s", "c")
+    return got
+
+
+def test_a_move_counts_what_is_forgotten(conn: Conn) -> None:
+    consumer(conn)
+    consumer(conn, "other")
+    sent = [send(conn) for _ in range(4)]
+    value(conn, "send", "s", "x", p_consumers=["other"])
+    receive(conn, 1)
+    send(conn)
+    assert seek(conn, f"seq {sent[2]}") == 4
+    assert seek(conn, "latest") == 3
+    assert seek(conn, "latest") == 0
+
+
+def test_a_spark_query_loses_its_batch_when_its_consumer_is_moved(reader: Reader) -> None:
+    """Tasks that read find so, a replay has nothing, and the query goes on from there."""
+    conn = reader.conn
+    sent = send_all(conn, ["x"] * 6)
+    end = reader.ask(4)
+    assert reader.resume(end).planned == 4
+    before = reader.lost(end)
+    seek(conn, f"seq {sent[5]}")
+    assert reader.lost(end) == before + 4
+    again = reader.resume(end)
+    assert (again.planned, again.taken_over, again.gone) == (0, 4, 0)
+    assert reader.plan(end) == []
+    assert reader.ask() == end._replace(lost=0, claimed=4, next_due=None)
+    reader.move(end)
+    found = reader.ask()
+    assert (found.lost, found.claimed) == (4, 1)
+    assert reader.plan(found) == [sent[5]]
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_moved_ordered_consumer_gives_a_query_nothing_back(conn: Conn, ordering: str) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_keys(conn, *"abcab")
+    end = reader.ask()
+    seek(conn, "earliest")
+    assert reader.resume(end).planned == 0
+    reader.move(end)
+    found = reader.ask()
+    assert sorted(reader.plan(found)) == sent
+
+
+def test_a_move_waits_for_who_settles_and_says_who_stays(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 3)
+    claim = claim_of(receive(conn, 2))
+    worker = session()
+    worker.execute("begin")
+    assert value(worker, "ack", claim) == 2
+    moved: list[int] = []
+    thread = threading.Thread(target=lambda: moved.append(seek(conn, "earliest")))
+    thread.start()
+    time.sleep(0.4)
+    worker.execute("commit")
+    thread.join()
+    assert moved == [1]
+    assert acked(conn, "s", "c") == sent
+
+
+def test_a_move_needs_to_see_what_others_committed(conn: Conn) -> None:
+    consumer(conn)
+    conn.execute("begin transaction isolation level repeatable read")
+    with pytest.raises(psycopg.Error) as caught:
+        seek(conn, "latest")
+    conn.execute("rollback")
+    assert caught.value.sqlstate == "PQ007"
+
+
+# Replay
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_was_finished_arrives_again_and_nothing_else(conn: Conn, ordering: str) -> None:
+    """Not what is in hand, dead, or new; in the order of arrival, behind what is in the line."""
+    consumer(conn, ordering=ordering)
+    sent = send_keys(conn, *"aabbccdd")
+    done = receive(conn, 4)
+    value(conn, "ack", claim_of(done), seqs_of(done)[:2])
+    value(conn, "dead_letter", claim_of(done), seqs_of(done)[2:3])
+    finished, dead, in_hand = seqs_of(done)[:2], done[2].seq, seqs_of(done)[3:]
+    new = send_keys(conn, "a")
+    assert replay(conn, "earliest") == 2
+    checker.check(conn)
+    rest = everything(conn)
+    if in_hand:
+        value(conn, "ack", claim_of(done))
+    rest += everything(conn)
+    assert Counter(rest) == Counter({*sent, *new} - {dead} - set(in_hand))
+    assert finished == [s for s in rest if s in finished]
+    assert stats(conn).dead == 1
+    assert replay(conn, f"seq {sent[1]}", f"seq {sent[3]}") == len({*sent[1:3]} - {dead})
+    assert sorted(everything(conn)) == sorted({*sent[1:3]} - {dead})
+
+
+def test_what_was_in_hand_at_a_replay_arrives_again_at_the_next(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 4)
+    held = receive(conn, 2)
+    value(conn, "ack", claim_of(receive(conn, 2)))
+    assert replay(conn, "earliest") == 2
+    value(conn, "ack", claim_of(held))
+    assert replay(conn, f"seq {sent[1]}") == 1  # the others have not arrived yet
+    checker.check(conn)
+    assert sorted(acked(conn, "s", "c")) == sent[1:]
+
+
+def test_a_replay_between_two_times(conn: Conn) -> None:
+    consumer(conn)
+    send(conn)
+    start = now(conn)
+    between = [send(conn), *send_all(conn, ["x", "x"])]
+    end = now(conn)
+    send(conn)
+    acked(conn, "s", "c")
+    assert replay(conn, start, end) == 3
+    assert replay(conn, end, start) == 0
+    assert acked(conn, "s", "c") == between
+
+
+def test_a_replay_is_of_what_is_for_the_consumer_with_its_priority(conn: Conn) -> None:
+    consumer(conn)
+    consumer(conn, "other")
+    value(conn, "send", "s", "x", p_consumers=["other"])
+    low, high = send(conn), send(conn, p_priority=5)
+    assert acked(conn, "s", "c") == [high, low]
+    assert replay(conn, "earliest") == 2
+    assert [(m.seq, m.priority, m.deliver_count) for m in receive(conn)] == [
+        (high, 5, 1),
+        (low, 0, 1),
+    ]
+
+
+# Pause
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_paused_consumer_claims_nothing_and_still_owes(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
+    sent = send_keys(conn, "a", "b", "c")
+    held = receive(conn, 1)
+    for _ in range(2):
+        call(conn, "pause", "s", "c")
+    assert receive(conn) == []
+    assert receive(conn, p_ack=claim_of(held)) == []
+    sent += send_keys(conn, "d")
+    assert receive(conn) == []
+    assert one(conn, "select paused from pgqueue.consumer_settings")
+    assert stats(conn).backlog == 3
+    for _ in range(2):
+        call(conn, "resume", "s", "c")
+    assert sorted(acked(conn, "s", "c")) == sent[1:]
+
+
+def test_a_paused_consumer_gives_a_spark_query_nothing(reader: Reader) -> None:
+    send(reader.conn)
+    end = reader.ask()
+    send(reader.conn)
+    call(reader.conn, "pause", "s", "c")
+    reader.move(end)
+    nothing = reader.ask()
+    assert (nothing.claim_id, nothing.claimed, nothing.next_due) == (end.claim_id, 0, None)
+    assert stats(reader.conn).claimed == 0
+    call(reader.conn, "resume", "s", "c")
+    assert reader.ask().claimed == 1
+
+
+# Races
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_workers_and_producers_go_on_while_a_consumer_is_moved(
+    conn: Conn, url: str, ordering: str
+) -> None:
+    """Nothing is lost: all that was published after the last move is delivered, once."""
+    consumer(conn, ordering=ordering)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+    delivered: Counter[int] = Counter()
+    turn = threading.Lock()
+
+    def produce(seed: int) -> None:
+        rng = random.Random(seed)
+        with connection.connect(url) as other:
+            while not stop.is_set():
+                other.execute("begin")
+                send_keys(other, rng.choice("abcdefgh"), rng.choice("abcdefgh"))
+                other.execute(rng.choice(["commit", "commit", "rollback"]))
+                time.sleep(0.002)
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        with connection.connect(url) as other:
+            other.execute("set client_min_messages = error")
+            while not stop.is_set():
+                if found := receive(other, rng.choice([1, 3, 20])):
+                    if rng.random() < 0.2:
+                        value(other, "nack", claim_of(found))
+                    elif value(other, "ack", claim_of(found)):
+                        with turn:
+                            delivered.update(seqs_of(found))
+
+    def guarded(target: Any, *arguments: Any) -> None:
+        try:
+            target(*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=(t, i)) for t in (produce, work) for i in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    rng = random.Random(0)
+    try:
+        for _ in range(15):
+            seek(conn, rng.choice(["earliest", "latest", now(conn)]))
+            checker.check(conn)
+            replay(conn, "earliest", "latest")
+            checker.check(conn)
+            time.sleep(0.03)
+        with turn:
+            delivered.clear()
+        last = seek(conn, "earliest")
+        assert last >= 0
+        checker.check(conn)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    # what a worker holds goes back with its lease; here its owners are gone
+    with turn:
+        before = Counter(delivered)
+    rest = acked(conn, "s", "c")
+    held = set(states(conn))
+    published = {s for (s,) in conn.execute("select seq from pgqueue.messages")}
+    assert set(rest) | set(before) | held == published
+    assert max(Counter(rest).values(), default=1) == 1
