@@ -22,6 +22,20 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
+comment on function pgqueue.read         is 'Reads the next messages of a stream after an offset, without claiming them, and returns the next offset.';
+comment on function pgqueue.start_offset is 'The offset at which a reader begins: at the earliest message, at the latest, or at a time.';
+comment on function pgqueue.read_to      is 'The offset after the next messages of a stream, without reading them.';
+comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
+
+comment on function pgqueue.create_group     is 'Creates a group: workers that share a stream by partitions of its keys.';
+comment on function pgqueue.drop_group       is 'Deletes a group.';
+comment on function pgqueue.reset_group      is 'Moves a group to another position of its stream.';
+comment on function pgqueue.lease_partitions is 'Renews a worker''s lease in a group, and takes the partitions that it is due.';
+comment on function pgqueue.leave_group      is 'Ends a worker of a group: its partitions are free.';
+comment on function pgqueue.read_partitions  is 'Reads the next messages of a worker''s partitions, in order.';
+comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
+comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
+
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
@@ -55,4 +69,5 @@ comment on view pgqueue.message_states    is 'One row per message and consumer t
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
+comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';

@@ -8,6 +8,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql
+\ir tables/groups.sql
 \ir tables/spark.sql
 \ir tables/retention.sql
 \ir migrations/2.sql
@@ -22,6 +23,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/cursor.sql
 \ir core/gaps.sql
 \ir core/positions.sql
+\ir core/offsets.sql
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
@@ -37,6 +39,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
+\ir functions/read.sql
+\ir functions/groups.sql
 \ir spark/source.sql
 \ir spark/sink.sql
 \ir views/backlog.sql

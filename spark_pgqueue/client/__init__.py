@@ -16,15 +16,26 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Retention, Stream
+from spark_pgqueue.client.results import (
+    Batch,
+    Claim,
+    Consumer,
+    ConsumerStats,
+    Message,
+    Retention,
+    StoredMessage,
+    Stream,
+)
 
 __all__ = [
+    "Batch",
     "Claim",
     "Client",
     "Consumer",
     "ConsumerStats",
     "Message",
     "Retention",
+    "StoredMessage",
     "Stream",
     "connect",
 ]

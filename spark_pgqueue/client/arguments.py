@@ -86,6 +86,7 @@ def time(name: str, value: datetime) -> datetime:
 
 
 def position(name: str, value: str | datetime) -> str:
+    """Where something begins: a word, or a time with its zone; as text."""
     if isinstance(value, datetime):
         return time(name, value).isoformat()
     return text(name, value, "a str or a datetime")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from spark_pgqueue.client import arguments
 
@@ -36,6 +36,40 @@ class Message:
     deliver_count: int
     inserted_at: datetime
     error: str | None = None
+
+
+class StoredMessage(NamedTuple):
+    """A message as it is stored, read without a claim.
+
+    Attributes:
+        seq: its number in the stream.
+        key: what ordering "key" goes by, or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: what its sender gave; None when nothing.
+        inserted_at: as in `Message`.
+        error: as in `Message`.
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any] | None
+    inserted_at: datetime
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Messages that were read without a claim.
+
+    Attributes:
+        messages: in order of seq; at least one. A later batch may have lower numbers, of what was
+            published later.
+        offset: to read on from: a dict that JSON can hold.
+    """
+
+    messages: list[StoredMessage]
+    offset: dict[str, Any]
 
 
 class Settles(Protocol):

@@ -44,6 +44,7 @@ _AS_COMMANDS = {
 }
 
 _BATCH = 10_000  # lines that `send --lines` holds at once
+_TAIL = 1_000  # messages that `tail` holds at once
 
 
 class _Commands(TyperGroup):
@@ -157,6 +158,14 @@ def _start(text: str) -> datetime | str:
         return _time(text)
     except typer.BadParameter as error:
         raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
+
+
+def _position(text: str) -> datetime | str | dict[str, Any]:
+    try:
+        offset = json.loads(text)
+    except (ValueError, RecursionError):
+        offset = None
+    return offset if isinstance(offset, dict) else _start(text)
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -562,6 +571,51 @@ def receive(
 
 
 @app.command()
+def tail(
+    stream: StreamName,
+    start: Annotated[
+        Any,
+        typer.Option(
+            "--from",
+            parser=_position,
+            metavar="latest|earliest|TIME|OFFSET",
+            help="Messages from now on, all that there are, those published since TIME (ISO 8601, "
+            "local unless it has a zone), or those after an offset, as JSON.",
+        ),
+    ] = "latest",
+    max_messages: Annotated[
+        int | None, typer.Option("--max", min=1, help="End after so many.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option(help="Wait for more, until Ctrl-C; else end with what there is.")
+    ] = True,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print the messages of a stream, without claiming them: nobody else misses one.
+
+    As `receive` prints them. --no-follow prints the offset where it ended to standard error.
+    """
+    left = max_messages
+    with _connect(url) as queue:
+        offset = start if isinstance(start, dict) else queue.start_offset(stream, start)
+        wait = timedelta(days=1) if follow else None
+        while left is None or left > 0:
+            size = min(left or _TAIL, _TAIL)
+            batch = next(queue.read(stream, offset, max_messages=size, wait=wait), None)
+            if batch is None and not follow:
+                break
+            if batch is not None:
+                for message in batch.messages:
+                    print(_stored_as_json(message) if as_json else _as_line(message))
+                sys.stdout.flush()
+                offset = batch.offset
+                left = None if left is None else left - len(batch.messages)
+    if not follow:
+        print(f"Offset: {json.dumps(offset)}", file=sys.stderr)
+
+
+@app.command()
 def ack(claim: ClaimId, seq: Seqs = None, url: Url = None) -> None:
     """Acknowledge a claim, or messages of it."""
     with _connect(url) as queue:
@@ -770,7 +824,7 @@ def _payload(data: bytes, binary: bool) -> str | bytes:
         ) from None
 
 
-def _as_line(message: client.Message) -> str:
+def _as_line(message: client.Message | client.StoredMessage) -> str:
     data = message.data
     shown = data if isinstance(data, str) else f"\\x{data.hex()}"
     return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
@@ -778,7 +832,14 @@ def _as_line(message: client.Message) -> str:
 
 def _as_json(row: Any, claim_id: int | None = None) -> str:
     fields = {} if claim_id is None else {"claim_id": claim_id}
-    fields |= dataclasses.asdict(row)
+    return _json_of(fields | dataclasses.asdict(row))
+
+
+def _stored_as_json(message: client.StoredMessage) -> str:
+    return _json_of(message._asdict() | {"headers": message.headers or {}})
+
+
+def _json_of(fields: dict[str, Any]) -> str:
     text = json.dumps(fields, default=_plain, ensure_ascii=False)
     if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
         return text

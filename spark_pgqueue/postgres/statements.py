@@ -74,14 +74,22 @@ class Statements:
         parameters: Sequence[Any] = (),
         *,
         row_factory: RowFactory[Any] = tuple_row,
+        binary: bool = False,
     ) -> list[Any]:
         """The rows of a statement.
+
+        Args:
+            sql: the statement.
+            parameters: its values.
+            row_factory: what makes its rows.
+            binary: in Postgres' binary format, which is faster where rows are many. The statement
+                must be safe to repeat: it is, when a value of it cannot be read so.
 
         Raises:
             PgQueueError: a known database error, a lost connection, Postgres stayed away longer
                 than patience, or PQ011: the schema is missing, older or newer.
         """
-        attempt = partial(self._attempt, sql, parameters, row_factory)
+        attempt = partial(self._attempt, sql, parameters, row_factory, binary)
         return with_backoff(attempt, self._url, self._patience) if self._repeat else attempt()
 
     def row(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -157,7 +165,11 @@ class Statements:
             raise known from None
 
     def _attempt(
-        self, sql: LiteralString, parameters: Sequence[Any], row_factory: RowFactory[Any]
+        self,
+        sql: LiteralString,
+        parameters: Sequence[Any],
+        row_factory: RowFactory[Any],
+        binary: bool,
     ) -> list[Any]:
         with self.turn, self.explained():
             conn = self.connection()
@@ -166,10 +178,12 @@ class Statements:
                 self._checked = True
             # Not conn.cursor(): the caller's connection may have factories of its own.
             with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
-                cursor.execute(sql, parameters)
+                cursor.execute(sql, parameters, binary=binary)
                 try:
                     return cursor.fetchall()
                 except psycopg.DataError:  # a value that Python cannot hold
+                    if binary:
+                        cursor.execute(sql, parameters)
                     return load_nearest(cursor, row_factory)
 
     def _explain(self, error: psycopg.Error) -> PgQueueError | None:

@@ -134,6 +134,9 @@ begin
     if not found then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
+    if v_consumer.partitions is not null then
+        perform pgqueue._refuse_group(v_consumer);
+    end if;
     o_count := 0;
     if v_consumer.paused then
         return;

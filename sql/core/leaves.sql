@@ -98,11 +98,6 @@ begin
     return true;
 end $$;
 
--- The last publication id of a stream that was given out; 0: none.
-create or replace function pgqueue._last_publication_id(p_stream_id int) returns bigint
-language sql stable
-as $$ select coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0) $$;
-
 -- Notes which closed leaf nobody can publish anything of any more. Returns false: it is no work that others follow.
 create or replace function pgqueue._seal_leaf(p_stream_id int) returns boolean
 language plpgsql

@@ -32,6 +32,8 @@ create or replace function pgqueue._limit_expired() returns int language sql imm
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted for the statistics of a consumer.
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
+-- Publications that one read walks, of those who read without claiming.
+create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
 -- ... messages of the line that are dealt at once, ...
@@ -54,6 +56,10 @@ create or replace function pgqueue._max_max_bytes() returns int language sql imm
 create or replace function pgqueue._max_max_header_bytes() returns int language sql immutable parallel safe as 'select 1048576';
 -- Bytes of headers that cannot be too deep, so that nobody looks: a level takes two at least.
 create or replace function pgqueue._short_headers() returns int language sql immutable parallel safe as 'select 2 * pgqueue._max_header_depth()';
+-- Partitions of a group.
+create or replace function pgqueue._max_partitions() returns int language sql immutable parallel safe as 'select 1024';
+-- Gaps of an offset that is kept outside of the database.
+create or replace function pgqueue._max_offset_ranges() returns int language sql immutable parallel safe as 'select 10000';
 -- A timeout or delay.
 create or replace function pgqueue._max_interval() returns interval language sql immutable parallel safe as $$ select interval '10 years' $$;
 

@@ -169,7 +169,8 @@ declare
     v_visible record;
 begin
     -- Ids that were given out are of those who have the publish lock now, or visible to a new snapshot, or dead. This transaction sees its own.
-    if current_setting('transaction_isolation') = 'read committed' then
+    -- (A standby does not know the locks of its primary.)
+    if current_setting('transaction_isolation') = 'read committed' and not pg_is_in_recovery() then
         v_open := array(select p from unnest(pgqueue._publishers(p_stream_id)) p where p <> all (pgqueue._own_ids()));
         if v_open = '{}' then
             o_seen := int8multirange(int8range(1, v_below));

@@ -86,6 +86,8 @@ begin
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
+    delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
+    delete from pgqueue.group_workers where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.skips where consumer_id = p_consumer_id;

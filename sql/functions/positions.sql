@@ -64,6 +64,7 @@ begin
     v_cursor.due_from := '-infinity';
     v_cursor.lease_probe := '-infinity';
     v_cursor.leases_from := '-infinity';
+    v_cursor.gaps_probe := '-infinity';
     v_cursor.pieces_from := 0;
     v_cursor.dealt_until := '-infinity';
     -- what is kept of it is kept in a gap: so all that it took before is one, where something of it is dead
@@ -116,6 +117,11 @@ declare
     v_ids      int8multirange;
     v_kept     int8multirange;
 begin
+    if v_consumer.partitions is not null then
+        -- a message of its line is done for the one partition that has it, and nobody knows here which that is
+        raise exception '% is a group, which replays nothing', quote_literal(p_consumer)
+            using errcode = 'PQ006', hint = 'Call reset_group: all partitions go on from a position.';
+    end if;
     perform pgqueue._check_isolation();
     v_from := pgqueue._seen_from(v_consumer.stream_id, p_from, 'p_from');
     v_to := pgqueue._seen_from(v_consumer.stream_id, p_to, 'p_to');

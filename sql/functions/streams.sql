@@ -127,6 +127,7 @@ begin
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;
+    delete from pgqueue.incarnations where stream_id = v_stream.stream_id;
     delete from pgqueue.streams where stream_id = v_stream.stream_id;
 end $$;
 

@@ -85,6 +85,9 @@ begin
     perform from pgqueue.claims c where c.reader = p_reader order by c.claim_id for update;
     perform pgqueue._lock_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if v_consumer.partitions is not null then
+        perform pgqueue._refuse_group(v_consumer);
+    end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_stored := pgqueue._cursor(p_consumer_id);

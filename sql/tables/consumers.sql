@@ -9,6 +9,7 @@ create table if not exists pgqueue.consumers (
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
     created_at         timestamptz not null default clock_timestamp(),
     paused             boolean     not null default false,  -- it claims nothing
+    partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
     unique (stream_id, name)
 );
 

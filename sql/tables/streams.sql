@@ -11,8 +11,27 @@ create table if not exists pgqueue.streams (
     notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
     created_at timestamptz not null default clock_timestamp(),
     max_bytes        int not null,    -- of a payload
-    max_header_bytes int not null     -- of the headers of a message, as text
+    max_header_bytes int not null,    -- of the headers of a message, as text
+    incarnation      uuid not null default gen_random_uuid()  -- of its numbers: offsets outside of the database say which they are of
 );
+
+-- Incarnations of streams that are over: the database was restored, and numbers that were given out after that state are given out again.
+create table if not exists pgqueue.incarnations (
+    incarnation      uuid        primary key,
+    stream_id        int         not null,
+    last_publication bigint      not null,  -- the last one that was restored: offsets up to it are as good as ever
+    ended_at         timestamptz not null default clock_timestamp()
+);
+
+-- What somebody has read of a stream without claiming it: see core/offsets.sql.
+do $$
+begin
+    if to_regtype('pgqueue.reading_offset') is null then
+        create type pgqueue.reading_offset as (
+            next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange, new_publishers text[],
+            cut_publications bigint[], cut_messages bigint[], messages bigint);
+    end if;
+end $$;
 
 -- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's
 -- kind; its sequences are seq_<stream_id> and publication_<stream_id>.

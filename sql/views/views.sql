@@ -86,3 +86,16 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
            pgqueue._last_seq(s.stream_id) as last_seq
     from pgqueue.streams s
 $query$); end $view$;
+
+-- One row per partition of a group: who has it, and how far behind it is. behind: messages of the group after what it has committed, of all
+-- keys, so that of these it has about one in as many as there are partitions; with what is new, of which up to 100,000 publications are counted.
+do $view$ begin perform pgqueue._make_view('group_stats', $query$
+    select s.name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at, array[p.line_no, p.seq] as committed,
+           pgqueue._behind(c.consumer_id, p.line_no, p.seq) + n.new as behind
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) n
+    cross join lateral pgqueue._partitions(c) p
+    left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker
+    where c.partitions is not null
+$query$); end $view$;

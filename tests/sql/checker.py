@@ -34,6 +34,8 @@ class Consumer:
     cursor: Any
     scan_from: list[tuple[int, int, int]]
     max_ranges: int
+    partitions: int | None = None  # of a group
+    places: list[Any] = field(default_factory=list)  # how far they are
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
     published: set[int] = field(default_factory=set)
@@ -82,8 +84,11 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
-            [tuple(f) for f in scan_from], max_ranges,
+            [tuple(f) for f in scan_from], max_ranges, row.partitions,
         )  # fmt: skip
+    for place in cur.execute("select * from pgqueue.group_partitions").fetchall():
+        assert place.consumer_id in consumers, f"a partition of no group: {place}"
+        consumers[place.consumer_id].places.append(place)
     keys: dict[int, dict[int, int | None]] = defaultdict(dict)
     for row in cur.execute(
         "select stream_id, seq, hashtextextended(key, 0) as key from pgqueue.messages"
@@ -139,6 +144,7 @@ def check(
         try:
             check_sets(c, None if done is None else done.get(c.consumer_id, set()))
             check_claims(c)
+            check_group(c)
             check_line(c)
             if c.ordering != "none":
                 check_order(c)
@@ -177,6 +183,20 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
     assert sorted(c.cursor.gaps) == sorted(c.cursor.gap_nos), "gaps that the cursor does not know"
     assert len(gaps) == c.cursor.total, "an id in two gaps"
     assert all(1 <= g < c.cursor.next_publication for g in gaps), "a gap beyond what was taken"
+
+
+def check_group(c: Consumer) -> None:
+    """What a group has taken is in its line, and each of its partitions has one place in it."""
+    partitions = sorted(place.partition for place in c.places)
+    assert partitions == list(range(c.partitions or 0)), f"partitions {partitions}"
+    leases = [place.lease_id for place in c.places if place.lease_id is not None]
+    assert len(set(leases)) == len(leases), f"a lease of two partitions: {c.places}"
+    for place in c.places:
+        assert (place.lease_id is None) == (place.worker is None), f"{place}"
+        assert 0 <= place.line_no <= c.cursor.last_line_no, f"beyond the line: {place}"
+    if c.partitions is not None:
+        assert not c.claims, f"claims of a group: {c.claims}"
+        assert all((run.state, run.lane) == ("ready", 1) for run in c.runs), f"{c.runs}"
 
 
 def check_claims(c: Consumer) -> None:

@@ -70,6 +70,15 @@ def end_delays(conn: psycopg.Connection) -> None:
     set_hints(conn)
 
 
+def end_worker_lease(conn: psycopg.Connection, worker: str) -> None:
+    """The lease of a worker of a group is over."""
+    conn.execute(
+        "update pgqueue.group_workers set lease_until = clock_timestamp() - interval '1 s'"
+        " where worker = %s",
+        [worker],
+    )
+
+
 def look_again(conn: psycopg.Connection) -> None:
     """The consumers look at the next chance for all that they look for once in a while."""
     set_hints(conn)

@@ -31,6 +31,9 @@ TABLES = {
     "reservations": "reservations",
     "sink batches": "sink_batches",
     "sink streams": "sink_streams",
+    "group partitions": "group_partitions",
+    "group workers": "group_workers",
+    "incarnations": "incarnations",
 }
 
 

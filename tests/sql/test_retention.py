@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
+import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
 from tests.sql.queue import (
@@ -356,6 +358,29 @@ def test_a_reader_is_told_what_retention_took_from_it(conn: Conn, reader: Reader
     maintain(conn)
     resumed = reader.resume(end)
     assert (resumed.planned, resumed.taken_over, resumed.gone) == (0, 0, 4)
+
+
+def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn) -> None:
+    retention(conn, p_for=HOUR)
+    first, *_ = send_all(conn, ["old"] * 3)
+    (row,) = call(conn, "read", "s", None, 1)
+    assert row.seq == first
+    begun, end = row.next_offset, value(conn, "read_to", "s", Jsonb(row.next_offset))
+    close(conn)
+    young = send(conn, "young")
+    assert len(call(conn, "read", "s", Jsonb(begun))) == 3
+    clock.pass_time(conn, HOUR * 0.9)
+    maintain(conn)
+    for ask in (
+        lambda: call(conn, "read", "s", Jsonb(begun)),
+        lambda: value(conn, "read_to", "s", Jsonb(begun)),
+        lambda: call(conn, "read_plan", "s", Jsonb(begun), Jsonb(end)),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            ask()
+        assert caught.value.sqlstate == "PQ010"
+    for offset in (end, "earliest", None):
+        assert seqs_of(call(conn, "read", "s", Jsonb(offset))) == [young]
 
 
 def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:

@@ -29,15 +29,17 @@ FUNCTIONS = {
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
-        "last_publication", "reader_claim", "reader_extend", "reader_resume", "reader_plan",
+        "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
+        "leave_group", "plan_partitions", "read_partitions", "commit_offset",
+        "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "seek", "replay", "pause", "resume", "set_retention", "maintain",
-        "maintain_all",
+        "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
+        "reset_group", "set_retention", "maintain", "maintain_all",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -48,6 +50,7 @@ VIEWS = (
     "consumer_stats",
     "stream_stats",
     "stream_retention",
+    "group_stats",
 )
 
 # What each may do with which tables and views; {s} is any stream.
@@ -254,6 +257,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     role = name_of(roles["observer"])
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "create_group", "s", "g", 1)
     value(conn, "send", "s", "x")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"

@@ -1,0 +1,145 @@
+"""Reading without claiming: offsets that the reader keeps, and batches of messages between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from psycopg.sql import SQL, Literal
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.results import Batch, StoredMessage
+from spark_pgqueue.postgres.statements import Statements
+
+if TYPE_CHECKING:
+    from spark_pgqueue.client.waiting import Waiting
+
+Offset = dict[str, Any]
+
+
+def start_offset(statements: Statements, stream: str, start: str | datetime) -> Offset:
+    """See `Client.start_offset`."""
+    (offset,) = statements.row(
+        "select pgqueue.start_offset(%s::text, %s::text)",
+        [arguments.text("stream", stream), arguments.position("start", start)],
+    )
+    return offset
+
+
+def read_to(
+    statements: Statements, stream: str, offset: Offset, max_messages: int | None
+) -> Offset:
+    """See `Client.read_to`."""
+    (following,) = statements.row(
+        "select pgqueue.read_to(%s::text, %s::jsonb, %s::bigint)",
+        [
+            arguments.text("stream", stream),
+            _json("offset", offset),
+            arguments.maybe(arguments.number, "max_messages", max_messages),
+        ],
+    )
+    return following
+
+
+def read_between(
+    statements: Statements, stream: str, first: Offset, last: Offset
+) -> list[StoredMessage]:
+    """See `Client.read_between`."""
+    ranges = statements.rows(
+        "select lo, hi from pgqueue.read_plan(%s::text, %s::jsonb, %s::jsonb)",
+        [arguments.text("stream", stream), _json("first", first), _json("last", last)],
+    )
+    return _messages(statements, *_kind(statements, stream), ranges)
+
+
+def read(
+    statements: Statements,
+    waiting: Waiting,
+    stream: str,
+    offset: Offset | str | datetime | None,
+    max_messages: int,
+    wait: float | None,
+) -> Iterator[Batch]:
+    """See `Client.read`; `wait` is in seconds."""
+    stream_id, kind = _kind(statements, stream)
+    if not isinstance(offset, dict):
+        offset = start_offset(statements, stream, "earliest" if offset is None else offset)
+
+    def look() -> Batch | None:
+        nonlocal offset
+        while True:
+            # One statement, so that a batch takes two.
+            rows = statements.rows(
+                "with following as materialized (select o from pgqueue.read_to(%s::text, %s::jsonb,"
+                " %s::bigint) o) select o, lo, hi from following left join lateral"
+                " pgqueue.read_plan(%s::text, %s::jsonb, o) on true",
+                [stream, Jsonb(offset), max_messages, stream, Jsonb(offset)],
+            )
+            following = rows[0][0]
+            ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
+            unchanged, offset = following == offset, following
+            if ranges:
+                messages = _messages(statements, stream_id, kind, ranges)
+                return Batch(messages, following)
+            if unchanged:
+                return None
+
+    while True:
+        batch = waiting.first(stream, look, look, wait) if wait else look()
+        if batch is None:
+            return
+        yield batch
+
+
+def _kind(statements: Statements, stream: str) -> tuple[int, str]:
+    sql = "select stream_id, kind from pgqueue.open_stream(%s::text)"
+    stream_id, kind = statements.row(sql, [arguments.text("stream", stream)])
+    return stream_id, kind
+
+
+def _messages(
+    statements: Statements, stream_id: int, kind: str, ranges: list[tuple[int, int]]
+) -> list[StoredMessage]:
+    """The messages of ranges, in order: by a statement, which is faster from Python than COPY."""
+    data = "data_bytes" if kind == "binary" else "data"
+    columns = f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text"
+    table = f"pgqueue.messages_{stream_id}"
+    if len(ranges) == 1:
+        where = SQL(
+            "from {} m where seq operator(pg_catalog.>=) {} and seq operator(pg_catalog.<) {}"
+            " order by seq"
+        ).format(SQL(table), *map(Literal, ranges[0]))  # type: ignore[arg-type]
+    else:
+        where = SQL(
+            "from rows from (pg_catalog.unnest({}::bigint[]), pg_catalog.unnest({}::bigint[]))"
+            " r (lo, hi) cross join lateral"
+            " (select * from {} where seq operator(pg_catalog.>=) r.lo"
+            " and seq operator(pg_catalog.<) r.hi order by seq) m"
+        ).format(*(Literal(list(each)) for each in zip(*ranges, strict=True)), SQL(table))  # type: ignore[arg-type]
+    return statements.rows(
+        SQL("select {} {}").format(SQL(columns), where),  # type: ignore[arg-type]
+        row_factory=lambda cursor: _stored,
+        binary=True,
+    )
+
+
+def _stored(row: Any) -> StoredMessage:
+    if row[3] is None:
+        return _new(StoredMessage, row)
+    seq, key, data, headers, inserted_at, _ = row
+    try:
+        return StoredMessage(seq, key, data, json.loads(headers), inserted_at)
+    except (ValueError, RecursionError) as error:
+        why = f"its headers cannot be read: {error}"
+        return StoredMessage(seq, key, data, {}, inserted_at, why)
+
+
+_new = tuple.__new__
+
+
+def _json(name: str, offset: Offset) -> Jsonb:
+    arguments.check(name, offset, dict, "an offset, which is a dict")
+    return Jsonb(json.loads(arguments.json_text(name, offset)))

@@ -1,0 +1,482 @@
+"""Groups: partitions of the keys, leased by workers, and worked off once, in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import clock, internals
+from tests.sql.queue import (
+    Conn,
+    Session,
+    call,
+    consumer,
+    one,
+    send,
+    send_all,
+    send_key,
+    send_keys,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+
+
+@pytest.fixture
+def group(conn: Conn, stream: int) -> int:
+    """The group g of the stream s, with four partitions, from the first message on."""
+    return value(conn, "create_group", "s", "g", 4, "earliest")
+
+
+def lease(conn: Conn, worker: str, **options: Any) -> dict[int, Any]:
+    """The partitions of a worker."""
+    return {
+        row.partition: row for row in call(conn, "lease_partitions", "s", "g", worker, **options)
+    }
+
+
+def ids(leases: dict[int, Any]) -> list[int]:
+    return [row.lease_id for row in leases.values()]
+
+
+def read(conn: Conn, leases: dict[int, Any] | list[int], size: int = 1000) -> list[Any]:
+    wanted = leases if isinstance(leases, list) else ids(leases)
+    return call(conn, "read_partitions", "s", "g", wanted, size)
+
+
+def seqs(rows: list[Any]) -> list[int]:
+    return [row.seq for row in rows if row.seq is not None]
+
+
+def ends(rows: list[Any]) -> dict[int, list[int]]:
+    """By lease, the offset to commit when all is done."""
+    return {row.lease_id: row.next_offset for row in rows if row.seq is None}
+
+
+def commit(conn: Conn, rows: list[Any]) -> None:
+    for lease_id, offset in ends(rows).items():
+        value(conn, "commit_offset", lease_id, offset)
+
+
+def work_off(conn: Conn, leases: Any, size: int = 1000) -> list[int]:
+    """Everything that there is."""
+    got = []
+    while rows := read(conn, leases, size):
+        got += seqs(rows)
+        commit(conn, rows)
+    return got
+
+
+def end_lease(conn: Conn, worker: str) -> None:
+    clock.end_worker_lease(conn, worker)
+
+
+def test_one_worker_gets_everything_in_order(conn: Conn, group: int) -> None:
+    sent = [*send_keys(conn, "a", "b", None, "a", "c"), send_key(conn, "b")]
+    leases = lease(conn, "w")
+    assert list(leases) == [0, 1, 2, 3]
+    assert work_off(conn, leases, 4) == sent
+    assert read(conn, leases) == []
+    assert stats(conn, "g").backlog == 0
+    late = send(conn)
+    assert work_off(conn, leases) == [late]
+
+
+def test_a_key_is_always_in_the_same_partition(conn: Conn, group: int) -> None:
+    keys = [f"key {i % 20}" for i in range(100)]
+    send_keys(conn, *keys)
+    leases = lease(conn, "w")
+    partition: dict[str, set[int]] = defaultdict(set)
+    for row in read(conn, leases):
+        if row.seq is not None:
+            assert row.lease_id == leases[row.partition].lease_id
+            partition[row.key].add(row.partition)
+    assert len(partition) == 20
+    assert all(len(each) == 1 for each in partition.values())
+    assert len(set.union(*partition.values())) == 4
+
+
+def test_what_is_not_committed_is_read_again(conn: Conn, group: int) -> None:
+    sent = send_keys(conn, *"abcdef")
+    leases = lease(conn, "w")
+    assert seqs(read(conn, leases)) == sent
+    conn.execute("begin")
+    commit(conn, read(conn, leases))
+    conn.execute("rollback")
+    assert seqs(read(conn, leases)) == sent
+
+
+def test_each_message_can_be_committed_by_itself(conn: Conn, group: int) -> None:
+    """Its partition goes on behind it; the others are not touched, and come first."""
+    sent = send_keys(conn, *"abcdefgh")
+    leases = lease(conn, "w")
+    rows = [row for row in read(conn, leases) if row.seq is not None]
+    done = rows[3]
+    value(conn, "commit_offset", done.lease_id, done.next_offset)
+    before = {r.seq for r in rows[:4] if r.partition == done.partition}
+    assert sorted(work_off(conn, leases)) == sorted(set(sent) - before)
+
+
+def test_late_commits_and_messages_for_others(conn: Conn, group: int, session: Session) -> None:
+    consumer(conn)
+    slow = session()
+    slow.execute("begin")
+    late = send_key(slow, "a")
+    early = send_key(conn, "a")
+    send(conn, p_consumers=["c"])
+    mine = send(conn, p_consumers=["g"])
+    leases = lease(conn, "w")
+    assert work_off(conn, leases) == [early, mine]
+    slow.execute("commit")
+    assert work_off(conn, leases) == [late]
+
+
+def test_workers_share_partitions_and_move_them_when_one_comes_or_goes(
+    conn: Conn, group: int
+) -> None:
+    first = lease(conn, "w1")
+    assert not any(row.to_release for row in first.values())
+    assert lease(conn, "w2") == {}
+    first = lease(conn, "w1")
+    assert [row.to_release for row in first.values()] == [False, False, True, True]
+    value(conn, "commit_offset", first[3].lease_id, None, True)
+    assert list(lease(conn, "w2")) == [3]
+    value(conn, "commit_offset", first[2].lease_id, None, True)
+    assert list(lease(conn, "w2")) == [2, 3]
+    assert not any(row.to_release for row in lease(conn, "w1").values())
+    lease(conn, "w3")
+    counts = [sum(not r.to_release for r in lease(conn, w).values()) for w in ("w1", "w2", "w3")]
+    assert counts == [2, 1, 0]
+    for row in lease(conn, "w2").values():
+        if row.to_release:
+            value(conn, "commit_offset", row.lease_id, None, True)
+    assert len(lease(conn, "w3")) == 1
+    value(conn, "leave_group", "s", "g", "w1")
+    assert [len(lease(conn, w)) for w in ("w2", "w3")] == [2, 2]
+
+
+def test_more_workers_than_partitions(conn: Conn, group: int) -> None:
+    held = [lease(conn, f"w{i}") for i in range(6)]
+    for row in held[0].values():
+        value(conn, "commit_offset", row.lease_id, None, True)
+    assert sorted(len(lease(conn, f"w{i}")) for i in range(6)) == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_worker_that_sleeps_too_long_is_fenced(conn: Conn, group: int) -> None:
+    """Its partitions go on with another one from what it had committed."""
+    sent = send_keys(conn, *"abcd")
+    rows = read(conn, lease(conn, "w1"))
+    end_lease(conn, "w1")
+    second = lease(conn, "w2")
+    assert len(second) == 4
+    conn.execute("begin")
+    with pytest.raises(psycopg.DatabaseError, match="has another worker now") as error:
+        commit(conn, rows)
+    assert error.value.sqlstate == "PQ012"
+    conn.execute("rollback")
+    assert read(conn, list(ends(rows))) == []
+    assert work_off(conn, second) == sent
+
+
+def test_a_worker_that_is_back_before_it_was_needed_keeps_its_partitions(
+    conn: Conn, group: int
+) -> None:
+    first = lease(conn, "w1")
+    end_lease(conn, "w1")
+    assert ids(lease(conn, "w1")) == ids(first)
+    send(conn)
+    rows = read(conn, first)
+    end_lease(conn, "w1")
+    commit(conn, rows)
+
+
+def test_a_partition_that_is_being_committed_stays_with_its_worker(
+    conn: Conn, group: int, session: Session
+) -> None:
+    sent = send_keys(conn, *"abcdefgh")
+    one_ = session()
+    rows = read(one_, lease(one_, "w1"))
+    end_lease(conn, "w1")
+    one_.execute("begin")
+    (first, *_) = ends(rows).items()
+    value(one_, "commit_offset", *first)
+    second = lease(conn, "w2")
+    assert len(second) == 3
+    one_.execute("commit")
+    second = lease(conn, "w2")
+    assert len(second) == 4
+    done = {r.seq for r in rows if r.lease_id == first[0] and r.seq is not None}
+    assert sorted(work_off(conn, second)) == sorted(set(sent) - done)
+
+
+def test_a_commit_waits_for_a_worker_that_takes_over_and_then_fails(
+    conn: Conn, group: int, session: Session
+) -> None:
+    send(conn)
+    rows = read(conn, lease(conn, "w1"))
+    end_lease(conn, "w1")
+    other = session()
+    other.execute("begin")
+    lease(other, "w2")
+    raised: list[psycopg.Error] = []
+
+    def late() -> None:
+        try:
+            commit(conn, rows)
+        except psycopg.Error as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    time.sleep(0.05)
+    other.execute("commit")
+    thread.join(10)
+    assert [error.sqlstate for error in raised] == ["PQ012"]
+
+
+def test_what_all_partitions_have_passed_is_deleted(conn: Conn, group: int) -> None:
+    for _ in range(5):
+        send_keys(conn, *"abcdefgh")
+        leases = lease(conn, "w1")
+        work_off(conn, leases)
+    assert internals.count(conn, "runs") <= 1
+    assert internals.count(conn, "group partitions") == 4
+    send(conn)
+    read(conn, leases)
+    assert internals.count(conn, "runs") == 1
+
+
+def test_a_group_is_no_queue(conn: Conn, group: int) -> None:
+    """Its messages cannot be claimed, and a queue's not be read by partitions."""
+    send(conn)
+    for function in ("receive", "claim"):
+        with pytest.raises(psycopg.DatabaseError, match="'g' is a group") as error:
+            call(conn, function, "s", "g")
+        assert error.value.sqlstate == "PQ006"
+    with pytest.raises(psycopg.DatabaseError, match="'g' is a group"):
+        call(conn, "reader_claim", "d4f1b1e2-0000-4000-8000-000000000000", group, 0, 0)
+    consumer(conn)
+    with pytest.raises(psycopg.DatabaseError, match="is no group") as error:
+        call(conn, "lease_partitions", "s", "c", "w")
+    assert error.value.sqlstate == "PQ006"
+
+
+def test_the_number_of_partitions_does_not_change(conn: Conn, group: int) -> None:
+    assert value(conn, "create_group", "s", "g", 4, p_if_not_exists=True) == group
+    for arguments, said in [
+        (("s", "g", 8, "earliest", True), "with 4 partitions, not 8"),
+        (("s", "g", 4), "exists already"),
+        (("s", "c", 4), "is no group"),
+    ]:
+        if arguments[1] == "c":
+            consumer(conn)
+        with pytest.raises(psycopg.DatabaseError, match=said) as error:
+            call(conn, "create_group", *arguments)
+        assert error.value.sqlstate == "PQ006"
+    with pytest.raises(psycopg.DatabaseError, match="p_partitions is 1 to"):
+        call(conn, "create_group", "s", "h", 0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "said"),
+    [
+        ([1], "pair of numbers"),
+        ([1, None], "pair of numbers"),
+        ([0, 0], "done up to"),
+        ([99, 1], "has not given"),
+    ],
+)
+def test_what_is_no_offset_of_a_partition_is_refused(
+    conn: Conn, group: int, offset: Any, said: str
+) -> None:
+    leases = lease(conn, "w")
+    with pytest.raises(psycopg.DatabaseError, match=said) as error:
+        call(conn, "commit_offset", leases[0].lease_id, offset)
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_offset")
+
+
+def test_two_processes_with_the_same_lease_do_not_both_commit(conn: Conn, group: int) -> None:
+    send_keys(conn, *"abcd")
+    leases = lease(conn, "w")
+    both = read(conn, leases), read(conn, leases)
+    commit(conn, both[0])
+    with pytest.raises(psycopg.DatabaseError, match="is done up to"):
+        commit(conn, both[1])
+
+
+def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
+    """Workers go on from there; what they read before they may still commit."""
+    sent = send_keys(conn, *"abcdefgh")
+    leases = lease(conn, "w")
+    rows = read(conn, leases, 3)
+    value(conn, "reset_group", "s", "g", f"seq {sent[5]}")
+    commit(conn, rows)
+    assert work_off(conn, leases) == sent[5:]
+    value(conn, "reset_group", "s", "g", "earliest")
+    assert work_off(conn, leases, 3) == sent
+    send(conn)
+    value(conn, "reset_group", "s", "g", "latest")
+    assert work_off(conn, leases) == []
+    with pytest.raises(psycopg.DatabaseError, match="p_to is earliest"):
+        value(conn, "reset_group", "s", "g", "soon")
+    with pytest.raises(psycopg.DatabaseError, match="replays nothing"):
+        value(conn, "replay", "s", "g", "earliest")
+
+
+def test_a_paused_group_reads_nothing(conn: Conn, group: int) -> None:
+    seq = send(conn)
+    value(conn, "pause", "s", "g")
+    leases = lease(conn, "w")
+    assert read(conn, leases) == []
+    value(conn, "resume", "s", "g")
+    assert work_off(conn, leases) == [seq]
+
+
+def test_how_far_behind_each_partition_is(conn: Conn, group: int) -> None:
+    def behind() -> list[tuple[str, int]]:
+        return conn.execute(
+            "select worker, behind from pgqueue.group_stats order by partition"
+        ).fetchall()
+
+    send_keys(conn, *"abcdefgh")
+    assert behind() == [(None, 8)] * 4
+    leases = lease(conn, "w")
+    commit(conn, read(conn, leases, 5))
+    assert behind() == [("w", 3)] * 4
+    send(conn)
+    assert behind() == [("w", 4)] * 4
+    work_off(conn, leases)
+    assert behind() == [("w", 0)] * 4
+
+
+def test_dropping_leaves_nothing(conn: Conn, group: int) -> None:
+    send(conn)
+    rows = read(conn, lease(conn, "w"))
+    value(conn, "drop_group", "s", "g")
+    assert internals.count(conn, "group partitions") == 0
+    assert internals.count(conn, "group workers") == 0
+    with pytest.raises(psycopg.DatabaseError, match="another worker"):
+        commit(conn, rows)
+    with pytest.raises(psycopg.DatabaseError, match="unknown consumer 'g'"):
+        lease(conn, "w")
+
+
+def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> int:
+    """Workers that die and oversleep, beside producers. Returns how many messages there were."""
+    conn.execute(
+        "create table done (n bigint generated always as identity, seq bigint unique, key text,"
+        " at timestamptz default clock_timestamp())"
+    )
+    over = threading.Event()
+    sent: list[list[int]] = [[] for _ in range(2)]
+    failures: list[BaseException] = []
+
+    def produce(i: int) -> None:
+        rng = random.Random(i)
+        with connection.connect(url) as own:
+            while not over.is_set():
+                own.execute("begin")
+                mine = send_all(
+                    own,
+                    ["x"] * rng.randint(1, 20),
+                    p_keys=None,
+                ) if rng.random() < 0.1 else send_keys(
+                    own, *(f"{i} {rng.randint(0, 9)}" for _ in range(rng.randint(1, 20)))
+                )  # fmt: skip
+                if rng.random() < 0.2:
+                    own.execute("rollback")
+                else:
+                    own.execute("commit")
+                    sent[i] += mine
+                time.sleep(0.002)
+
+    def work(i: int) -> None:
+        rng = random.Random(100 + i)
+        life = 0
+        idle = 0
+        while idle < 20:
+            life += 1
+            name = f"w{i} {life}"
+            try:
+                with connection.connect(url) as own:
+                    idle = _live(own, name, rng, over)
+            except psycopg.Error as error:
+                if error.sqlstate not in ("PQ012", "57P01", None, "PQ003"):
+                    failures.append(error)
+                    return
+                idle = 0
+
+    def _live(own: Conn, name: str, rng: random.Random, over: threading.Event) -> int:
+        idle = 0
+        lasting = timedelta(milliseconds=300)
+        while idle < 20:
+            leases = lease(own, name, p_lease=lasting)
+            rows = read(own, leases, rng.choice([1, 5, 50, 500]))
+            with own.transaction():
+                for row in rows:
+                    if row.seq is not None:
+                        own.execute(
+                            "insert into done (seq, key) values (%s, %s)", [row.seq, row.key]
+                        )
+                if rng.random() < 0.02:
+                    time.sleep(0.4)  # longer than the lease
+                commit(own, rows)
+            for row in leases.values():
+                if row.to_release:
+                    value(own, "commit_offset", row.lease_id, None, True)
+            if kill and rng.random() < 0.01:
+                return 0  # without leaving
+            idle = idle + 1 if over.is_set() and not rows else 0
+            if not rows:
+                time.sleep(0.01 if not over.is_set() else 0.05)
+        return idle
+
+    threads = [threading.Thread(target=produce, args=(i,)) for i in range(2)]
+    threads += [threading.Thread(target=work, args=(i,)) for i in range(workers)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        if kill:
+            conn.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
+                " pg_backend_pid() and datname = current_database() and query like '%lease%'"
+                " and random() < 0.2"
+            )
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+    published = sorted(s for each in sent for s in each)
+    done = conn.execute("select seq, key from done order by n").fetchall()
+    assert sorted(s for s, _ in done) == published
+    return len(done)
+
+
+def test_each_message_is_worked_off_once_whatever_workers_do(
+    url: str, conn: Conn, group: int
+) -> None:
+    """In order by key: two transactions of one producer never overlap, so by key seq rises."""
+    assert race(url, conn, 3, 3, kill=True) > 500
+    for (wrong,) in conn.execute(
+        "select count(*) from done a join done b on a.key = b.key and a.seq < b.seq and a.n > b.n"
+    ):
+        assert wrong == 0
+
+
+@pytest.mark.longer
+def test_groups_for_long(url: str, conn: Conn, group: int) -> None:
+    """As above, for a minute, with more workers than partitions."""
+    assert race(url, conn, 60, 6, kill=True) > 10_000
+    assert one(conn, "select count(*) from done a join done b on a.key = b.key and a.seq < b.seq"
+                     " and a.n > b.n") == 0  # fmt: skip

@@ -1,0 +1,175 @@
+"""Reading without claiming, in the client and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import spark_pgqueue
+from spark_pgqueue.client import StoredMessage
+from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres.errors import PgQueueError
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a stream "s"."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        yield client
+
+
+def data(batches) -> list[Any]:
+    return [message.data for batch in batches for message in batch.messages]
+
+
+def test_batches_go_on_after_an_offset(queue):
+    queue.send_batch("s", [str(i) for i in range(7)], keys=["k"] * 7)
+    sizes, offset = [], None
+    for batch in queue.read("s", max_messages=3):
+        sizes.append(len(batch.messages))
+        offset = json.loads(json.dumps(batch.offset))
+    assert sizes == [3, 3, 1]
+    assert offset is not None
+    queue.send("s", "later", headers={"h": [1]})
+    (batch,) = queue.read("s", offset)
+    (message,) = batch.messages
+    assert message == StoredMessage(8, None, "later", {"h": [1]}, message.inserted_at)
+    assert abs(message.inserted_at - datetime.now(UTC)) < timedelta(minutes=1)
+    assert list(queue.read("s", batch.offset)) == []
+    begin = queue.start_offset("s")
+    before = queue.read_between("s", begin, offset)
+    assert queue.read_between("s", begin, batch.offset) == [*before, message]
+    assert queue.read_to("s", begin, 5)["messages"] == 5
+
+
+def test_reading_begins_where_it_is_told(queue):
+    queue.send("s", "old")
+    now = datetime.now(UTC)
+    queue.send("s", "new")
+    assert data(queue.read("s")) == data(queue.read("s", "earliest")) == ["old", "new"]
+    assert data(queue.read("s", now)) == ["new"]
+    assert data(queue.read("s", "latest")) == []
+
+
+@pytest.mark.parametrize("kind", ["json", "binary"])
+def test_what_was_sent_is_what_is_read(queue, kind):
+    sent = {"json": ['{"a": 1}', "[]"], "binary": [b"\0\xff", b""]}[kind]
+    queue.create_stream("t", kind)
+    queue.send_batch("t", sent)
+    assert data(queue.read("t")) == sent
+
+
+def test_a_batch_of_many_ranges_is_read_in_order(queue, url):
+    with connection.connect(url) as other, other.transaction():
+        sent = []
+        for i in range(20):
+            if i % 2:
+                sent.append(queue.send("s", str(i)))
+            else:
+                other.execute("select pgqueue.send('s', 'not yet')")
+        (batch,) = queue.read("s")
+        assert [m.seq for m in batch.messages] == sent == sorted(sent)
+        assert len(queue.read_between("s", queue.start_offset("s"), batch.offset)) == 10
+
+
+def test_a_message_that_python_cannot_hold_is_read_all_the_same(queue, url):
+    queue.create_stream("t", max_header_bytes=1 << 20)
+    queue.send("t", "x", headers={"n": 1})
+    with connection.connect(url) as conn:
+        conn.execute("update pgqueue.messages set inserted_at = 'infinity'")
+    (batch,) = queue.read("t")
+    assert batch.messages[0].inserted_at.year == 9999
+    assert batch.messages[0].headers == {"n": 1}
+
+
+def test_reading_waits_for_a_message(queue, url):
+    def send() -> None:
+        with spark_pgqueue.connect(url) as other:
+            other.send("s", "awaited")
+
+    batches = queue.read("s", "latest", wait=timedelta(seconds=20))
+    timer = threading.Timer(0.2, send)
+    timer.start()
+    began = time.monotonic()
+    assert data([next(batches)]) == ["awaited"]
+    assert time.monotonic() - began < 10
+    timer.join()
+    assert list(queue.read("s", "latest", wait=timedelta(milliseconds=10))) == []
+
+
+def test_what_is_no_offset_is_refused(queue):
+    queue.send("s", "x")
+    queue.create_stream("t")
+    (batch,) = queue.read("s")
+    for offset, said in [
+        (7, "offset must be a str"),
+        ("soon", "earliest, latest"),
+        ({}, "without stream"),
+        (datetime(2026, 1, 1), "time zone"),
+        ({**batch.offset, "next": 9}, "ahead of the database"),
+    ]:
+        with pytest.raises(PgQueueError, match=said):
+            list(queue.read("s", offset))
+    with pytest.raises(PgQueueError, match="of stream 's', not of stream 't'"):
+        list(queue.read("t", batch.offset))
+    with pytest.raises(PgQueueError, match="unknown stream 'u'"):
+        list(queue.read("u"))
+    with pytest.raises(PgQueueError, match="max_messages"):
+        queue.read("s", max_messages=0)
+    with queue.transaction(), pytest.raises(PgQueueError, match="wait needs"):
+        queue.read("s", wait=timedelta(seconds=1))
+
+
+@pytest.fixture
+def run(url, monkeypatch):
+    """Run `pgqueue` with arguments."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+    return lambda *arguments: CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+def test_tail_prints_what_there_is(queue, run):
+    queue.send_batch("s", ["one", "two\n"], keys=["k", None])
+    result = run("tail", "s", "--from", "earliest", "--no-follow")
+    assert result.stdout == "1\tk\tone\n2\t\ttwo\\n\n"
+    offset = result.stderr.removeprefix("Offset: ").strip()
+    queue.send("s", "three", headers={"h": 1})
+    result = run("tail", "s", "--from", offset, "--no-follow", "--json")
+    (line,) = result.stdout.splitlines()
+    assert (json.loads(line)["seq"], json.loads(line)["headers"]) == (3, {"h": 1})
+    assert run("tail", "s", "--from", "earliest", "--max", 1).stdout == "1\tk\tone\n"
+    assert run("tail", "s", "--no-follow").stdout == ""
+    assert "earliest or latest" in run("tail", "s", "--from", "soon").stderr
+    assert "unknown stream 't'" in run("tail", "t").stderr
+
+
+def test_tail_follows_until_it_is_ended(queue, url):
+    with subprocess.Popen(
+        [sys.executable, "-m", "spark_pgqueue", "tail", "s"],
+        env={**os.environ, "PGQUEUE_URL": url},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        with connection.connect(url) as conn:
+            while not conn.execute(
+                "select from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
+            ).fetchall():
+                assert process.poll() is None
+                time.sleep(0.02)
+        for each in ("one", "two"):
+            queue.send("s", each)
+            assert process.stdout.readline().endswith(f"{each}\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
