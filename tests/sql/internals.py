@@ -275,6 +275,15 @@ end $$
 """
 
 
+def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
+    """Let all consumers look into their gaps again after a time, at most two seconds."""
+    conn.execute(
+        "update pgqueue.consumer_cursors"
+        " set gaps_probe = clock_timestamp() + make_interval(secs => %s)",
+        [seconds],
+    )
+
+
 def take(conn: psycopg.Connection, limit: int) -> None:
     """Let the consumer c take what is new, at most so many publications, and claim nothing."""
     conn.execute(TAKE.format(limit).encode())

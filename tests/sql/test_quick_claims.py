@@ -130,12 +130,8 @@ def test_beside_an_open_producer_what_is_ready_is_claimed_without_the_lock(
     sent = send_all(conn, ["x"] * 500)
     assert claim_one(conn) == sent[0]
     assert cursor_of(conn).rows == 1
-    for looked, held in (("1 s", 0), ("-1 s", 1)):  # how long they may do without a look
-        conn.execute(
-            f"update {internals.table('cursors')}"
-            " set gaps_probe = clock_timestamp() + %s::interval",
-            (looked,),
-        )
+    for seconds, held in ((1, 0), (-1, 1)):
+        internals.look_into_gaps_after(conn, seconds)
         assert locks(conn, lambda: claim_one(conn)) == held
     producer.execute("commit")
     time.sleep(0.02)
