@@ -10,6 +10,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/consumers.sql
 \ir tables/groups.sql
 \ir tables/spark.sql
+\ir tables/retention.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
@@ -29,6 +30,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/leases.sql
 \ir core/settle.sql
 \ir core/claims.sql
+\ir core/leaves.sql
+\ir core/retention.sql
 \ir functions/streams.sql
 \ir functions/consumers.sql
 \ir functions/positions.sql
@@ -42,6 +45,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql
+\ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql
 \ir version.sql

@@ -25,6 +25,7 @@ from spark_pgqueue.client.results import (
     GroupStats,
     Message,
     PartitionStats,
+    Retention,
     StoredMessage,
     Stream,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "GroupStats",
     "Message",
     "PartitionStats",
+    "Retention",
     "StoredMessage",
     "Stream",
     "connect",

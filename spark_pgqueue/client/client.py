@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -24,6 +25,7 @@ from spark_pgqueue.client.results import (
     GroupStats,
     Message,
     PartitionStats,
+    Retention,
     StoredMessage,
     Stream,
 )
@@ -32,6 +34,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
+
+_MAINTAIN_CALLS = 10_000  # of one maintain(), where there is always more to do
 
 
 def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
@@ -120,6 +124,55 @@ class Client:
     def drop_stream(self, name: str) -> None:
         """Delete a stream with its messages and consumers."""
         self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
+
+    def set_retention(
+        self,
+        stream: str,
+        *,
+        keep_for: timedelta | None = None,
+        messages: int | None = None,
+        size: int | None = None,
+        done: bool = False,
+        unread: str = "keep",
+        keep_dead: timedelta | None = None,
+    ) -> None:
+        """Set how long the messages of a stream are kept; without any limit, for ever.
+
+        A message may go as soon as one limit allows it, and goes when `maintain` is called.
+
+        Args:
+            stream: its name.
+            keep_for: from a message's publication.
+            messages: as long as not so many came after it.
+            size: as long as what came after it does not take so many bytes on disk.
+            done: only until every consumer is done with it.
+            unread: "keep" what a consumer still owes, or "drop" it: count it as skipped, and take
+                it out of no live claim.
+            keep_dead: dead letters, from their death. None: for ever; they keep their messages.
+        """
+        self._value(
+            "select pgqueue.set_retention(%s::text, %s::interval, %s::bigint, %s::bigint,"
+            " %s::boolean, %s::text, %s::interval)",
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.duration, "keep_for", keep_for),
+            arguments.maybe(arguments.long, "messages", messages),
+            arguments.maybe(arguments.long, "size", size),
+            arguments.flag("done", done),
+            arguments.text("unread", unread),
+            arguments.maybe(arguments.duration, "keep_dead", keep_dead),
+        )
+
+    def retention(self, stream: str | None = None) -> list[Retention]:
+        """How long the messages of a stream, or of all streams, are kept, and what is stored."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead,"
+            " bytes, oldest_at, trimmed, held_bytes, held_by, maintained_at, advice"
+            " from pgqueue.stream_retention"
+            " where stream = coalesce(%s::text, stream) order by stream",
+            [stream],
+            row_factory=class_row(Retention),
+        )
 
     def create_consumer(
         self,
@@ -264,7 +317,7 @@ class Client:
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry from pgqueue.consumer_stats"
+            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
@@ -797,7 +850,11 @@ class Client:
         staged_age: timedelta = timedelta(days=1),
         reader_age: timedelta = timedelta(days=30),
     ) -> dict[str, int]:
-        """Delete what failed writers left, and forget abandoned checkpoints. Housekeeping.
+        """Trim what need not be kept, and delete what failed writers left.
+
+        Housekeeping, in many short transactions, which also forgets abandoned checkpoints. Streams
+        with a retention need it every half minute or so. Not inside of `transaction`, which would
+        hold all its locks.
 
         Args:
             staged_age: longer than any batch of a Spark query takes to be written.
@@ -806,15 +863,22 @@ class Client:
         Returns:
             how much was deleted, by what it was.
         """
-        return dict(
-            self._statements.rows(
-                "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)",
-                [
-                    arguments.duration("staged_age", staged_age),
-                    arguments.duration("reader_age", reader_age),
-                ],
+        ages = [
+            arguments.duration("staged_age", staged_age),
+            arguments.duration("reader_age", reader_age),
+        ]
+        deleted: Counter[str] = Counter()
+        for _ in range(_MAINTAIN_CALLS):
+            done = dict(
+                self._statements.rows(
+                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                )
             )
-        )
+            unfinished = done.pop("unfinished")
+            deleted.update(done)
+            if not unfinished:
+                break
+        return dict(deleted)
 
     def recover(self) -> dict[str, int]:
         """Begin a new incarnation of each stream, after a restore or the promotion of a standby.

@@ -69,6 +69,8 @@ create or replace function pgqueue._lock_class_consumer() returns int language s
 create or replace function pgqueue._lock_class_publish() returns int language sql immutable parallel safe as 'select 1885826422';
 -- The first key of the locks that sessions have while they wait for publications of a stream; the second is the stream's id.
 create or replace function pgqueue._lock_class_waiting() returns int language sql immutable parallel safe as 'select 1885826423';
+-- The first key of the locks under which streams are maintained; the second is the id.
+create or replace function pgqueue._lock_class_maintain() returns int language sql immutable parallel safe as 'select 1885826425';
 
 -- The first key of streams' history locks; the second is the id.
 create or replace function pgqueue._lock_class_history() returns int language sql immutable parallel safe as 'select 1885826424';

@@ -37,11 +37,11 @@ begin
         execute format('select sum(m.written), bool_and(m.fit) from unnest($1) r cross join lateral ('
                        'select count(*) as written, bool_and(%2$s and octet_length(%3$s) <= %4$s and (octet_length(key) <= %5$s) is not false '
                        'and (headers is null or pgqueue._headers_fit(headers, %6$s))) as fit '
-                       'from pgqueue.messages_%1$s where seq >= lower(r) and seq < upper(r)) m',
+                       'from pgqueue.messages_%1$s where seq >= lower(r) and seq < upper(r) and seq >= %7$s and seq < %8$s) m',  -- for the planner
                        p_stream.stream_id,
                        case p_stream.kind when 'binary' then 'data is null' when 'json' then 'data_bytes is null and data::json is not null' else 'data_bytes is null' end,
                        case p_stream.kind when 'binary' then 'data_bytes' else 'data' end,
-                       p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes)
+                       p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes, lower(p_seqs), upper(p_seqs))
         into v_written, v_fit using p_seqs;
     exception when invalid_text_representation or untranslatable_character then
         v_fit := false;

@@ -90,4 +90,5 @@ begin
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
+    delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

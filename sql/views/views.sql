@@ -52,12 +52,13 @@ do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
 $query$); end $view$;
 
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
--- beyond (see _new_messages). backlog: all that is not claimed and not dead.
+-- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     select s.name as stream, c.name as consumer, c.ordering, w.new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
            w.new + r.ready + r.delayed + r.waiting as backlog,
-           l.claims, l.expired, l.next_expiry
+           l.claims, l.expired, l.next_expiry,
+           coalesce((select k.message_count from pgqueue.skips k where k.consumer_id = c.consumer_id), 0) as skipped
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
@@ -72,18 +73,18 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
--- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, an exact
--- bound of what was ever sent.
+-- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a
+-- bound of what was ever sent (a retention passes over many).
 do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
-           greatest(t.reltuples, 0)::bigint as messages,
-           pg_total_relation_size(t.oid) as bytes,
+           (select coalesce(sum(greatest(t.reltuples, 0)), 0)::bigint
+            from pgqueue._message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
+           (select sum(x.bytes)::bigint from pgqueue._message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
            pgqueue._last_seq(s.stream_id) as last_seq
     from pgqueue.streams s
-    join pg_catalog.pg_class t on t.oid = to_regclass(format('pgqueue.messages_%s', s.stream_id))
 $query$); end $view$;
 
 -- One row per partition of a group: who has it, and how far behind it is. behind: messages of the group after what it has committed, of all

@@ -43,6 +43,7 @@ class Consumer:
     pieces: dict[int, Any] = field(default_factory=dict)
     dead: Counter[int] = field(default_factory=Counter)
     keys: dict[int, int | None] = field(default_factory=dict)
+    trimmed: list[Any] = field(default_factory=list)
 
     def of(self, *states: str) -> set[int]:
         """The sequence numbers in runs of these states."""
@@ -93,8 +94,10 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         "select stream_id, seq, hashtextextended(key, 0) as key from pgqueue.messages"
     ).fetchall():
         keys[row.stream_id][row.seq] = row.key
+    trimmed = dict(cur.execute("select stream_id, seqs from pgqueue.trims").fetchall())
     for c in consumers.values():
         c.keys = keys[c.stream_id]
+        c.trimmed = list(trimmed.get(c.stream_id, ()))
     for piece in cur.execute(
         "select p.consumer_id, p.place, p.piece, p.message_count, p.keys is null as whole,"
         " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq from pgqueue.pieces p"
@@ -168,6 +171,8 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
     places.update(c.dead)
     twice = sorted(s for s, n in places.items() if n > 1)
     assert not twice, f"in two places: {twice[:20]}"
+    trimmed = [s for s in places if any(s in r for r in c.trimmed)]
+    assert not trimmed, f"trimmed, but still there: {trimmed[:20]}"
     assert places.keys() <= c.published, f"not published to it: {places.keys() - c.published}"
     if done is not None:
         again = sorted(places.keys() & done)

@@ -32,6 +32,7 @@ KIND = ["text, json or binary"]
 ORDERING = ["none, key or stream"]
 START = ["earliest, latest, a timestamp or seq and a number"]
 TIMEOUT = ["longer than 0 and up to 10 years"]
+AGE = ["longer than 0"]
 DELAY = ["from 0 to 10 years"]
 PRIORITY = ["p_priority", "-32768 to 32767"]
 UNKNOWN_STREAM = ["unknown stream", "create_stream", "There are: 'b', 'j', 't'"]
@@ -175,6 +176,19 @@ CASES: list[Case] = [
     ("extend({claim}, '-1 s')", "PQ003", ["p_by", "'-00:00:01'", *TIMEOUT]),
     ("extend({claim}, '11 years')", "PQ003", ["p_by", "'11 years'", *TIMEOUT]),
     # housekeeping
+    # retention
+    ("set_retention('no', '1 day')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("set_retention(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
+    ("set_retention('t', '0')", "PQ003", ["p_for", "'00:00:00'", *AGE]),
+    ("set_retention('t', '-1 day')", "PQ003", ["p_for", "'-1 days'", *AGE]),
+    ("set_retention('t', '400000 years')", "PQ003", ["p_for", "too long", "'400000 years'"]),
+    ("set_retention('t', p_dead => '0')", "PQ003", ["p_dead", "'00:00:00'", *AGE]),
+    ("set_retention('t', p_messages => 0)", "PQ003", ["p_messages", "at least 1, not 0"]),
+    ("set_retention('t', p_bytes => 0)", "PQ003", ["p_bytes", "at least 1, not 0"]),
+    ("set_retention('t', p_done => null)", "PQ003", ["p_done", "true or false", "null"]),
+    ("set_retention('t', '1 day', p_unread => 'lose')", "PQ003", ["p_unread", "keep or drop", "'lose'"]),
+    ("set_retention('t', '1 day', p_unread => null)", "PQ003", ["p_unread", "keep or drop", "null"]),
+    ("set_retention('t', p_done => true, p_unread => 'drop')", "PQ003", ["p_unread", "p_for, p_messages and p_bytes"]),
     ("maintain(null)", "PQ003", ["p_staged_age", "null", *TIMEOUT]),
     ("maintain('0')", "PQ003", ["p_staged_age", "'00:00:00'", *TIMEOUT]),
     ("maintain('-1 day')", "PQ003", ["p_staged_age", "'-1 days'", *TIMEOUT]),
@@ -413,6 +427,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_others": "0 for an unknown reader",
         "reader_query": "PQ009 is tested in test_readers",
         "is_published": "false for an unknown sink",
+        "maintain_all": "hands its arguments to maintain",
     }
     functions = conn.execute(
         "select proname, proargnames[1:pronargs] from pg_proc"

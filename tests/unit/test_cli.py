@@ -333,6 +333,28 @@ def test_stats(run, queue):
     assert run("maintain", "--staged-age", "2 days").startswith("staged blocks: 0 deleted")
 
 
+def test_retention(run, queue):
+    shown = run("stream", "retention", "s", "--for", "7d", "--bytes", "10 GB", "--unread", "drop")
+    assert "keep for: 7 days, 0:00:00" in shown
+    assert "keep bytes: 10,737,418,240" in shown
+    assert "advice: maintain() was not called yet" in shown
+    assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
+    assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
+    assert "keep for" not in run("stream", "retention", "s", "--forever")
+
+
+def test_maintaining_goes_on_until_interrupted(queue, url):
+    queue.set_retention("s", done=True)
+    command = [sys.executable, "-m", "spark_pgqueue", "maintain", "--every", "50ms", "--url", url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        while queue.retention("s")[0].maintained_at is None:
+            assert process.poll() is None
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
 def test_watching_goes_on_until_interrupted(queue, url):
     options = ["stats", "--watch", "--interval", "0.2", "--url", url]
     ours, theirs = pty.openpty()

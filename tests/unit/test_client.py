@@ -397,7 +397,29 @@ def test_lists_and_statistics(queue):
         "unpublished messages": 0,
         "old sink batches": 0,
         "abandoned readers": 0,
+        "trimmed messages": 0,
+        "old dead letters": 0,
     }
+
+
+def test_retention(queue):
+    queue.set_retention("s", keep_for=timedelta(days=7), messages=10**6, size=1 << 40, done=True)
+    queue.send("s", "x")
+    queue.maintain()
+    (kept,) = queue.retention("s")
+    assert (kept.stream, kept.keep_for, kept.keep_messages) == ("s", timedelta(days=7), 10**6)
+    assert (kept.keep_bytes, kept.until_done, kept.unread) == (1 << 40, True, "keep")
+    assert (kept.keep_dead, kept.trimmed, kept.held_by, kept.advice) == (None, 0, [], None)
+    assert kept.bytes > 0
+    assert None not in (kept.oldest_at, kept.maintained_at)
+    queue.set_retention("s")
+    assert queue.retention()[0].keep_for is None
+    with pytest.raises(PgQueueError, match="keep_for is an interval longer than 0"):
+        queue.set_retention("s", keep_for=timedelta())
+    with pytest.raises(PgQueueError, match="size is null or at least 1"):
+        queue.set_retention("s", size=0)
+    with pytest.raises(PgQueueError, match="'no'"):
+        queue.retention("no")
 
 
 def test_if_not_exists(queue):
