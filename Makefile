@@ -14,11 +14,15 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
+# All tests in two processes (pytest-xdist); a part in one, where --pdb and -s work.
+WORKERS ?= $(if $(ARGS),0,2)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+
 test: .venv/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: test
-	$(BIN)/python -m pytest -m longer $(ARGS)
+	$(PYTEST) -m longer $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
