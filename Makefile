@@ -14,9 +14,10 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
-# All tests in two processes (pytest-xdist); a part in one, where --pdb and -s work.
-WORKERS ?= $(if $(ARGS),0,2)
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+# All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
+# so that --pdb and -s work; and on a given server, whose roles all databases share.
+WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)

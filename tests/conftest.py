@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from spark_pgqueue import embedded, java
 from spark_pgqueue.postgres import connection, schema
@@ -42,6 +45,9 @@ ROOT = Path(__file__).parent.parent
 # make those on a disk may take as long as the tests.
 MEMORY = Path("/dev/shm")
 ROOM = 8 << 30  # bytes: two pytests with Spark take 4 GB, and their servers' data up to 3 GB
+
+# Folders and files whose tests share what takes long to make: a Spark session, an environment.
+TOGETHER = ("tests/spark/", "tests/test_wheel.py")
 
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
 # a Postgres that is killed forgets the last commits, but never what Spark was told.
@@ -99,12 +105,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in one Spark session stay together where the tests are shared out to processes."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    """How tests are shared out to processes."""
+    return Scheduler(config, log)
+
+
+class Scheduler(LoadScopeScheduling):
+    """Each test goes to whoever is free; those of a scope in `TOGETHER` to one process.
+
+    Not by the mark xdist_group: pytest-xdist 3.8 does not see it with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((scope for scope in TOGETHER if nodeid.startswith(scope)), nodeid)
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +160,8 @@ def _folder_in_memory() -> Path | None:
         return None
     for left in MEMORY.glob("pgqueue-test-*"):  # by a run that was killed
         users = list(left.glob("*/users"))
-        if users and not any(map(_is_locked, users)):
+        is_old = time.time() - left.stat().st_mtime > 600  # another run may be about to lock it
+        if is_old and not any(map(_is_locked, users)):
             shutil.rmtree(left, ignore_errors=True)  # a server without its data ends
     room = min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available)
     return MEMORY if room >= ROOM else None

@@ -12,8 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 # Spark finds the format by itself: there is no call of register(), and no checkout to import from.
 SCRIPT = """
 import sys
