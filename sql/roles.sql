@@ -17,7 +17,7 @@ as $$
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),
            ('pgqueue_observer', '{schema_version, open_stream}'),
            ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer,
-                                  seek, replay, pause, resume, maintain}')
+                                  seek, replay, pause, resume, bind, unbind, test_topic, _jsonpath, maintain}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

@@ -11,7 +11,18 @@ create table if not exists pgqueue.streams (
     notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
     created_at timestamptz not null default clock_timestamp(),
     max_bytes        int not null,    -- of a payload
-    max_header_bytes int not null     -- of the headers of a message, as text
+    max_header_bytes int not null,    -- of the headers of a message, as text
+    bound      boolean     not null default false  -- what is sent to it is copied to others, see bindings
+);
+
+-- To which streams messages are copied, by the topic of their key.
+create table if not exists pgqueue.bindings (
+    stream_id    int         not null,
+    topic        text        not null,
+    topic_regex  text        not null,
+    to_stream_id int         not null,
+    bound_at     timestamptz not null default clock_timestamp(),
+    primary key (stream_id, topic, to_stream_id)
 );
 
 -- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's

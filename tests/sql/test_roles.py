@@ -35,12 +35,19 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "seek", "replay", "pause", "resume", "maintain",
+        "drop_consumer", "seek", "replay", "pause", "resume", "bind", "unbind", "test_topic",
+        "_jsonpath", "maintain",
     },
     "stranger": set(),
 }  # fmt: skip
 
-VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats")
+VIEWS = (
+    "message_states",
+    "consumer_settings",
+    "consumer_stats",
+    "stream_bindings",
+    "stream_stats",
+)
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
@@ -244,6 +251,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     role = name_of(roles["observer"])
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "bind", "s", "#", "before")
     value(conn, "send", "s", "x")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"
