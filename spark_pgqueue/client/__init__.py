@@ -16,9 +16,17 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.results import (
+    Binding,
+    Claim,
+    Consumer,
+    ConsumerStats,
+    Message,
+    Stream,
+)
 
 __all__ = [
+    "Binding",
     "Claim",
     "Client",
     "Consumer",
