@@ -74,24 +74,23 @@ exception when others then
     return false;
 end $$;
 
--- Which of some messages pass a consumer's filter.
+-- Which of some messages pass the filter of a consumer that has one.
 --   p_safely  one after the other, whatever they hold
 create or replace function pgqueue._passing(p_consumer pgqueue.consumers, p_seqs int8multirange, p_safely boolean default false) returns int8multirange
 language plpgsql
 as $$
 declare
+    v_filter  pgqueue.consumer_filters;
     v_passing int8multirange;
 begin
-    if not p_consumer.filtered then
-        return p_seqs;
-    end if;
+    select * into v_filter from pgqueue.consumer_filters where consumer_id = p_consumer.consumer_id;
     execute format('select range_agg(int8range(m.seq, m.seq + 1)) from unnest($1) g cross join lateral ('
                    'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s) m', p_consumer.stream_id,
-                   case when p_consumer.topic is not null then ' and pgqueue._words(key) ~ $2' end,
-                   case when p_consumer.condition is not null then format(' and pgqueue.%I($3, %L, key, headers, data)',
+                   case when v_filter.topic is not null then ' and pgqueue._words(key) ~ $2' end,
+                   case when v_filter.condition is not null then format(' and pgqueue.%I($3, %L, key, headers, data)',
                             case when p_safely then '_passes_safely' else '_passes' end,
                             (select kind from pgqueue.streams where stream_id = p_consumer.stream_id)) end)
-    into v_passing using p_seqs, p_consumer.topic_regex, p_consumer.condition;
+    into v_passing using p_seqs, v_filter.topic_regex, v_filter.condition;
     return coalesce(v_passing, '{}');
 exception when others then
     if p_safely then

@@ -21,6 +21,7 @@ declare
     v_stream   pgqueue.streams := pgqueue._stream(p_stream);
     v_consumer pgqueue.consumers;
     v_regex    text;
+    v_filter   record;
     v_seen     record;
     v_cursor   pgqueue.consumer_cursors;
 begin
@@ -38,20 +39,22 @@ begin
     perform pgqueue._check_condition(p_where);
     v_seen := pgqueue._seen_from(v_stream.stream_id, p_start, 'p_start');
 
-    insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout, filtered, topic, topic_regex, condition)
-    values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout, p_topic is not null or p_where is not null,
-            p_topic, v_regex, p_where)
+    insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout, filtered)
+    values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout, p_topic is not null or p_where is not null)
     on conflict (stream_id, name) do nothing
     returning * into v_consumer;
     if not found then
         select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
-        if p_if_not_exists and v_consumer.ordering = p_ordering and v_consumer.topic is not distinct from p_topic
-           and v_consumer.condition::text is not distinct from p_where::text then
+        select topic, condition::text as condition into v_filter from pgqueue.consumer_filters where consumer_id = v_consumer.consumer_id;
+        if p_if_not_exists and (v_consumer.ordering, v_filter.topic, v_filter.condition) is not distinct from (p_ordering, p_topic, p_where::text) then
             return v_consumer.consumer_id;
         end if;
         raise exception 'consumer % of stream % exists already, with ordering %', quote_literal(p_name), quote_literal(p_stream),
-                        concat_ws(', topic ', v_consumer.ordering, quote_literal(v_consumer.topic)) || coalesce(', where ' || quote_literal(v_consumer.condition), '')
+                        concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic), 'where ' || quote_literal(v_filter.condition))
             using errcode = 'PQ006';
+    end if;
+    if v_consumer.filtered then
+        insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
 
     v_cursor.consumer_id := v_consumer.consumer_id;
@@ -96,6 +99,7 @@ begin
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
+    delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
 end $$;

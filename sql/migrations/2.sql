@@ -92,10 +92,7 @@ begin
 
     alter table pgqueue.consumers
         add column paused boolean not null default false,
-        add column filtered boolean not null default false,
-        add column topic text,
-        add column topic_regex text,
-        add column condition jsonpath;
+        add column filtered boolean not null default false;
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);

@@ -9,11 +9,16 @@ create table if not exists pgqueue.consumers (
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
     created_at         timestamptz not null default clock_timestamp(),
     paused             boolean     not null default false,  -- it claims nothing
-    filtered           boolean     not null default false,  -- it gets messages only that pass (core/filters.sql) ...
-    topic              text,                                -- ... by the topic of their key; null: any
-    topic_regex        text,
-    condition          jsonpath,                            -- ... and by what they hold; null: anything
+    filtered           boolean     not null default false,  -- it gets only what passes its filter
     unique (stream_id, name)
+);
+
+-- The filters of consumers, see core/filters.sql.
+create table if not exists pgqueue.consumer_filters (
+    consumer_id int primary key,
+    topic       text,      -- of the messages' keys; null: any
+    topic_regex text,
+    condition   jsonpath   -- what the messages hold; null: anything
 );
 
 -- A place in the line of ready runs.

@@ -48,8 +48,8 @@ $query$); end $view$;
 -- One row per consumer: how it was created.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused,
-           c.topic, c.condition
-    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+           f.topic, f.condition
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close

@@ -32,6 +32,7 @@ TABLES = {
     "sink batches": "sink_batches",
     "sink streams": "sink_streams",
     "bindings": "bindings",
+    "filters": "consumer_filters",
 }
 
 
