@@ -12,6 +12,10 @@ comment on function pgqueue.replay is 'Delivers messages between two positions o
 comment on function pgqueue.pause  is 'Lets a consumer claim nothing, until it is resumed.';
 comment on function pgqueue.resume is 'Lets a paused consumer claim again.';
 
+comment on function pgqueue.bind       is 'Copies what is sent to a stream, and has a key of a topic, to another stream.';
+comment on function pgqueue.unbind     is 'Copies nothing of a topic to another stream any more.';
+comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
+
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
@@ -59,7 +63,9 @@ comment on function pgqueue.publish_written is 'Publishes messages that the call
 comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
 
-comment on function pgqueue.maintain       is 'Deletes what failed writers left behind; to be called now and then.';
+comment on function pgqueue.set_retention  is 'Sets how long the messages of a stream are kept.';
+comment on function pgqueue.maintain       is 'Trims what need not be kept, and deletes what failed writers left behind: a bounded part of it.';
+comment on procedure pgqueue.maintain_all  is 'Calls maintain() until nothing is unfinished, in many short transactions; for pg_cron.';
 comment on function pgqueue.is_restored    is 'Whether this database is on another server, or timeline, than was noted.';
 comment on function pgqueue.recover        is 'Begins a new incarnation of each stream, after a restore or failover: offsets beyond that state are refused.';
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
@@ -68,5 +74,7 @@ comment on function pgqueue.schema_version is 'The version of this schema.';
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
+comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
+comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';

@@ -10,6 +10,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/consumers.sql
 \ir tables/groups.sql
 \ir tables/spark.sql
+\ir tables/retention.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
@@ -27,12 +28,16 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/line.sql
 \ir core/keys.sql
 \ir core/leases.sql
+\ir core/filters.sql
 \ir core/settle.sql
 \ir core/claims.sql
+\ir core/leaves.sql
+\ir core/retention.sql
 \ir functions/streams.sql
 \ir functions/consumers.sql
 \ir functions/positions.sql
 \ir functions/publish.sql
+\ir functions/filters.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
@@ -42,6 +47,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql
+\ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql
 \ir version.sql

@@ -18,8 +18,8 @@ as $$
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),
            ('pgqueue_observer', '{schema_version, open_stream, is_restored}'),
            ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer,
-                                  seek, replay, pause, resume, create_group, drop_group, reset_group, maintain,
-                                  is_restored, recover}')
+                                  seek, replay, pause, resume, set_retention, create_group, drop_group, reset_group, maintain, maintain_all,
+                                  is_restored, recover, bind, unbind, test_topic, _jsonpath}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.
@@ -78,8 +78,8 @@ declare
     v_role record;
 begin
     for v_role in select f.* from pgqueue._role_functions() f join pgqueue._roles() r on r = f.role loop
-        execute format('revoke all on all functions in schema pgqueue from %I', v_role.role);
-        execute (select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), v_role.role)
+        execute format('revoke all on all routines in schema pgqueue from %I', v_role.role);
+        execute (select format('grant execute on routine %s to %I', string_agg(p.oid::regprocedure::text, ', '), v_role.role)
                  from pg_proc p
                  where p.pronamespace = 'pgqueue'::regnamespace
                    and (p.proname = any (v_role.functions)
@@ -110,7 +110,7 @@ begin
 end $$;
 
 -- What Postgres grants to everybody when something is made.
-revoke all on all functions in schema pgqueue from public;
+revoke all on all routines in schema pgqueue from public;
 do $$
 declare
     v_type text;

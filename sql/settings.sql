@@ -34,10 +34,10 @@ begin
         end loop;
     end loop;
     -- What others call runs with the rights of its owner, and finds functions and operators where nobody else can put them.
-    -- create_roles needs a caller with rights of its own.
+    -- create_roles needs a caller with rights of its own; so does a procedure, or it could not commit.
     for v_name in
         select oid::regprocedure::text from pg_proc
-        where pronamespace = 'pgqueue'::regnamespace
+        where pronamespace = 'pgqueue'::regnamespace and prokind = 'f'
           and (proname not like '\_%' or oid in (select pgqueue._view_functions())
                or proname in (select unnest(functions) from pgqueue._role_functions()))
     loop

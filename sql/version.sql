@@ -17,6 +17,6 @@ begin
         from unnest(string_to_array(current_setting('pgqueue.functions_before'), ' ')) b
         join pg_proc p on format('%s/%s/%s', p.oid, p.xmin, p.ctid) = b
     loop
-        execute 'drop function ' || v_function;
+        execute 'drop routine ' || v_function;
     end loop;
 end $$;

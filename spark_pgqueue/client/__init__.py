@@ -19,18 +19,21 @@ from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
+    Binding,
     Claim,
     Consumer,
     ConsumerStats,
     GroupStats,
     Message,
     PartitionStats,
+    Retention,
     StoredMessage,
     Stream,
 )
 
 __all__ = [
     "Batch",
+    "Binding",
     "Claim",
     "Client",
     "Consumer",
@@ -39,6 +42,7 @@ __all__ = [
     "GroupStats",
     "Message",
     "PartitionStats",
+    "Retention",
     "StoredMessage",
     "Stream",
     "connect",

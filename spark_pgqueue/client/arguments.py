@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 def name_of(sql_name: str) -> str:
     """What the client calls an argument of an SQL function."""
-    others = {"p_data_bytes": "data", "p_max": "max_messages", "p_from": "start"}
+    others = {
+        "p_data_bytes": "data", "p_max": "max_messages", "p_from": "start",
+        "p_for": "keep_for", "p_bytes": "size", "p_dead": "keep_dead",
+    }  # fmt: skip
     return others.get(sql_name, sql_name.removeprefix("p_"))
 
 
@@ -53,6 +56,13 @@ def number(name: str, value: int, low: int = 1, high: int = 2**31 - 1) -> int:
     return value
 
 
+def long(name: str, value: int) -> int:
+    check(name, value, int, "an int")
+    if not -(2**63) <= value < 2**63:
+        raise PgQueueError(f"{name} is too large: {value}")
+    return value
+
+
 def duration(name: str, value: timedelta) -> timedelta:
     check(name, value, timedelta, "a timedelta")
     return value
@@ -76,6 +86,7 @@ def time(name: str, value: datetime) -> datetime:
 
 
 def position(name: str, value: str | datetime) -> str:
+    """Where something begins: a word, or a time with its zone; as text."""
     if isinstance(value, datetime):
         return time(name, value).isoformat()
     return text(name, value, "a str or a datetime")

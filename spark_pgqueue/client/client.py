@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -18,12 +19,14 @@ from spark_pgqueue.client import arguments, consuming, copying, reading
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
+    Binding,
     Claim,
     Consumer,
     ConsumerStats,
     GroupStats,
     Message,
     PartitionStats,
+    Retention,
     StoredMessage,
     Stream,
 )
@@ -32,6 +35,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
+
+_MAINTAIN_CALLS = 10_000  # of one maintain(), where there is always more to do
 
 
 def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
@@ -121,6 +126,102 @@ class Client:
         """Delete a stream with its messages and consumers."""
         self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
 
+    def set_retention(
+        self,
+        stream: str,
+        *,
+        keep_for: timedelta | None = None,
+        messages: int | None = None,
+        size: int | None = None,
+        done: bool = False,
+        unread: str = "keep",
+        keep_dead: timedelta | None = None,
+    ) -> None:
+        """Set how long the messages of a stream are kept; without any limit, for ever.
+
+        A message may go as soon as one limit allows it, and goes when `maintain` is called.
+
+        Args:
+            stream: its name.
+            keep_for: from a message's publication.
+            messages: as long as not so many came after it.
+            size: as long as what came after it does not take so many bytes on disk.
+            done: only until every consumer is done with it.
+            unread: "keep" what a consumer still owes, or "drop" it: count it as skipped, and take
+                it out of no live claim.
+            keep_dead: dead letters, from their death. None: for ever; they keep their messages.
+        """
+        self._value(
+            "select pgqueue.set_retention(%s::text, %s::interval, %s::bigint, %s::bigint,"
+            " %s::boolean, %s::text, %s::interval)",
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.duration, "keep_for", keep_for),
+            arguments.maybe(arguments.long, "messages", messages),
+            arguments.maybe(arguments.long, "size", size),
+            arguments.flag("done", done),
+            arguments.text("unread", unread),
+            arguments.maybe(arguments.duration, "keep_dead", keep_dead),
+        )
+
+    def retention(self, stream: str | None = None) -> list[Retention]:
+        """How long the messages of a stream, or of all streams, are kept, and what is stored."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead,"
+            " bytes, oldest_at, trimmed, held_bytes, held_by, maintained_at, advice"
+            " from pgqueue.stream_retention"
+            " where stream = coalesce(%s::text, stream) order by stream",
+            [stream],
+            row_factory=class_row(Retention),
+        )
+
+    def bind(self, stream: str, topic: str, to_stream: str) -> None:
+        """Copy what is sent to a stream from now on to another one, in the sender's transaction.
+
+        A message is copied once, however many bindings say so. Safe to repeat.
+
+        Args:
+            stream: the stream's name.
+            topic: of the keys of what is copied, such as "orders.*.eu", or "#" for everything.
+            to_stream: the other stream's name; of the same kind, with limits as wide.
+
+        Raises:
+            PgQueueError: PQ003 no topic; another kind; messages would go round in a circle.
+        """
+        self._value(
+            "select pgqueue.bind(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("topic", topic),
+            arguments.text("to_stream", to_stream),
+        )
+
+    def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
+        """Copy nothing of a topic to another stream any more; whether it was bound."""
+        return self._value(
+            "select pgqueue.unbind(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("topic", topic),
+            arguments.text("to_stream", to_stream),
+        )
+
+    def bindings(self, stream: str | None = None) -> list[Binding]:
+        """The bindings of a stream, or of all."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, topic, to_stream, bound_at from pgqueue.stream_bindings"
+            " where stream = coalesce(%s::text, stream) order by stream, to_stream, topic",
+            [stream],
+            row_factory=class_row(Binding),
+        )
+
+    def test_topic(self, pattern: str, key: str | None) -> bool:
+        """Whether a key is of a topic."""
+        return self._value(
+            "select pgqueue.test_topic(%s::text, %s::text)",
+            arguments.text("pattern", pattern),
+            arguments.maybe(arguments.text, "key", key),
+        )
+
     def create_consumer(
         self,
         stream: str,
@@ -131,6 +232,8 @@ class Client:
         max_deliver_count: int | None = None,
         visibility_timeout: timedelta = timedelta(seconds=30),
         if_not_exists: bool = False,
+        topic: str | None = None,
+        where: str | None = None,
     ) -> int:
         """Create a consumer of a stream.
 
@@ -143,14 +246,18 @@ class Client:
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
             max_deliver_count: dead-letter a message that failed so often; None for never.
             visibility_timeout: how long a claim is held without being extended.
-            if_not_exists: accept an existing one of the same ordering.
+            if_not_exists: accept an existing one of the same ordering and filter.
+            topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
+                between them; * stands for one word, # for any number of them.
+            where: only messages for which this jsonpath finds something, neither false nor null,
+                in {key, headers, data}: "$.data.total > 100".
 
         Returns:
             its id.
         """
         return self._value(
             "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
-            " %s::interval, %s::boolean)",
+            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text))",
             arguments.text("stream", stream),
             arguments.text("name", name),
             arguments.position("start", start),
@@ -158,6 +265,8 @@ class Client:
             arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
             arguments.duration("visibility_timeout", visibility_timeout),
             arguments.flag("if_not_exists", if_not_exists),
+            arguments.maybe(arguments.text, "topic", topic),
+            arguments.maybe(arguments.text, "where", where),
         )
 
     def drop_consumer(self, stream: str, name: str) -> None:
@@ -253,7 +362,7 @@ class Client:
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused from pgqueue.consumer_settings"
+            " created_at, paused, topic, condition::text as where from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(Consumer),
@@ -264,7 +373,7 @@ class Client:
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry from pgqueue.consumer_stats"
+            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
@@ -797,7 +906,11 @@ class Client:
         staged_age: timedelta = timedelta(days=1),
         reader_age: timedelta = timedelta(days=30),
     ) -> dict[str, int]:
-        """Delete what failed writers left, and forget abandoned checkpoints. Housekeeping.
+        """Trim what need not be kept, and delete what failed writers left.
+
+        Housekeeping, in many short transactions, which also forgets abandoned checkpoints. Streams
+        with a retention need it every half minute or so. Not inside of `transaction`, which would
+        hold all its locks.
 
         Args:
             staged_age: longer than any batch of a Spark query takes to be written.
@@ -806,15 +919,22 @@ class Client:
         Returns:
             how much was deleted, by what it was.
         """
-        return dict(
-            self._statements.rows(
-                "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)",
-                [
-                    arguments.duration("staged_age", staged_age),
-                    arguments.duration("reader_age", reader_age),
-                ],
+        ages = [
+            arguments.duration("staged_age", staged_age),
+            arguments.duration("reader_age", reader_age),
+        ]
+        deleted: Counter[str] = Counter()
+        for _ in range(_MAINTAIN_CALLS):
+            done = dict(
+                self._statements.rows(
+                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                )
             )
-        )
+            unfinished = done.pop("unfinished")
+            deleted.update(done)
+            if not unfinished:
+                break
+        return dict(deleted)
 
     def recover(self) -> dict[str, int]:
         """Begin a new incarnation of each stream, after a restore or the promotion of a standby.

@@ -164,6 +164,60 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """How long the messages of a stream are kept, and what that comes to.
+
+    Attributes:
+        stream: the stream's name.
+        keep_for: from a message's publication; None: no such limit, as in the next two.
+        keep_messages: as long as not so many came after it.
+        keep_bytes: as long as what came after it does not take so many bytes on disk.
+        until_done: only until every consumer is done with it.
+        unread: "keep" or "drop": what a consumer still owes when it may go.
+        keep_dead: dead letters; None: for ever.
+        bytes: what the messages take on disk.
+        oldest_at: when the oldest of them was published; None: there is none.
+        trimmed: how many messages went in all.
+        held_bytes: what is kept on disk although it is due.
+        held_by: who or what keeps it.
+        maintained_at: when `maintain` was last called, within a minute.
+        advice: what to do; None when there is nothing to do.
+    """
+
+    stream: str
+    keep_for: timedelta | None
+    keep_messages: int | None
+    keep_bytes: int | None
+    until_done: bool
+    unread: str
+    keep_dead: timedelta | None
+    bytes: int
+    oldest_at: datetime | None
+    trimmed: int
+    held_bytes: int
+    held_by: list[str]
+    maintained_at: datetime | None
+    advice: str | None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A binding: messages of a stream are copied to another one.
+
+    Attributes:
+        stream: the stream's name.
+        topic: of the keys of what is copied.
+        to_stream: the other stream's name.
+        bound_at: since when.
+    """
+
+    stream: str
+    topic: str
+    to_stream: str
+    bound_at: datetime
+
+
+@dataclass(frozen=True)
 class Consumer:
     """A consumer.
 
@@ -175,6 +229,8 @@ class Consumer:
         visibility_timeout: how long a claim is held without being extended.
         created_at: when it was created.
         paused: whether it claims nothing until it is resumed.
+        topic: of the keys of its messages; None for all.
+        where: a jsonpath that its messages pass; None for all.
     """
 
     stream: str
@@ -184,6 +240,8 @@ class Consumer:
     visibility_timeout: timedelta
     created_at: datetime
     paused: bool
+    topic: str | None
+    where: str | None
 
 
 @dataclass(frozen=True)
@@ -204,6 +262,7 @@ class ConsumerStats:
         claims: how many claims there are.
         expired: of these, how many are past their visibility timeout.
         next_expiry: when the first of them is; None without claims.
+        skipped: what retention took from it, in all.
     """
 
     stream: str
@@ -219,6 +278,7 @@ class ConsumerStats:
     claims: int
     expired: int
     next_expiry: datetime | None
+    skipped: int
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,13 @@ class Ordering(StrEnum):
     stream = "stream"
 
 
+class Unread(StrEnum):
+    """What becomes of messages that may go, and that a consumer still owes."""
+
+    keep = "keep"
+    drop = "drop"
+
+
 class Group(StrEnum):
     """What a role may do."""
 
@@ -127,6 +134,13 @@ def _duration(text: str) -> timedelta:
         raise typer.BadParameter(
             f"{text!r} is not a duration longer than 0 with a unit: 500ms, 30s or '5 minutes'"
         ) from None
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size: 1000000, 500MB or 10GB")
+    return int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ")
 
 
 def _time(text: str) -> datetime:
@@ -180,6 +194,8 @@ Url = Annotated[
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+ToStream = Annotated[str, typer.Argument(metavar="TO_STREAM", show_default=False)]
 Position = Annotated[
     Any,
     typer.Argument(
@@ -297,11 +313,93 @@ def stream_drop(
         queue.drop_stream(name)
 
 
+@stream_app.command("retention")
+def stream_retention(
+    name: StreamName,
+    keep_for: Annotated[
+        timedelta | None,
+        typer.Option("--for", parser=_duration, metavar="DURATION", help="From publication: 7d."),
+    ] = None,
+    messages: Annotated[
+        int | None, typer.Option(help="As long as not so many came after it.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes", parser=_bytes, metavar="SIZE", help="As long as what came after: 10GB."
+        ),
+    ] = None,
+    done: Annotated[bool, typer.Option("--done", help="Until all consumers are done.")] = False,
+    unread: Annotated[
+        Unread, typer.Option(help="What a consumer still owes when it may go.")
+    ] = Unread.keep,
+    keep_dead: Annotated[
+        timedelta | None,
+        typer.Option("--dead", parser=_duration, metavar="DURATION", help="Dead letters."),
+    ] = None,
+    forever: Annotated[bool, typer.Option("--forever", help="Keep all, as at first.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Set how long messages are kept, or show it; `pgqueue maintain` does it.
+
+    The options are all that is kept to then: what is not given is no limit.
+    """
+    limits = (keep_for, messages, size, keep_dead)
+    with _connect(url) as queue:
+        if forever and (done or any(limit is not None for limit in limits)):
+            _fail("--forever is no limit, and another one was given")
+        if forever or done or unread != Unread.keep or any(limit is not None for limit in limits):
+            queue.set_retention(
+                name,
+                keep_for=keep_for,
+                messages=messages,
+                size=size,
+                done=done,
+                unread=unread.value,
+                keep_dead=keep_dead,
+            )
+        for each in queue.retention(name):
+            if as_json:
+                print(_as_json(each))
+                continue
+            for field in dataclasses.fields(each):
+                value = getattr(each, field.name)
+                if value not in (None, []) and field.name != "stream":
+                    print(f"{field.name.replace('_', ' ')}: {_cell(value)}")
+
+
 @stream_app.command("list")
 def stream_list(as_json: Json = False, url: Url = None) -> None:
     """List the streams; the number of messages is an estimate."""
     with _connect(url) as queue:
         _show(queue.streams(), client.Stream, as_json)
+
+
+@stream_app.command("bind")
+def stream_bind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy what is sent from now on, and has a key of this topic, to another stream."""
+    with _connect(url) as queue:
+        queue.bind(stream, topic, to_stream)
+
+
+@stream_app.command("unbind")
+def stream_unbind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy nothing of this topic any more."""
+    with _connect(url) as queue:
+        if not queue.unbind(stream, topic, to_stream):
+            _fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
+
+
+@stream_app.command("bindings")
+def stream_bindings(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what is copied to other streams."""
+    with _connect(url) as queue:
+        _show(queue.bindings(stream), client.Binding, as_json)
 
 
 @consumer_app.command("create")
@@ -329,6 +427,17 @@ def consumer_create(
         typer.Option(parser=_duration, metavar="DURATION", help="How long a claim is held."),
     ] = "30s",  # type: ignore[assignment]  # typer parses the default
     if_not_exists: IfNotExists = False,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Only messages whose key is of this topic: 'orders.*.eu', 'orders.#'."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSONPATH",
+            help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Create a consumer of a stream."""
@@ -341,6 +450,8 @@ def consumer_create(
             max_deliver_count=max_deliver_count,
             visibility_timeout=visibility_timeout,
             if_not_exists=if_not_exists,
+            topic=topic,
+            where=where,
         )
 
 
@@ -701,12 +812,31 @@ def maintain(
             help="Longer than any Spark query stays away from its checkpoint.",
         ),
     ] = "30 days",  # type: ignore[assignment]
+    every: Annotated[
+        timedelta | None,
+        typer.Option(parser=_duration, metavar="DURATION", help="Again and again, so often."),
+    ] = None,
     url: Url = None,
 ) -> None:
-    """Delete what failed writers left, and forget abandoned checkpoints. Run it now and then."""
-    with _connect(url) as queue:
-        for what, count in queue.maintain(staged_age, reader_age).items():
-            print(f"{what}: {count} deleted")
+    """Trim what need not be kept, and delete what failed writers left. Run it now and then.
+
+    With --every it goes on until it is interrupted, also while the database is away, and prints
+    only what it did.
+    """
+    while True:
+        begun = time.monotonic()
+        try:
+            with _connect(url) as queue:
+                for what, count in queue.maintain(staged_age, reader_age).items():
+                    if count or every is None:
+                        print(f"{what}: {count} deleted", flush=True)
+        except (PgQueueError, psycopg.Error) as error:
+            if every is None:
+                raise
+            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
+        if every is None:
+            return
+        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))
 
 
 @app.command()
@@ -867,7 +997,7 @@ def _show(rows: list[Any], kind: type, as_json: bool) -> None:
 
 
 # Told by other columns, or by --json; a terminal is 80 columns wide.
-_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry")}
+_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry", "skipped")}
 
 
 def _table(rows: list[Any], kind: type) -> Table:

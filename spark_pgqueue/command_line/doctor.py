@@ -209,10 +209,13 @@ def _postgres(url: str | None) -> Iterator[Check]:
         if permissions:
             yield permissions
         if permissions is None or permissions.status == "ok":
-            yield _schema(conn)
-            restored = _restored(conn)
-            if restored:
-                yield restored
+            found_schema = _schema(conn)
+            yield found_schema
+            if found_schema.status == "ok":
+                restored = _restored(conn)
+                if restored:
+                    yield restored
+                yield from _retention(conn)
 
 
 def _schema(conn: psycopg.Connection) -> Check:
@@ -241,6 +244,25 @@ _MAY_ASK = """
 select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
 where n.nspname = 'pgqueue' and p.proname = 'is_restored'
 and pg_catalog.has_function_privilege(p.oid, 'execute')
+"""
+
+
+def _retention(conn: psycopg.Connection) -> Iterator[Check]:
+    """The streams that grow for ever, or that nobody trims; none for a role that may not look."""
+    with conn.transaction():
+        conn.execute(f"select {connection.PIN_PATH}".encode())
+        if conn.execute(_MAY_LOOK).fetchone() != (True,):
+            return
+        rows = conn.execute(_RETENTION).fetchall()
+    for stream, size, advice in rows:
+        yield Check("warn", f"stream {stream}", f"{size} stored", advice)
+
+
+_MAY_LOOK = "select has_table_privilege('pgqueue.stream_retention', 'select')"
+
+_RETENTION = """
+select quote_literal(stream), pg_size_pretty(bytes), advice from pgqueue.stream_retention
+where advice is not null order by bytes desc limit 10
 """
 
 

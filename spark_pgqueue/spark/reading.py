@@ -198,10 +198,12 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
             f" where (hashtext(coalesce(key, seq::text))::int8 & 2147483647) % {piece.buckets}"
             f" = {piece.index}"
         )
+    # The bounds of all are for the planner: it leaves out the other tables of a stream.
+    lo, hi = min(r[0] for r in ranges), max(r[1] for r in ranges)
     return (
         f"unnest({lists}) as r (lo, hi, priority, deliver_count) cross join lateral "
         f"(select * from pgqueue.messages_{piece.stream_id} "
-        f"where seq >= r.lo and seq < r.hi order by seq) m{bucket}"
+        f"where seq >= r.lo and seq < r.hi and seq >= {lo} and seq < {hi} order by seq) m{bucket}"
     )
 
 

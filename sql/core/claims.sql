@@ -39,7 +39,8 @@ begin
             v_cursor := v_take.o_cursor;
             v_wanted := v_wanted - v_take.o_messages;
             exit when not v_cursor.take_was_cut or v_wanted <= 0
-                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps);
+                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps and v_before.sift_from is null)
+                or (p_consumer.filtered and i >= pgqueue._limit_sifts());
         end loop;
     end if;
     return v_cursor;
@@ -75,7 +76,7 @@ begin
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
-                perform pg_sleep(0.0005 * 2 ^ v_try) where v_try > 0;
+                perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
             end loop;
         end if;
         exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
@@ -83,7 +84,7 @@ begin
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
             -- it has looked at enough that waits, or for others: the next claim goes on
-            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or o_cursor.next_publication - p_cursor.next_publication
+            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or p_consumer.filtered or o_cursor.next_publication - p_cursor.next_publication
                                                               >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);
             exit when o_cursor.scan_from <> '{}';
@@ -191,7 +192,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
-    v_calm   boolean;  -- nothing is due, and which publication is next is known
+    v_calm   boolean;  -- nothing is due, and which publication is next is known, or the gaps were just looked into
     v_served record;
 begin
     o_count := 0;
@@ -200,7 +201,8 @@ begin
     if not found then
         v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
     end if;
-    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}') and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or pgqueue._is_soon(v_cursor.gaps_probe))
+        and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
     if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
@@ -220,7 +222,7 @@ begin
             o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
                 and random() * pgqueue._limit_behind() >= v_served.o_runs;
         end if;
-        if o_count = 0 and v_new.publication_id = v_cursor.next_publication then
+        if o_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
             o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
             o_done := o_count > 0;
         end if;

@@ -15,7 +15,7 @@ begin
 end $$;
 
 -- Stores a cursor if it is not the stored one any more: a new version, and the one before deleted.
---   p_busy  something was claimed or settled; otherwise that leases were looked at is worth a write once a minute
+--   p_busy  something was claimed or settled; otherwise that somebody looked is worth no write, except at leases once a minute
 -- Needs the consumer's lock.
 create or replace function pgqueue._save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
                                                 p_busy boolean) returns void
@@ -25,6 +25,9 @@ begin
     if not p_busy and date_trunc('minute', p_cursor.leases_from) = date_trunc('minute', p_stored.leases_from) then
         p_cursor.lease_probe := p_stored.lease_probe;
         p_cursor.leases_from := p_stored.leases_from;
+    end if;
+    if not p_busy then
+        p_cursor.gaps_probe := p_stored.gaps_probe;
     end if;
     if p_cursor is distinct from p_stored then
         delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;

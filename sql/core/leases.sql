@@ -43,7 +43,6 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := p_cursor;
     v_claim  pgqueue.claims;
-    v_dead   bigint;
 begin
     for v_claim in
         select * from pgqueue.claims
@@ -51,13 +50,24 @@ begin
         order by lease_until limit pgqueue._limit_expired()
         for update skip locked  -- one that is locked is being settled or extended
     loop
-        v_dead := (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
-                   where claim_id = v_claim.claim_id and state = 'claimed' and deliver_count >= p_consumer.max_deliver_count);
-        v_cursor := pgqueue._return(p_consumer, v_cursor, v_claim, null, interval '0', 'the visibility timeout passed');
-        -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
-        update pgqueue.claims set live = false, settled = v_claim.settled, dead_lettered = dead_lettered + v_dead where claim_id = v_claim.claim_id;
+        v_cursor := pgqueue._release(p_consumer, v_cursor, v_claim);
     end loop;
     return v_cursor;
+end $$;
+
+-- Releases an expired claim. Returns the cursor. Needs the claim's lock and the consumer's.
+create or replace function pgqueue._release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_dead bigint := (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
+                      where claim_id = p_claim.claim_id and state = 'claimed' and deliver_count >= p_consumer.max_deliver_count);
+begin
+    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, interval '0', 'the visibility timeout passed');
+    -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
+    update pgqueue.claims set live = false, settled = p_claim.settled, dead_lettered = dead_lettered + v_dead where claim_id = p_claim.claim_id;
+    return p_cursor;
 end $$;
 
 -- Whether a delay of a consumer is over and its end not noted.

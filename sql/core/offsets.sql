@@ -183,6 +183,27 @@ begin
     return v_offset;
 end $$;
 
+-- Raises PQ010 when what lies between two offsets was trimmed, in part or whole: to be asked when it was read. (What is not stored any more was
+-- noted as trimmed before, see core/retention.sql.)
+create or replace function pgqueue._check_not_trimmed(p_stream pgqueue.streams, p_argument text, p_from pgqueue.reading_offset,
+                                                      p_to pgqueue.reading_offset) returns void
+language plpgsql
+as $$
+declare
+    v_gone int8multirange := (pgqueue._trimmed(p_stream.stream_id)).o_publications;
+begin
+    if v_gone = '{}' then
+        return;
+    end if;
+    v_gone := v_gone * (pgqueue._unread(p_from) + int8multirange(int8range(p_from.next_publication, null)))
+              - pgqueue._unread(p_to) - int8multirange(int8range(p_to.next_publication, null));
+    if v_gone <> '{}' then
+        raise exception 'retention has overtaken %: % publications were trimmed before they were read', p_argument, pgqueue._cardinality(v_gone)
+            using errcode = 'PQ010', column = p_argument,
+                  hint = 'What this reader had before it is lost to it. Begin anew, at "earliest" for all that there is; and keep messages longer, see set_retention.';
+    end if;
+end $$;
+
 -- The last publication id of a stream that was given out; 0: none.
 create or replace function pgqueue._last_publication_id(p_stream_id int) returns bigint
 language plpgsql stable
@@ -290,7 +311,7 @@ declare
 begin
     while v_left > 0 and p_offset.cut_publications <> '{}' loop
         v_cut := p_offset.cut_publications[1];
-        select coalesce(sum(message_count), 0) - p_offset.cut_messages[1] into v_rest
+        select greatest(coalesce(sum(message_count), 0) - p_offset.cut_messages[1], 0) into v_rest  -- 0: trimmed, see _check_not_trimmed
         from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_cut and consumers is null;
         p_offset.messages := p_offset.messages + least(v_rest, v_left);
         if v_rest > v_left then
@@ -432,7 +453,8 @@ begin
     return (select coalesce(range_agg(pgqueue._below(p.seqs, pgqueue._bound_of(p.seqs, c.n))), '{}')
             from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
             cross join lateral (select range_agg(seqs) as seqs from pgqueue.publications
-                                where stream_id = p_stream_id and publication_id = c.publication_id and consumers is null) p);
+                                where stream_id = p_stream_id and publication_id = c.publication_id and consumers is null) p
+            where p.seqs is not null);  -- trimmed, see _check_not_trimmed
 end $$;
 
 -- The messages between two offsets.

@@ -62,14 +62,12 @@ declare
     v_position record;
     v_below    bigint;  -- ids below are before it, if they are visible
     v_cut      record;
+    v_trimmed  int8multirange;
 begin
     perform pgqueue._lock_history(p_stream_id);
     v_position := pgqueue._position(p_stream_id, p_position, p_argument);
     if v_position.o_time = '-infinity' then
-        o_seen := '{}';
-        o_next := 1;
-        o_publishers := '{}';
-        return;
+        v_below := 1;
     elsif v_position.o_time = 'infinity' then
         v_below := null;
     else
@@ -95,6 +93,15 @@ begin
         o_cut := v_cut.cut;
         if o_next > v_below then
             o_publishers := pgqueue._publishers(p_stream_id);  -- after the look
+        end if;
+    end if;
+    -- what was trimmed is missing, and neither under way nor dead: wherever one begins it is before
+    v_trimmed := (pgqueue._trimmed(p_stream_id)).o_publications - o_seen;
+    if v_trimmed <> '{}' then
+        o_seen := o_seen + v_trimmed;
+        if upper(o_seen) > o_next then
+            o_next := upper(o_seen);
+            o_publishers := pgqueue._publishers(p_stream_id);
         end if;
     end if;
 end $$;

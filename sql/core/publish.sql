@@ -16,6 +16,9 @@ begin
     v_id := nextval(('pgqueue.publication_' || p_stream.stream_id)::regclass);
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers)
     values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers);
+    if p_stream.bound and p_consumers is null then
+        perform pgqueue._route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at);
+    end if;
     -- after the publish lock: whoever begins to wait relies on it, see functions/waiting.sql
     if p_stream.notify and pgqueue._is_waited_for(p_stream.stream_id) then
         perform pg_notify(pgqueue._channel(p_stream.stream_id), '');
@@ -37,11 +40,11 @@ begin
         execute format('select sum(m.written), bool_and(m.fit) from unnest($1) r cross join lateral ('
                        'select count(*) as written, bool_and(%2$s and octet_length(%3$s) <= %4$s and (octet_length(key) <= %5$s) is not false '
                        'and (headers is null or pgqueue._headers_fit(headers, %6$s))) as fit '
-                       'from pgqueue.messages_%1$s where seq >= lower(r) and seq < upper(r)) m',
+                       'from pgqueue.messages_%1$s where seq >= lower(r) and seq < upper(r) and seq >= %7$s and seq < %8$s) m',  -- for the planner
                        p_stream.stream_id,
                        case p_stream.kind when 'binary' then 'data is null' when 'json' then 'data_bytes is null and data::json is not null' else 'data_bytes is null' end,
                        case p_stream.kind when 'binary' then 'data_bytes' else 'data' end,
-                       p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes)
+                       p_stream.max_bytes, pgqueue._max_key_bytes(), p_stream.max_header_bytes, lower(p_seqs), upper(p_seqs))
         into v_written, v_fit using p_seqs;
     exception when invalid_text_representation or untranslatable_character then
         v_fit := false;

@@ -1,13 +1,16 @@
--- Housekeeping. Nothing waits for it: run it now and then, from cron or by hand.
+-- Housekeeping. Nothing waits for it, but streams with a retention keep what they need not until it is called: every half minute is good.
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
 -- without a txnAppId, whose names are used once. It deletes no published message: only what its
 -- reservation still has.
+-- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of that, which takes a moment; while it
+-- answers that something is unfinished, call it again. maintain_all() does, so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 --   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long are forgotten, and
 --                 what they hold goes to others; so are sinks of dropped streams
--- Returns what was deleted and how much. Errors: PQ003. Locks: the staged blocks and reservations that it deletes.
+-- Returns what was deleted and how much; unfinished is how many streams have more to trim. Errors: PQ003, PQ007. Locks: the staged blocks
+-- and reservations that it deletes; of streams with a retention what _trim and _tend_leaves say: end the transaction at once.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day', p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
 language plpgsql
@@ -18,7 +21,12 @@ declare
     v_count       bigint;
     v_blocks      bigint := 0;
     v_messages    bigint := 0;
+    v_dead        bigint := 0;
+    v_unfinished  bigint := 0;
+    v_stream_id   int;
+    v_done        record;
 begin
+    perform pgqueue._check_isolation();
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
     perform pgqueue._check_timeout('p_reader_age', p_reader_age);
     for v_block in
@@ -52,6 +60,37 @@ begin
     delete from pgqueue.sink_streams k
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
     return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age));
+
+    v_count := 0;
+    -- by chance, because a stream that always has more to do ends it for the others: locks of its leaves are not kept while others are looked at
+    for v_stream_id in
+        select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.leaves) s order by random()
+    loop
+        v_done := pgqueue._retain(v_stream_id);
+        v_count := v_count + v_done.o_count;
+        v_dead := v_dead + v_done.o_dead;
+        v_unfinished := v_done.o_more::int;
+        exit when v_done.o_more;
+    end loop;
+    return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished);
+end $$;
+
+-- Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.
+--     select cron.schedule('pgqueue', '30 seconds', 'call pgqueue.maintain_all()');
+-- It runs with the rights of the caller, who may call maintain, and not in a transaction block: a procedure that commits cannot do else.
+-- Arguments, errors and locks: as maintain.
+create or replace procedure pgqueue.maintain_all(p_staged_age interval default '1 day', p_reader_age interval default '30 days')
+language plpgsql
+as $$
+declare
+    v_unfinished bigint;
+begin
+    for i in 1..10000 loop
+        select m.deleted into v_unfinished
+        from pgqueue.maintain(p_staged_age, p_reader_age) m where m.what operator(pg_catalog.=) 'unfinished'::pg_catalog.text;
+        commit;
+        exit when v_unfinished operator(pg_catalog.=) 0::bigint;
+    end loop;
 end $$;
 
 -- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.

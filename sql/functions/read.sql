@@ -19,18 +19,22 @@ end $$;
 --   p_max   messages at most, and exactly so many if there are; null: what there is (of up to 100,000 publications)
 --   p_upto  no publication after this one; null: all
 -- Returns p_from when there is nothing new. An offset that differs may have no messages between: then all that came was for named consumers.
--- Errors: PQ001, PQ003, PQ005. Locks: none. (Read committed: at an old snapshot gaps stay open.)
+-- Errors: PQ001, PQ003, PQ005, PQ010 when retention was faster. Locks: none. (Read committed: at an old snapshot gaps stay open.)
 create or replace function pgqueue.read_to(p_stream text, p_from jsonb, p_max bigint default null, p_upto bigint default null) returns jsonb
 language plpgsql
 as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
+    v_from   pgqueue.reading_offset;
+    v_to     pgqueue.reading_offset;
 begin
     if p_max < 1 then
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
     end if;
-    return pgqueue._offset_json(v_stream, pgqueue._read_on(v_stream, pgqueue._offset_or_start(v_stream, p_from),
-                                                           coalesce(p_max, 9223372036854775807), p_upto));
+    v_from := pgqueue._offset_or_start(v_stream, p_from);
+    v_to := pgqueue._read_on(v_stream, v_from, coalesce(p_max, 9223372036854775807), p_upto);
+    perform pgqueue._check_not_trimmed(v_stream, 'p_from', v_from, v_to);
+    return pgqueue._offset_json(v_stream, v_to);
 end $$;
 
 -- An offset, or what stands for one at the beginning. Errors: PQ003, PQ005.
@@ -46,7 +50,7 @@ end $$;
 
 -- The messages between two offsets as ranges [lo, hi) of seq, in the order of reading: for who reads the payloads by COPY.
 --   p_from, p_to  offsets that start_offset, read_to or read returned; the second one after the first
--- The same for ever. Errors: PQ001, PQ003, PQ005. Locks: none.
+-- The same for ever. Errors: PQ001, PQ003, PQ005, PQ010. Locks: none.
 create or replace function pgqueue.read_plan(p_stream text, p_from jsonb, p_to jsonb) returns table (lo bigint, hi bigint)
 language plpgsql
 as $$
@@ -60,13 +64,14 @@ begin
         raise exception 'p_to is before p_from' using errcode = 'PQ003', column = 'p_to', hint = 'Give the offset that read_to returned for p_from, or a later one.';
     end if;
     return query select lower(g), upper(g) from unnest(pgqueue._messages_between(v_stream.stream_id, v_from, v_to)) g;
+    perform pgqueue._check_not_trimmed(v_stream, 'p_from', v_from, v_to);
 end $$;
 
 -- Reads the next messages of a stream, without claiming them.
 --   p_offset  as p_from of read_to
 --   p_max     messages at most, 1 to 100,000
 -- Returns a row per message, in order of seq, each with the offset to read on from; when there is nothing new, one row with that alone.
--- Messages of a publication that is published later may have lower numbers. Errors: PQ001, PQ003, PQ005. Locks: none.
+-- Messages of a publication that is published later may have lower numbers. Errors: PQ001, PQ003, PQ005, PQ010. Locks: none.
 create or replace function pgqueue.read(p_stream text, p_offset jsonb default null, p_max int default 1000)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, inserted_at timestamptz, next_offset jsonb)
 language plpgsql
@@ -89,4 +94,5 @@ begin
         next_offset := v_next;
         return next;
     end if;
+    perform pgqueue._check_not_trimmed(v_stream, 'p_offset', v_from, v_to);
 end $$;

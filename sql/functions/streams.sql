@@ -52,33 +52,46 @@ end $$;
 
 -- Makes, or makes anew, the function of a stream that reads the payloads of a claim, in the order of delivery: _payloads_<stream_id>.
 -- Each stream has one of its own, whose plan is kept: to plan the query costs more than all the rest of a small claim, and a plan over the
--- parent of all partitions would lock all of them. Not the messages are sorted, but their ranges: the nested loop, to which receive is
+-- parent of all partitions would lock all of them. Of a stream that is stored in leaves it has a plan for each leaf, for claims that are
+-- in one leaf, as nearly all; and is made anew when there is another one. Not the messages are sorted, but their ranges: the nested loop, to which receive is
 -- confined (settings.sql), keeps their order.
 create or replace function pgqueue._make_payloads(p_stream_id int) returns void
 language plpgsql
 as $$
-begin
-    execute format($q$
-        create or replace function pgqueue._payloads_%1$s(p_claim_id bigint)
-        returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-                       inserted_at timestamptz)
-        language plpgsql
-        as $f$
-        begin
+declare
+    v_query  text := $q$
             return query
             select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count, m.inserted_at
             from (select c.priority, c.deliver_count, g from pgqueue.consumer_messages c cross join lateral unnest(c.seqs) g
                   where c.claim_id = p_claim_id and c.state = 'claimed'
                   order by c.lane, c.arrival_no, lower(g)) r
-            cross join lateral (select * from pgqueue.messages_%1$s x where x.seq >= lower(r.g) and x.seq < upper(r.g) order by x.seq) m;
-        end $f$ $q$, p_stream_id);
+            cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g) order by x.seq) m;$q$;
+    v_all    text := format(v_query, format('messages_%s', p_stream_id));
+    v_leaves text;
+begin
+    select string_agg(format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
+                             lo, hi, format(v_query, pgqueue._leaf_name(p_stream_id, leaf))), E'\n            ' order by lo desc)
+    into v_leaves
+    from pgqueue.leaves where stream_id = p_stream_id;
+    execute format($q$
+        create or replace function pgqueue._payloads_%s(p_claim_id bigint)
+        returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
+                       inserted_at timestamptz)
+        language plpgsql
+        as $f$
+        declare
+            v_lo bigint;
+            v_hi bigint;
+        begin
+            %s%s
+        end $f$ $q$,
+        p_stream_id,
+        $q$select min(c.first_seq), max(upper(c.seqs)) into v_lo, v_hi
+            from pgqueue.consumer_messages c where c.claim_id = p_claim_id and c.state = 'claimed';
+            $q$ || v_leaves,
+        v_all);
     execute format('revoke all on function pgqueue._payloads_%s from public', p_stream_id);
 end $$;
-
--- The last sequence number of a stream that was given out; 0: none.
-create or replace function pgqueue._last_seq(p_stream_id int) returns bigint
-language sql stable
-as $$ select coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0) $$;
 
 -- Deletes a stream with its consumers and messages. Errors: PQ001.
 -- Locks: its consumers, and for moments all of messages to detach the partition (55P03 after 30 s).
@@ -107,7 +120,14 @@ begin
     execute format('drop function if exists pgqueue._payloads_%s', v_stream.stream_id);
     execute format('drop table pgqueue.messages_%s', v_stream.stream_id);
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', v_stream.stream_id);
+    update pgqueue.streams s set bound = false
+    where s.stream_id in (select b.stream_id from pgqueue.bindings b where b.to_stream_id = v_stream.stream_id)
+      and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id and b.to_stream_id <> v_stream.stream_id);
+    delete from pgqueue.bindings where v_stream.stream_id in (stream_id, to_stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
+    delete from pgqueue.retention where stream_id = v_stream.stream_id;
+    delete from pgqueue.leaves where stream_id = v_stream.stream_id;
+    delete from pgqueue.trims where stream_id = v_stream.stream_id;
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;

@@ -157,7 +157,7 @@ begin
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
          where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
-        case when p_got_nothing and p_cursor.take_was_cut and p_consumer.ordering = 'key' then clock_timestamp() end,
+        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.ordering = 'key') or p_cursor.sift_from is not null) then clock_timestamp() end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;
 
@@ -243,13 +243,15 @@ begin
     return next;
 end $$;
 
--- What a reader's claim has lost and its owner has not settled: what others have or had, and what is deleted.
+-- What a reader's claim has lost and its owner has not settled: what others have or had; and what is gone, because retention took it from this
+-- consumer, or somebody deleted it. What was trimmed otherwise had been settled.
 create or replace function pgqueue._missing(p_consumer pgqueue.consumers, p_claim pgqueue.claims, out o_taken_over bigint, out o_gone bigint)
 language plpgsql stable
 as $$
 declare
     v_lost  bigint := p_claim.message_count - p_claim.remaining - p_claim.settled - p_claim.dead_lettered;
     v_rest  int8multirange := p_claim.seqs;
+    v_skips int8multirange;
     v_there bigint;
 begin
     o_taken_over := greatest(v_lost, 0);
@@ -262,10 +264,12 @@ begin
         v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.dead_messages
                                      where consumer_id = p_consumer.consumer_id and claim_id = p_claim.claim_id), '{}');
     end if;
+    v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
+    v_rest := v_rest - v_skips - (pgqueue._trimmed(p_consumer.stream_id)).o_seqs;
     execute format('select count(*) from unnest($1) g cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',
                    p_consumer.stream_id) into v_there using v_rest;
     -- what its owner has settled may be deleted too: which ones these are is not known
-    o_gone := least(pgqueue._cardinality(v_rest) - v_there, v_lost);
+    o_gone := least(pgqueue._cardinality(v_skips) + pgqueue._cardinality(v_rest) - v_there, v_lost);
     o_taken_over := v_lost - o_gone;
 end $$;
 

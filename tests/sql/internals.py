@@ -34,6 +34,8 @@ TABLES = {
     "group partitions": "group_partitions",
     "group workers": "group_workers",
     "incarnations": "incarnations",
+    "bindings": "bindings",
+    "filters": "consumer_filters",
 }
 
 
@@ -273,6 +275,15 @@ begin
         v_stored, (pgqueue._take(v_consumer, v_stored, null, {})).o_cursor, true);
 end $$
 """
+
+
+def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
+    """Let all consumers look into their gaps again after a time, at most two seconds."""
+    conn.execute(
+        "update pgqueue.consumer_cursors"
+        " set gaps_probe = clock_timestamp() + make_interval(secs => %s)",
+        [seconds],
+    )
 
 
 def take(conn: psycopg.Connection, limit: int) -> None:

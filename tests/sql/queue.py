@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -147,6 +148,17 @@ def stats(conn: Conn, name: str = "c") -> Any:
 
 
 # Time and other sessions
+
+
+def maintain(conn: Conn, calls: int = 1000) -> dict[str, int]:
+    """Call `maintain` until nothing is unfinished; returns what it did in all."""
+    done: Counter[str] = Counter()
+    for _ in range(calls):
+        answer = dict(call(conn, "maintain"))
+        done.update(answer)
+        if not answer["unfinished"]:
+            break
+    return done
 
 
 def now(conn: Conn) -> datetime:

@@ -42,6 +42,9 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
         "unpublished messages": 8,
         "old sink batches": 0,
         "abandoned readers": 0,
+        "trimmed messages": 0,
+        "old dead letters": 0,
+        "unfinished": 0,
     }
     assert internals.staged_blocks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6

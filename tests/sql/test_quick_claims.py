@@ -5,6 +5,7 @@ Not in time, which a busy machine changes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -115,6 +116,26 @@ def test_what_is_ready_is_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     assert locks(conn, lambda: receive(conn, 100)) == 0, "not even when a run has to be cut"
     done = written(conn, lambda: receive(conn, 100))
     assert done["cursors"] == NOTHING
+
+
+def test_beside_an_open_producer_what_is_ready_is_claimed_without_the_lock(
+    conn: Conn, session: Session
+) -> None:
+    """It may publish before what is ready: claims look for that each 10 ms, and not each time."""
+    set_limit_behind(conn, 1_000_000_000)
+    consumer(conn)
+    producer = session()
+    producer.execute("begin")
+    late = send(producer, p_priority=9)
+    sent = send_all(conn, ["x"] * 500)
+    assert claim_one(conn) == sent[0]
+    assert cursor_of(conn).rows == 1
+    for seconds, held in ((1, 0), (-1, 1)):
+        internals.look_into_gaps_after(conn, seconds)
+        assert locks(conn, lambda: claim_one(conn)) == held
+    producer.execute("commit")
+    time.sleep(0.02)
+    assert claim_one(conn) == late
 
 
 def test_claims_without_the_lock_move_the_beginning_of_the_line_now_and_then(conn: Conn) -> None:

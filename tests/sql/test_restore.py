@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ USE_TRANSACTION_IDS = (
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[embedded.Server]:
+def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
     """Another cluster, just made, of the newest version that has a pg_dump."""
     for version in VERSIONS:
         try:
@@ -44,12 +43,10 @@ def elsewhere() -> Iterator[embedded.Server]:
             break
     else:
         pytest.skip(f"no pg_dump of PostgreSQL {', '.join(map(str, VERSIONS))} on this machine")
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
-    try:
-        with embedded.start(home / "new", version=version, settings=dict(SETTINGS)) as server:
-            yield server
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    home = servers_home / "new"
+    with embedded.start(home, version=version, settings=dict(SETTINGS)) as server:
+        yield server
+    shutil.rmtree(home)
 
 
 def run(server: embedded.Server, program: str, url: str, *arguments: str, stdin: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -38,12 +39,21 @@ FUNCTIONS = {
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
         "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
-        "reset_group", "maintain", "is_restored", "recover",
+        "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
+        "bind", "unbind", "test_topic", "_jsonpath",
     },
     "stranger": set(),
 }  # fmt: skip
 
-VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats", "group_stats")
+VIEWS = (
+    "message_states",
+    "consumer_settings",
+    "consumer_stats",
+    "stream_bindings",
+    "stream_stats",
+    "stream_retention",
+    "group_stats",
+)
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
@@ -199,7 +209,9 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
             .fetchall()
         )
         assert stats == (1, 1)
+        call(admin, "set_retention", "t", timedelta(days=1))
         call(admin, "maintain")
+        admin.execute("call pgqueue.maintain_all()")
         for name in ROLES:
             schema.check(opened[name])
         value(admin, "drop_consumer", "t", "key")
@@ -248,6 +260,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "create_group", "s", "g", 1)
+    value(conn, "bind", "s", "#", "before")
     value(conn, "send", "s", "x")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"

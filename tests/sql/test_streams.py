@@ -12,7 +12,7 @@ import pytest
 from psycopg import IsolationLevel
 
 from spark_pgqueue.postgres import connection
-from tests.sql import internals
+from tests.sql import clock, internals
 from tests.sql.queue import (
     Conn,
     Session,
@@ -21,6 +21,7 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     dead_publication,
+    maintain,
     now,
     one,
     publish,
@@ -191,6 +192,11 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
     consumer(conn, "by key", "key")
+    value(conn, "set_retention", "s", seconds(60), p_unread="drop")
+    send_all(conn, ["x"])
+    maintain(conn)
+    clock.pass_time(conn, seconds(100))
+    assert maintain(conn)["trimmed messages"] == 1
     send_all(conn, ["x"] * 4)
     receive(conn, 1)
     receive(conn, 1, name="by key")
@@ -201,6 +207,8 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     dead_publication(conn)  # leaves a gap in what is taken next
     send_all(conn, ["x"])
     assert len(receive(conn, 100)) > 1
+    call(conn, "bind", "s", "never", "kept")
+    consumer(conn, "filtered", p_topic="a")
     assert all(n > before[table] for table, n in sizes().items() if table != "pgqueue.installed")
     value(conn, "drop_stream", "s")
     after = sizes()

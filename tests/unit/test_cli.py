@@ -209,6 +209,21 @@ def test_a_consumer_is_moved_replayed_and_paused(run, queue):
     assert "the next one, not 'seq 9'" in run("consumer", "seek", "s", "c", "seq 9", code=1)
 
 
+def test_a_consumer_has_a_filter_and_a_stream_is_copied(run, queue):
+    run("consumer", "create", "s", "eu", "--topic", "*.eu", "--where", '$.data == "1"')
+    run("stream", "create", "copy")
+    run("consumer", "create", "copy", "c")
+    run("stream", "bind", "s", "#.eu", "copy")
+    run("send", "s", "--key", "a.eu", "--data", "1")
+    run("send", "s", "--key", "b.eu", "--data", "2")
+    assert run("receive", "s", "eu", "--max", "9") == "1\ta.eu\t1\n"
+    assert run("receive", "copy", "c", "--max", "9") == "1\ta.eu\t1\n2\tb.eu\t2\n"
+    assert json.loads(run("stream", "bindings", "--json"))["topic"] == "#.eu"
+    run("stream", "unbind", "s", "#.eu", "copy")
+    assert "is not bound" in run("stream", "unbind", "s", "#.eu", "copy", code=1)
+    assert "a jsonpath" in run("consumer", "create", "s", "x", "--where", "$.", code=1)
+
+
 def test_binary(run, queue):
     run("stream", "create", "b", "--kind", "binary")
     run("consumer", "create", "b", "c")
@@ -331,6 +346,28 @@ def test_stats(run, queue):
     assert json.loads(run("stats", "s", "--json"))["new"] == 1234
     assert max(map(len, (header, row))) <= 80
     assert run("maintain", "--staged-age", "2 days").startswith("staged blocks: 0 deleted")
+
+
+def test_retention(run, queue):
+    shown = run("stream", "retention", "s", "--for", "7d", "--bytes", "10 GB", "--unread", "drop")
+    assert "keep for: 7 days, 0:00:00" in shown
+    assert "keep bytes: 10,737,418,240" in shown
+    assert "advice: maintain() was not called yet" in shown
+    assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
+    assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
+    assert "keep for" not in run("stream", "retention", "s", "--forever")
+
+
+def test_maintaining_goes_on_until_interrupted(queue, url):
+    queue.set_retention("s", done=True)
+    command = [sys.executable, "-m", "spark_pgqueue", "maintain", "--every", "50ms", "--url", url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        while queue.retention("s")[0].maintained_at is None:
+            assert process.poll() is None
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
 
 
 def test_watching_goes_on_until_interrupted(queue, url):

@@ -397,7 +397,29 @@ def test_lists_and_statistics(queue):
         "unpublished messages": 0,
         "old sink batches": 0,
         "abandoned readers": 0,
+        "trimmed messages": 0,
+        "old dead letters": 0,
     }
+
+
+def test_retention(queue):
+    queue.set_retention("s", keep_for=timedelta(days=7), messages=10**6, size=1 << 40, done=True)
+    queue.send("s", "x")
+    queue.maintain()
+    (kept,) = queue.retention("s")
+    assert (kept.stream, kept.keep_for, kept.keep_messages) == ("s", timedelta(days=7), 10**6)
+    assert (kept.keep_bytes, kept.until_done, kept.unread) == (1 << 40, True, "keep")
+    assert (kept.keep_dead, kept.trimmed, kept.held_by, kept.advice) == (None, 0, [], None)
+    assert kept.bytes > 0
+    assert None not in (kept.oldest_at, kept.maintained_at)
+    queue.set_retention("s")
+    assert queue.retention()[0].keep_for is None
+    with pytest.raises(PgQueueError, match="keep_for is an interval longer than 0"):
+        queue.set_retention("s", keep_for=timedelta())
+    with pytest.raises(PgQueueError, match="size is null or at least 1"):
+        queue.set_retention("s", size=0)
+    with pytest.raises(PgQueueError, match="'no'"):
+        queue.retention("no")
 
 
 def test_if_not_exists(queue):
@@ -706,3 +728,25 @@ def test_a_consumer_is_moved_replayed_and_paused(queue):
         queue.replay("s", "c", "soon")
     with pytest.raises(PgQueueError, match="to must have a time zone"):
         queue.seek("s", "c", datetime(2026, 1, 1))
+
+
+def test_a_consumer_has_a_filter_and_a_stream_is_copied(queue):
+    queue.create_consumer("s", "eu", topic="orders.*.eu", where='$.data == "one"')
+    queue.create_stream("copy")
+    queue.create_consumer("copy", "c")
+    queue.bind("s", "#.us", "copy")
+    queue.send_batch("s", ["one", "two", "one"], keys=["orders.1.eu", "orders.1.eu", "orders.1.us"])
+    assert [m.data for m in received(queue, 9, consumer="eu").messages] == ["one"]
+    assert [m.key for m in received(queue, 9, stream="copy").messages] == ["orders.1.us"]
+    assert [(c.topic, c.where) for c in queue.consumers("s")] == [
+        (None, None),
+        ("orders.*.eu", '($."data" == "one")'),
+    ]
+    assert [(b.topic, b.to_stream) for b in queue.bindings("s")] == [("#.us", "copy")]
+    assert queue.unbind("s", "#.us", "copy")
+    assert queue.bindings() == []
+    assert queue.test_topic("a.#", "a.b")
+    with pytest.raises(PgQueueError, match=r"where is a jsonpath .* not '\$.data >'"):
+        queue.create_consumer("s", "x", where="$.data >")
+    with pytest.raises(PgQueueError, match="a word of topic is"):
+        queue.create_consumer("s", "x", topic="a..b")

@@ -56,6 +56,15 @@ def test_no_schema_fails_with_what_to_run(empty_url):
     assert "-> run `pgqueue install` (with --url, or PGQUEUE_URL set)" in result.output
 
 
+def test_a_stream_that_nobody_trims_is_warned_of(conn, url):
+    conn.execute("select pgqueue.create_stream('s')")
+    assert "stream 's'" not in looks(url)
+    conn.execute("select pgqueue.set_retention('s', p_for => '1 day')")
+    check = looks(url)["stream 's'"]
+    assert check.status == "warn"
+    assert "maintain() was not called" in str(check.advice)
+
+
 def test_an_older_schema_fails(conn, url):
     conn.execute("update pgqueue.installed set version = version - 1")
     check = looks(url)["schema pgqueue"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from functools import partial
 
+import spark_pgqueue
 from tests.benchmarks.compare.compare import Compare
+from tests.benchmarks.compare.counts import Log
+from tests.benchmarks.compare.crew import Job, Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
-from tests.benchmarks.compare.sides import Ours, Side
+from tests.benchmarks.compare.sides import DIGITS, Ours, Side
 from tests.benchmarks.compare.work import Consume
 from tests.benchmarks.harness import alternate
 
@@ -17,6 +22,9 @@ SIZES = {1: 10_000, 10: 50_000, 100: 80_000, 10_000: 160_000}
 
 SINGLY = {1: 10_000, 10: 15_000, 100: 20_000}
 """The same for what was sent one by one, which takes longer."""
+
+FETCHED = 100
+"""Messages that a worker fetches at once, to handle them one by one."""
 
 
 def backlog(compare: Compare) -> None:
@@ -35,6 +43,14 @@ def backlog(compare: Compare) -> None:
                 values = alternate(turns, compare.effort.rounds, warm_up=0)
                 who = f"{workers} workers" if workers > 1 else "1 worker"
                 compare.case(SCENARIO, f"{who}, messages at a time", f"{size:,}", "/s", values)
+    with compare.queues([PREFETCHING, *peers]):
+        for workers in (1, 4):
+            sides = [PREFETCHING, *peers]
+            turns = {side.name: partial(handled, compare, side, workers) for side in sides}
+            values = alternate(turns, compare.effort.rounds, warm_up=0)
+            who = f"{workers} workers" if workers > 1 else "1 worker"
+            line = f"{who}, handled one by one, fetched {FETCHED} at a time"
+            compare.case(SCENARIO, line, "", "/s", values)
 
 
 def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
@@ -46,3 +62,37 @@ def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
     warm_up = 5 if size < 1000 and count > 1000 else 1
     job = Consume(side, size, compare.effort.seconds, count, warm_up)
     return compare.work(side, [job] * workers, count)
+
+
+PREFETCHING = Ours(singly=True)
+
+
+def handled(compare: Compare, side: Side, workers: int) -> float:
+    """Messages per second of all workers, each message in a step of its own."""
+    count = compare.effort.messages(40_000)
+    compare.fill(side, count)
+    if side is PREFETCHING:
+        job: Job = Prefetch(side, FETCHED)
+    else:
+        job = Consume(side, FETCHED, compare.effort.seconds, count, 1)
+    return compare.work(side, [job] * workers, count)
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """A worker with `Client.consume`, until nothing is left."""
+
+    side: Side
+    prefetch: int
+
+    def __call__(self, seat: Seat) -> Log:
+        log = Log()
+        with spark_pgqueue.connect(seat.url) as queue:
+            queue.consumers()  # connected
+            began = seat.begin()
+            for message in queue.consume(self.side.name, "c0", prefetch=self.prefetch):
+                now = time.perf_counter()
+                log.deliveries.append((now, now, [int(str(message.data)[:DIGITS])]))
+                log.messages += 1
+            log.seconds = time.perf_counter() - began
+        return log

@@ -8,10 +8,12 @@ delivery is counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import psycopg
 
+from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
 from tests.benchmarks.harness import run
 
@@ -199,3 +201,19 @@ class Ours:
 
     def left(self, conn: psycopg.Connection, consumer: int) -> int:
         return run(conn, LEFT, (self.name, f"c{consumer}"))[0][0]
+
+
+@dataclass(frozen=True)
+class OursByClient(Ours):
+    """The same, where batches are sent with the Python client."""
+
+    variant: str = "send_batch of the client"
+
+    def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
+        client_of(conn).send_batch(self.name, data, keys=keys)
+
+
+@cache
+def client_of(conn: psycopg.Connection) -> Client:
+    """The client of a worker's connection, which both keep."""
+    return Client(conn)

@@ -1,0 +1,421 @@
+"""Retention: what a stream need not keep goes, whole leaves at a time, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql import clock, internals
+from tests.sql.queue import (
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    maintain,
+    one,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_key,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+HOUR = timedelta(hours=1)
+
+
+def retention(conn: Conn, **rules: object) -> None:
+    value(conn, "set_retention", "s", **rules)
+    maintain(conn)
+
+
+def close(conn: Conn) -> None:
+    """The open leaf has its share of the hour that is kept: the next message is of another one."""
+    clock.pass_time(conn, HOUR / 7)
+    maintain(conn)
+
+
+def stored(conn: Conn) -> list[int]:
+    """The numbers of the messages whose rows are there."""
+    return [
+        seq for (seq,) in conn.execute("select seq from pgqueue.messages order by seq").fetchall()
+    ]
+
+
+def kept(conn: Conn) -> object:
+    """The row of the stream in stream_retention."""
+    return internals.rows(conn, "select * from pgqueue.stream_retention where stream = 's'")[0]
+
+
+def test_messages_go_when_they_are_old_and_not_before(conn: Conn) -> None:
+    retention(conn, p_for=HOUR)
+    old = send_all(conn, ["old"] * 3)
+    close(conn)
+    young = send_all(conn, ["young"] * 2)
+    clock.pass_time(conn, HOUR * 0.8)
+    assert maintain(conn)["trimmed messages"] == 0
+    assert stored(conn) == old + young
+    clock.pass_time(conn, HOUR * 0.1)
+    assert maintain(conn)["trimmed messages"] == 3
+    assert stored(conn) == young
+    assert young[0] - old[-1] > 1_000_000, "a closed leaf gives out no numbers"
+
+
+@pytest.mark.parametrize("rule", ["p_messages", "p_bytes"])
+def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: str) -> None:
+    limit = 100 if rule == "p_messages" else 64 * 8192
+    retention(conn, **{rule: limit})
+    maintain(conn)
+    sent: list[int] = []
+    for _ in range(30):
+        sent += send_all(conn, [random.randbytes(2000).hex() for _ in range(20)])
+        maintain(conn)
+        assert not conn.execute("select from pgqueue.stream_retention where bytes > 3e6").fetchall()
+    left = stored(conn)
+    assert left == sent[-len(left) :], "the oldest go first"
+    assert len(left) >= (100 if rule == "p_messages" else 30)
+    assert len(left) < 300
+    assert kept(conn).trimmed == len(sent) - len(left)  # type: ignore[attr-defined]
+
+
+def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
+    retention(conn, p_done=True)
+    send_all(conn, ["x"] * 3)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert len(stored(conn)) == 3, "without a consumer nobody is done"
+    for name in "ab":
+        consumer(conn, name)
+    assert len(acked(conn, "s", "a")) == 3
+    maintain(conn)
+    assert len(stored(conn)) == 3
+    assert kept(conn).held_by == ["consumer b"]  # type: ignore[attr-defined]
+    assert len(acked(conn, "s", "b")) == 3
+    assert maintain(conn)["trimmed messages"] == 3
+    assert stored(conn) == []
+    assert kept(conn).held_by == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+def test_what_a_consumer_owes_is_kept_whatever_its_state(conn: Conn, ordering: str) -> None:
+    """New, ready, claimed, delayed, waiting, dead: each keeps its leaf, and nothing else does."""
+    retention(conn, p_for=HOUR)
+    consumer(conn, ordering=ordering)
+    every = [send_key(conn, "a"), send_key(conn, "a"), send_key(conn, "b"), send_key(conn, "c")]
+    (first,) = receive(conn, 1)
+    close(conn)
+    clock.pass_time(conn, HOUR * 2)
+    clock.set_hints(conn)
+
+    def nothing_goes() -> None:
+        assert maintain(conn)["trimmed messages"] == 0 or one(
+            conn, "select count(*) from pgqueue.publications"
+        )
+        assert stored(conn) == every
+        assert "consumer c" in kept(conn).held_by  # type: ignore[attr-defined]
+
+    nothing_goes()
+    value(conn, "nack", first.claim_id, p_delay=seconds(60))
+    nothing_goes()
+    clock.end_delays(conn)
+    done: list[int] = []
+    while rows := receive(conn, 1):
+        nothing_goes()
+        done += seqs_of(rows)
+        value(conn, "ack" if len(done) < 4 else "dead_letter", claim_of(rows))
+    assert sorted(done) == every
+    maintain(conn)
+    assert stored(conn) == every
+    assert kept(conn).held_by == ["dead letters of consumer c"]  # type: ignore[attr-defined]
+    retention(conn, p_for=HOUR, p_dead=HOUR * 24)
+    clock.pass_time(conn, HOUR * 25)
+    assert maintain(conn)["old dead letters"] == 1
+    assert stored(conn) == []
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+def test_drop_takes_what_nobody_has_claimed_and_counts_it(conn: Conn, ordering: str) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop")
+    consumer(conn, ordering=ordering)
+    send_key(conn, "a")
+    sent = [send_key(conn, key) for key in "abcab"]
+    (delayed,) = receive(conn, 1)
+    value(conn, "nack", delayed.claim_id, p_delay=HOUR * 100)
+    claimed = receive(conn, 1)
+    close(conn)
+    young = send_key(conn, "a")
+    clock.pass_time(conn, HOUR * 0.9)
+    held = []
+    if claimed:  # not where a delayed message is before all others
+        held = seqs_of(claimed)
+        value(conn, "extend", claim_of(claimed), HOUR)
+    assert maintain(conn)["trimmed messages"] == 6 - len(held)
+    assert stats(conn).skipped == 6 - len(held)
+    assert {s: state for s, state in states(conn).items() if s != young} == dict.fromkeys(
+        held, "claimed"
+    )
+    if claimed:
+        assert value(conn, "ack", claim_of(claimed)) == 1
+    maintain(conn)
+    assert stored(conn) == [young]
+    assert acked(conn, "s", "c") == [young]
+    assert not set(sent) & {young}
+
+
+def test_a_claim_whose_lease_ended_does_not_keep_what_is_dropped(conn: Conn) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop")
+    consumer(conn)
+    send_all(conn, ["x"] * 3)
+    lost = receive(conn, 2)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert stored(conn) == []
+    assert stats(conn).skipped == 3
+    assert value(conn, "ack", claim_of(lost)) == 0
+
+
+def test_a_new_consumer_at_earliest_starts_after_what_was_trimmed(conn: Conn) -> None:
+    retention(conn, p_for=HOUR)
+    send_all(conn, ["old"] * 3)
+    close(conn)
+    kept_ = send_all(conn, ["young"] * 2)
+    clock.pass_time(conn, HOUR * 0.9)
+    maintain(conn)
+    consumer(conn)
+    assert stats(conn).backlog == 2
+    assert seqs_of(receive(conn)) == kept_
+
+
+def test_a_consumer_that_is_being_created_keeps_what_it_may_start_with(
+    conn: Conn, session: Session
+) -> None:
+    retention(conn, p_for=HOUR)
+    sent = send_all(conn, ["old"] * 3)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    other = session()
+    with other.transaction():
+        consumer(other)
+        maintain(conn)
+        assert stored(conn) == sent
+    maintain(conn)
+    assert stored(conn) == sent
+    assert acked(conn, "s", "c") == sent
+    maintain(conn)
+    assert stored(conn) == []
+
+
+def test_a_leaf_waits_for_transactions_that_may_still_publish_some_of_it(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Open, prepared, and written by a sink that publishes it later: nothing of it is lost."""
+    value(conn, "drop_stream", "s")
+    stream = value(conn, "create_stream", "s", p_notify=False)
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    send(conn, "before")
+    maintain(conn)
+    staged = stage(conn, stream, 2)
+    other, third, fourth = session(), session(), session()
+    other.execute("begin")
+    send(other, "open")
+    third.execute("begin")
+    value(third, "reserve", stream, 1)  # nothing is written yet
+    fourth.execute("begin")
+    send(fourth, "prepared")
+    fourth.execute("prepare transaction 'p'")
+    close(conn)
+    clock.pass_time(conn, HOUR * 2)
+    assert len(acked(conn, "s", "c")) == 1
+    for end in (
+        lambda: publish(conn, stream, [staged], 2),
+        lambda: other.execute("commit"),
+        lambda: conn.execute("commit prepared 'p'"),
+        lambda: third.execute("commit"),
+    ):
+        maintain(conn)
+        assert stored(conn), "the leaf was emptied"
+        end()
+    maintain(conn)
+    assert len(acked(conn, "s", "c")) == 4
+    clock.pass_time(conn, timedelta(days=2))  # what was reserved and not written
+    maintain(conn)
+    maintain(conn)
+    assert stored(conn) == []
+
+
+def test_nothing_is_lost_by_an_emptied_leaf_that_somebody_reads(
+    conn: Conn, session: Session
+) -> None:
+    """An open transaction that read from a leaf keeps its table until it is over."""
+    retention(conn, p_for=HOUR)
+    send_all(conn, ["old"] * 3)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    other = session()
+    with other.transaction():
+        assert len(stored(other)) == 3
+        maintain(conn)
+        assert len(stored(other)) == 3
+    maintain(conn)
+    assert stored(conn) == []
+
+
+def test_a_large_table_becomes_a_leaf_without_being_read_under_a_lock(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Its bound is checked while others send; the numbers jump only afterwards."""
+    conn.execute(
+        "create or replace function pgqueue._leaf_bytes_at_once() returns bigint"
+        " language sql immutable as 'select 0::bigint'"
+    )
+    sent = send_all(conn, ["x"] * 10)
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    first = (
+        f"select attname from pg_attribute where attrelid = 'pgqueue.messages_{stream}'::regclass"
+    )
+    assert first
+    for _ in range(20):
+        answer = dict(call(conn, "maintain"))
+        sent.append(send(conn))
+        if not answer["unfinished"]:
+            break
+    maintain(conn)
+    later = send(conn)
+    assert later > sent[-1]
+    assert later >= 1 << 40
+    assert sorted(acked(conn, "s", "c")) == [*sent, later]
+    close(conn)
+    clock.pass_time(conn, HOUR * 2)
+    maintain(conn)
+    assert stored(conn) == []
+
+
+def test_numbers_that_get_past_all_leaves_lose_nothing(conn: Conn, stream: int) -> None:
+    """They are in the table _rest, which becomes a leaf itself."""
+    conn.execute(
+        "create or replace function pgqueue._leaf_size() returns bigint"
+        " language sql immutable as 'select 5000::bigint'"
+    )
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    maintain(conn)
+    sent = [seq for _ in range(5) for (seq,) in call(conn, "send_batch", "s", ["x"] * 5000)]
+    assert one(conn, f"select count(*) from pgqueue.messages_{stream}_rest") > 0
+    maintain(conn)
+    assert one(conn, f"select count(*) from pgqueue.messages_{stream}_rest") == 0
+    sent.append(send(conn))
+    assert stored(conn) == sent
+    assert sorted(acked(conn, "s", "c", 100_000)) == sent
+    close(conn)
+    close(conn)
+    clock.pass_time(conn, HOUR * 2)
+    maintain(conn)
+    assert stored(conn) == []
+
+
+def test_a_reader_goes_on_after_its_batch_was_settled_and_trimmed(
+    conn: Conn, reader: Reader
+) -> None:
+    """What another claimer took over and acknowledged is not taken for gone."""
+    retention(conn, p_for=HOUR)
+    send_all(conn, ["x"] * 4)
+    end = reader.ask(4)
+    clock.end_leases(conn)
+    assert len(acked(conn, "s", "c")) == 4
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert stored(conn) == []
+    resumed = reader.resume(end)
+    assert (resumed.planned, resumed.taken_over, resumed.gone) == (0, 4, 0)
+
+
+def test_a_reader_is_told_what_retention_took_from_it(conn: Conn, reader: Reader) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop")
+    send_all(conn, ["x"] * 4)
+    end = reader.ask(4)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    resumed = reader.resume(end)
+    assert (resumed.planned, resumed.taken_over, resumed.gone) == (0, 0, 4)
+
+
+def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn) -> None:
+    retention(conn, p_for=HOUR)
+    first, *_ = send_all(conn, ["old"] * 3)
+    (row,) = call(conn, "read", "s", None, 1)
+    assert row.seq == first
+    begun, end = row.next_offset, value(conn, "read_to", "s", Jsonb(row.next_offset))
+    close(conn)
+    young = send(conn, "young")
+    assert len(call(conn, "read", "s", Jsonb(begun))) == 3
+    clock.pass_time(conn, HOUR * 0.9)
+    maintain(conn)
+    for ask in (
+        lambda: call(conn, "read", "s", Jsonb(begun)),
+        lambda: value(conn, "read_to", "s", Jsonb(begun)),
+        lambda: call(conn, "read_plan", "s", Jsonb(begun), Jsonb(end)),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            ask()
+        assert caught.value.sqlstate == "PQ010"
+    for offset in (end, "earliest", None):
+        assert seqs_of(call(conn, "read", "s", Jsonb(offset))) == [young]
+
+
+def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:
+    send_all(conn, ["x"] * 3)
+    clock.pass_time(conn, HOUR * 10_000)
+    maintain(conn)
+    assert len(stored(conn)) == 3
+    assert kept(conn).advice is None  # type: ignore[attr-defined]
+    conn.execute(
+        "create or replace function pgqueue._large_stream() returns bigint"
+        " language sql immutable as 'select 1::bigint'"
+    )
+    assert "set_retention" in kept(conn).advice  # type: ignore[attr-defined]
+    value(conn, "set_retention", "s", HOUR)
+    assert "maintain()" in kept(conn).advice  # type: ignore[attr-defined]
+    maintain(conn)
+    assert kept(conn).advice is None  # type: ignore[attr-defined]
+    retention(conn)
+    close(conn)
+    clock.pass_time(conn, HOUR * 10)
+    maintain(conn)
+    assert len(stored(conn)) == 3, "a rule that was taken back"
+
+
+def test_maintain_all_commits_as_it_goes(conn: Conn) -> None:
+    conn.execute(
+        "create or replace function pgqueue._trim_at_once() returns int"
+        " language sql immutable as 'select 2'"
+    )
+    retention(conn, p_for=HOUR)
+    for _ in range(9):
+        send(conn)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    before = one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    conn.execute("call pgqueue.maintain_all()")
+    assert stored(conn) == []
+    assert one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") > before + 5

@@ -1,0 +1,221 @@
+"""Retention while everybody is at work: senders, claimers, new consumers, killed maintainers."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock
+from tests.sql.queue import Conn, call, consumer, maintain, one, value
+
+# Leaves of a few kB, trimmed a few publications at a time; what was trimmed is written down.
+SMALL = """
+create or replace function pgqueue._leaf_bytes_at_once() returns bigint
+    language sql immutable as 'select 32768::bigint';
+create or replace function pgqueue._trim_at_once() returns int
+    language sql immutable as 'select 100';
+create table public.gone (publication_id bigint, seqs int8multirange);
+create function public.note() returns trigger language plpgsql security definer as
+    $$ begin insert into public.gone values (old.publication_id, old.seqs); return null; end $$;
+create trigger note after delete on pgqueue.publications
+    for each row execute function public.note();
+"""
+
+
+class Race:
+    """Threads that work on the stream s until the time is up, and what they wrote down."""
+
+    def __init__(self, conn: Conn, url: str, run_for: float):
+        self.conn, self.url = conn, url
+        self.stream: int = value(conn, "create_stream", "s", p_notify=False)
+        self.ends = time.monotonic() + run_for
+        self.sent: set[int] = set()
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.maintainers: list[int] = []
+        self.chance = random.Random(7)
+
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
+
+    def send(self) -> None:
+        """By each way to publish, some rolled back, some prepared first, some open for a while."""
+        with connection.connect(self.url) as conn:
+            while not self.over():
+                way = self.chance.random()
+                prepared = f"p{uuid.uuid4().hex}" if self.chance.random() < 0.1 else None
+                conn.execute("begin")
+                if way < 0.5:
+                    seqs = [value(conn, "send", "s", "x" * 100, str(self.chance.randrange(9)))]
+                elif way < 0.8:
+                    data = ["x" * 100] * self.chance.randrange(1, 30)
+                    seqs = [s for (s,) in call(conn, "send_batch", "s", data)]
+                else:
+                    numbers = value(conn, "reserve", self.stream, 40)
+                    seqs = [s for r in numbers for s in range(r.lower, r.upper)]
+                    copy = f"copy pgqueue.messages_{self.stream} (seq, data) from stdin"
+                    with conn.cursor().copy(copy.encode()) as rows:
+                        for s in seqs:
+                            rows.write_row((s, "x" * 100))
+                    value(conn, "publish_written", "s", numbers)
+                if self.chance.random() < 0.1:
+                    time.sleep(self.chance.random() / 5)
+                if self.chance.random() < 0.2:
+                    conn.execute("rollback")
+                    continue
+                if prepared:
+                    conn.execute(f"prepare transaction '{prepared}'".encode())
+                    time.sleep(self.chance.random() / 10)
+                    conn.execute(f"commit prepared '{prepared}'".encode())
+                else:
+                    conn.execute("commit")
+                self.sent |= set(seqs)
+
+    def work(self, name: str, hold: float = 0.0) -> None:
+        """Receive and acknowledge; now and then return some, or hold them for a while."""
+        with connection.connect(self.url) as conn:
+            idle = 0
+            while idle < 3:
+                rows = call(conn, "receive", "s", name, self.chance.choice([1, 10, 300]))
+                idle = 0 if rows else idle + self.over()
+                if not rows:
+                    time.sleep(0.02)
+                    continue
+                if hold and not self.over():
+                    time.sleep(self.chance.random() * hold)
+                if self.chance.random() < 0.05 and not self.over():
+                    value(conn, "nack", rows[0].claim_id)
+                elif value(conn, "ack", rows[0].claim_id) == len(rows):
+                    self.done[name] += [row.seq for row in rows]
+
+    def maintain(self) -> None:
+        """Housekeeping whose backend is killed again and again."""
+        while not self.over():
+            with suppress(psycopg.OperationalError), connection.connect(self.url) as conn:
+                self.maintainers.append(conn.info.backend_pid)
+                while not self.over():
+                    call(conn, "maintain")
+
+    def kill(self) -> None:
+        with connection.connect(self.url) as conn:
+            while not self.over():
+                time.sleep(self.chance.random() / 5)
+                if self.maintainers:
+                    pid = self.maintainers.pop(0)
+                    conn.execute("select pg_terminate_backend(%s)", [pid])
+
+    def look(self) -> None:
+        """Somebody who holds an old snapshot, and has looked at messages in some of them."""
+        with connection.connect(self.url) as conn:
+            while not self.over():
+                with conn.transaction():
+                    conn.execute("set transaction isolation level repeatable read")
+                    conn.execute("select count(*) from pgqueue.publications")
+                    if self.chance.random() < 0.3:
+                        conn.execute("select count(*) from pgqueue.messages")
+                    time.sleep(self.chance.random() / 3)
+
+    def run(self, *work: Callable[[], Any]) -> None:
+        with ThreadPoolExecutor(len(work)) as pool:
+            for future in [pool.submit(w) for w in work]:
+                future.result()
+
+
+@pytest.fixture
+def race(conn: Conn, url: str, run_for: float) -> Race:
+    conn.execute(SMALL.encode())
+    return Race(conn, url, run_for)
+
+
+@pytest.fixture(params=[4, pytest.param(40, marks=pytest.mark.longer)])
+def run_for(request: pytest.FixtureRequest) -> float:
+    """For how many seconds the race goes on."""
+    return request.param
+
+
+def test_keep_loses_nothing_but_what_everybody_was_done_with(race: Race) -> None:
+    """New consumers at earliest get all that was not trimmed before they were there."""
+    conn = race.conn
+    for ordering in ("none", "key"):
+        consumer(conn, ordering, ordering)
+    value(conn, "set_retention", "s", p_done=True)
+    before: dict[str, set[int]] = {}
+
+    def create() -> None:
+        with connection.connect(race.url) as other:
+            while not race.over():
+                time.sleep(race.chance.random() / 2)
+                name = f"new {len(before)}"
+                with other.transaction():
+                    consumer(other, name)
+                    gone = one(other, "select range_agg(seqs) from public.gone")
+                    before[name] = checker.numbers(gone)
+                workers.submit(race.work, name)
+
+    with ThreadPoolExecutor(64) as workers:
+        race.run(
+            race.send, race.send, race.send,
+            lambda: race.work("none"), lambda: race.work("none"), lambda: race.work("key"),
+            lambda: race.work("key"), race.maintain, race.maintain, race.kill, race.look, create,
+        )  # fmt: skip
+    for name in ("none", "key", *before):
+        race.work(name)  # what was committed last
+    for name, seqs in race.done.items():
+        assert len(seqs) == len(set(seqs)), f"{name} was given some twice"
+        missing = race.sent - set(seqs) - before.get(name, set())
+        assert not missing, f"{name} lost {sorted(missing)[:10]}"
+        assert not set(seqs) - race.sent
+    assert len(before) >= 3
+    assert sum(map(len, before.values())), "nothing was trimmed while consumers were made"
+    checker.check(conn)
+    everything_goes(conn)
+
+
+def test_drop_lets_each_message_be_acknowledged_or_skipped(race: Race) -> None:
+    """None both, none neither, and none out of a live claim."""
+    conn = race.conn
+    for ordering in ("none", "key", "stream"):
+        consumer(conn, ordering, ordering)
+    value(conn, "set_retention", "s", p_messages=500, p_unread="drop")
+    race.run(
+        race.send, race.send,
+        *(lambda name=name: race.work(name, 0.2) for name in ("none", "key", "stream", "key")),
+        race.maintain, race.maintain, race.kill,
+    )  # fmt: skip
+    for name in ("none", "key", "stream"):
+        race.work(name)
+    skipped = {
+        name: set(seqs)
+        for name, seqs in conn.execute(
+            "select c.name, array(select s from unnest(k.seqs) r,"
+            " generate_series(lower(r), upper(r) - 1) s)"
+            " from pgqueue.skips k join pgqueue.consumers c using (consumer_id)"
+        )
+    }
+    assert any(skipped.values()), "nothing was skipped"
+    for name in ("none", "key", "stream"):
+        done = race.done[name]
+        assert len(done) == len(set(done)), f"{name} was given some twice"
+        assert not set(done) & skipped.get(name, set()), f"{name}: acknowledged and skipped"
+        assert set(done) | skipped.get(name, set()) == race.sent, name
+    checker.check(conn)
+
+
+def everything_goes(conn: Conn) -> None:
+    """Nobody is at work any more: all that is not needed is trimmed, a few leaves are left."""
+    for _ in range(3):
+        clock.pass_time(conn, timedelta(days=2))
+        maintain(conn)
+    assert one(conn, "select count(*) from pgqueue.messages") == 0
+    assert one(conn, "select count(*) from pgqueue.publications") == 0
+    assert one(conn, "select count(*) from pgqueue.leaves") <= 4
