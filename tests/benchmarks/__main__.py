@@ -15,11 +15,14 @@ from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
 from tests.benchmarks.publish import publish
 from tests.benchmarks.queries import queries
+from tests.benchmarks.reading import reading
 from tests.benchmarks.retention import retention
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
 
-BENCHMARKS = {each.__name__: each for each in (publish, claims, source, sink, queries, retention)}
+BENCHMARKS = {
+    each.__name__: each for each in (publish, claims, source, sink, queries, retention, reading)
+}
 NAMES = ", ".join(BENCHMARKS)
 
 
