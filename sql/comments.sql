@@ -32,7 +32,7 @@ comment on function pgqueue.read_to      is 'The offset after the next messages 
 comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
 
 comment on function pgqueue.create_group     is 'Creates a group: workers that share a stream by partitions of its keys.';
-comment on function pgqueue.drop_group       is 'Deletes a group.';
+comment on function pgqueue.drop_group       is 'Deletes a group of workers.';
 comment on function pgqueue.reset_group      is 'Moves a group to another position of its stream.';
 comment on function pgqueue.lease_partitions is 'Renews a worker''s lease in a group, and takes the partitions that it is due.';
 comment on function pgqueue.leave_group      is 'Ends a worker of a group: its partitions are free.';

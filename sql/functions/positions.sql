@@ -102,7 +102,7 @@ end $$;
 --   p_from  from this position on, see seek
 --   p_to    up to that one, and without what is after it
 -- Returns how many messages these are; of very many publications, about.
--- Errors: PQ001, PQ002, PQ003, PQ007. Locks: the history, shared; then the consumer.
+-- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks: the history, shared; then the consumer.
 create or replace function pgqueue.replay(p_stream text, p_consumer text, p_from text, p_to text default 'latest') returns bigint
 language plpgsql
 as $$
