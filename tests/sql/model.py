@@ -146,6 +146,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.published: list[Publication] = []
         self.slow: list[tuple[psycopg.Connection, list[Publication]]] = []
         self.names = 0
+        self.retains = False
 
     # ------------------------------------------------------------------ helpers
 
@@ -340,7 +341,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A position, and the number of the first message after it."""
         sent = sorted(self.history(c))
         position = data.draw(st.sampled_from(["earliest", "latest", *(f"seq {s}" for s in sent)]))
-        ends = {"earliest": 0, "latest": 10**9}
+        ends = {"earliest": 0, "latest": 10**18}
         return position, ends[position] if position in ends else int(position[4:])
 
     @rule(data=st.data(), mode=MODES)
@@ -579,6 +580,25 @@ class QueueMachine(RuleBasedStateMachine):
                 per_key[c.key(m)].append(m)
         for messages in per_key.values():
             assert messages == sorted(messages, key=lambda m: m.place)
+
+    @rule(mode=MODES, calls=st.sampled_from([1, 3, 9]))
+    def maintain(self, mode: str, calls: int) -> None:
+        """Retention of one message: all goes that nobody owes and nothing came after."""
+        if self.retains is False:
+            value(self.conn, "set_retention", self.stream, p_messages=1)
+            self.retains = True
+        for _ in range(calls):
+            self.run(mode, lambda: call(self.conn, "maintain"))
+        kept = internals.messages_published(self.conn, self.stream_id)
+        for p in self.published[:]:
+            seqs = {seq for seq, _ in p.messages}
+            if seqs & kept:
+                assert seqs <= kept, "a part of a publication was trimmed"
+                continue
+            for c in self.consumers:
+                owed = {s for s in seqs & c.messages.keys() if c.messages[s].state != "acked"}
+                assert not owed, f"{c.name} still owes {owed}, which were trimmed"
+            self.published.remove(p)
 
     @rule()
     def an_hour_passes(self) -> None:
