@@ -14,11 +14,16 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
+# All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
+# so that --pdb and -s work; and on a given server, whose roles all databases share.
+WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+
 test: .venv/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: test
-	$(BIN)/python -m pytest -m longer $(ARGS)
+	$(PYTEST) -m longer $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)

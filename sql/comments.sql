@@ -62,6 +62,8 @@ comment on function pgqueue.publish_staged is 'Publishes all that was staged for
 comment on function pgqueue.set_retention  is 'Sets how long the messages of a stream are kept.';
 comment on function pgqueue.maintain       is 'Trims what need not be kept, and deletes what failed writers left behind: a bounded part of it.';
 comment on procedure pgqueue.maintain_all  is 'Calls maintain() until nothing is unfinished, in many short transactions; for pg_cron.';
+comment on function pgqueue.is_restored    is 'Whether this database is on another server, or timeline, than was noted.';
+comment on function pgqueue.recover        is 'Begins a new incarnation of each stream, after a restore or failover: offsets beyond that state are refused.';
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
 comment on function pgqueue.schema_version is 'The version of this schema.';
 

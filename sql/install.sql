@@ -47,6 +47,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/views.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
+\ir functions/recover.sql
 \ir version.sql
 \ir roles.sql
 \ir settings.sql

@@ -7,19 +7,24 @@ url; databases named pgqueue_test_* are made and dropped there).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from spark_pgqueue import embedded, java
 from spark_pgqueue.postgres import connection, schema
@@ -36,6 +41,14 @@ if TYPE_CHECKING:
 VERSIONS = (18, 16, 15)
 ROOT = Path(__file__).parent.parent
 
+# Where servers keep their data, if there is room. A database for each test is some 350 files: to
+# make those on a disk may take as long as the tests.
+MEMORY = Path("/dev/shm")
+ROOM = 8 << 30  # bytes: two pytests with Spark take 4 GB, and their servers' data up to 3 GB
+
+# Folders and files whose tests share what takes long to make: a Spark session, an environment.
+TOGETHER = ("tests/spark/", "tests/test_wheel.py")
+
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
 # a Postgres that is killed forgets the last commits, but never what Spark was told.
 SETTINGS = {
@@ -43,7 +56,7 @@ SETTINGS = {
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "max_connections": 200,
-    "max_wal_size": "4GB",
+    "max_wal_size": "512MB",
     "max_prepared_transactions": 10,
     "log_lock_waits": "on",
 }
@@ -92,15 +105,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    """How tests are shared out to processes."""
+    return Scheduler(config, log)
+
+
+class Scheduler(LoadScopeScheduling):
+    """Each test goes to whoever is free; those of a scope in `TOGETHER` to one process.
+
+    Not by the mark xdist_group: pytest-xdist 3.8 does not see it with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((scope for scope in TOGETHER if nodeid.startswith(scope)), nodeid)
+
+
 @pytest.fixture(scope="session")
-def _servers() -> Iterator[Callable[[int | str], Server]]:
+def servers_home() -> Iterator[Path]:
+    """A folder for servers."""
+    # Not pytest's own directory: another pytest of root takes the server's user its way to it.
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=_folder_in_memory()))
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _servers(servers_home: Path) -> Iterator[Callable[[int | str], Server]]:
     """Start servers on demand, each once, with a template database that has the schema."""
     servers: dict[int | str, Server] = {}
-    # Not pytest's own directory: another pytest of root takes the server's user its way to it.
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
 
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, home, ignore_errors=True)
 
         def get(version: int | str) -> Server:
             if version in servers:
@@ -112,11 +147,34 @@ def _servers() -> Iterator[Callable[[int | str], Server]]:
             except PgQueueError as error:
                 pytest.skip(str(error))
             server = embedded.start(
-                home / str(version), version=int(version), settings=dict(SETTINGS)
+                servers_home / str(version), version=int(version), settings=dict(SETTINGS)
             )
             return servers.setdefault(version, stack.enter_context(server))
 
         yield get
+
+
+def _folder_in_memory() -> Path | None:
+    """Where servers keep their data in memory; None where there is no room, or only the disk."""
+    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK | os.X_OK):
+        return None
+    for left in MEMORY.glob("pgqueue-test-*"):  # by a run that was killed
+        users = list(left.glob("*/users"))
+        is_old = time.time() - left.stat().st_mtime > 600  # another run may be about to lock it
+        if is_old and not any(map(_is_locked, users)):
+            shutil.rmtree(left, ignore_errors=True)  # a server without its data ends
+    room = min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available)
+    return MEMORY if room >= ROOM else None
+
+
+def _is_locked(users: Path) -> bool:
+    """Whether a living process uses an embedded server."""
+    try:
+        with users.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +238,9 @@ def conn(url: str) -> Iterator[psycopg.Connection]:
 def _database(server: Server, template: str) -> Iterator[str]:
     name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
     with connection.connect(server.url) as conn:
-        conn.execute(f"create database {name} template {template}")  # type: ignore[arg-type]
+        # The files as they are: to log each page takes longer, and lets the log grow.
+        copy = f"create database {name} template {template} strategy file_copy"
+        conn.execute(copy)  # type: ignore[arg-type]
     yield server.url_of(name)
     with connection.connect(server.url) as conn:
         conn.execute(f"drop database if exists {name} with (force)")  # type: ignore[arg-type]
@@ -192,7 +252,8 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     And what saves half of its time where each session is short. Its Python processes import PySpark
     from a zip in SPARK_HOME, and compile it whenever they start: in a home without that zip they
-    import the one that is installed. And Java compiles with its quick compiler alone.
+    import the one that is installed. And Java compiles with its quick compiler alone, and
+    collects garbage in one thread.
     """
     import pyspark
 
@@ -203,7 +264,7 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
         if part.name != "python":
             (home / part.name).symlink_to(part)
     os.environ["SPARK_HOME"] = str(home)
-    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
+    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,15 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
+from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
     Claim,
     Consumer,
     ConsumerStats,
+    GroupStats,
     Message,
+    PartitionStats,
     Retention,
     StoredMessage,
     Stream,
@@ -33,7 +36,10 @@ __all__ = [
     "Client",
     "Consumer",
     "ConsumerStats",
+    "Group",
+    "GroupStats",
     "Message",
+    "PartitionStats",
     "Retention",
     "StoredMessage",
     "Stream",

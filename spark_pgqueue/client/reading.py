@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 from psycopg.sql import SQL, Literal
 from psycopg.types.json import Jsonb
@@ -52,7 +52,7 @@ def read_between(
         "select lo, hi from pgqueue.read_plan(%s::text, %s::jsonb, %s::jsonb)",
         [arguments.text("stream", stream), _json("first", first), _json("last", last)],
     )
-    return _messages(statements, *_kind(statements, stream), ranges)
+    return messages(statements, *_kind(statements, stream), ranges)
 
 
 def read(
@@ -82,8 +82,7 @@ def read(
             ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
             unchanged, offset = following == offset, following
             if ranges:
-                messages = _messages(statements, stream_id, kind, ranges)
-                return Batch(messages, following)
+                return Batch(messages(statements, stream_id, kind, ranges), following)
             if unchanged:
                 return None
 
@@ -100,30 +99,47 @@ def _kind(statements: Statements, stream: str) -> tuple[int, str]:
     return stream_id, kind
 
 
-def _messages(
-    statements: Statements, stream_id: int, kind: str, ranges: list[tuple[int, int]]
+def messages(
+    statements: Statements,
+    stream_id: int,
+    kind: str,
+    ranges: list[tuple[int, int]],
+    condition: str = "true",
 ) -> list[StoredMessage]:
-    """The messages of ranges, in order: by a statement, which is faster from Python than COPY."""
+    """The messages of ranges, in order: by a statement, which is faster from Python than COPY.
+
+    Args:
+        statements: the connection's.
+        stream_id: of the messages.
+        kind: of the stream.
+        ranges: from the first number to before the last one; at least one.
+        condition: on columns of the messages, as the database said.
+    """
     data = "data_bytes" if kind == "binary" else "data"
-    columns = f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text"
-    table = f"pgqueue.messages_{stream_id}"
+    columns = _sql(f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text")
+    table, mine = _sql(f"pgqueue.messages_{stream_id}"), _sql(condition)
     if len(ranges) == 1:
         where = SQL(
             "from {} m where seq operator(pg_catalog.>=) {} and seq operator(pg_catalog.<) {}"
-            " order by seq"
-        ).format(SQL(table), *map(Literal, ranges[0]))  # type: ignore[arg-type]
+            " and {} order by seq"
+        ).format(table, *map(Literal, ranges[0]), mine)
     else:
         where = SQL(
             "from rows from (pg_catalog.unnest({}::bigint[]), pg_catalog.unnest({}::bigint[]))"
             " r (lo, hi) cross join lateral"
             " (select * from {} where seq operator(pg_catalog.>=) r.lo"
-            " and seq operator(pg_catalog.<) r.hi order by seq) m"
-        ).format(*(Literal(list(each)) for each in zip(*ranges, strict=True)), SQL(table))  # type: ignore[arg-type]
+            " and seq operator(pg_catalog.<) r.hi and {} order by seq) m"
+        ).format(*(Literal(list(each)) for each in zip(*ranges, strict=True)), table, mine)
     return statements.rows(
-        SQL("select {} {}").format(SQL(columns), where),  # type: ignore[arg-type]
+        SQL("select {} {}").format(columns, where),  # type: ignore[arg-type]
         row_factory=lambda cursor: _stored,
         binary=True,
     )
+
+
+def _sql(text: str) -> SQL:
+    """What is not known before, and comes from the database."""
+    return SQL(cast(LiteralString, text.replace("%", "%%")))
 
 
 def _stored(row: Any) -> StoredMessage:

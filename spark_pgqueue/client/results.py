@@ -260,6 +260,44 @@ class ConsumerStats:
     skipped: int
 
 
+@dataclass(frozen=True)
+class GroupStats:
+    """A group.
+
+    Attributes:
+        stream: the stream's name.
+        name: its name.
+        partitions: how many there are.
+        workers: how many have some.
+        behind: messages after what the slowest partition has done, of all keys.
+    """
+
+    stream: str
+    name: str
+    partitions: int
+    workers: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class PartitionStats:
+    """A partition of a group.
+
+    Attributes:
+        partition: its number, from 0.
+        worker: who has it; None for nobody.
+        lease_until: until when others leave it to that one; None without.
+        committed_at: when something of it was done last; None for never.
+        behind: messages of the group after what it has done, of all keys.
+    """
+
+    partition: int
+    worker: str | None
+    lease_until: datetime | None
+    committed_at: datetime | None
+    behind: int
+
+
 def _seqs_of(messages: Iterable[Message] | None) -> list[int] | None:
     if messages is None:
         return None

@@ -31,6 +31,7 @@ class Waiting:
         look: Callable[[], T | None],
         look_again: Callable[[], T | None],
         seconds: float,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> T | None:
         """Look, and again at each publication and each second, until there is something.
 
@@ -39,6 +40,7 @@ class Waiting:
             look: claims or reads; None when there is nothing.
             look_again: the same, when the first found nothing.
             seconds: how long to wait.
+            is_stopped: whether to wait no longer; asked once a second.
 
         Returns:
             what was found; None when the time was over before.
@@ -55,7 +57,7 @@ class Waiting:
                 self._note_messages(waiter)
             waiter = self._waiter(stream)
             heard = True
-            while found is None and (left := end - time.monotonic()) > 0:
+            while found is None and (left := end - time.monotonic()) > 0 and not is_stopped():
                 if waiter.is_started:
                     heard = waiter.wait(min(left, ASK_AGAIN))
                 else:

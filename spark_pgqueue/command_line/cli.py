@@ -91,6 +91,8 @@ stream_app = typer.Typer(help="Create, drop and list streams.", **_PLAIN)
 consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **_PLAIN)
 app.add_typer(stream_app, name="stream")
 app.add_typer(consumer_app, name="consumer")
+group_app = typer.Typer(help="Create, drop, list and move groups of workers.", **_PLAIN)
+app.add_typer(group_app, name="group")
 
 
 class Kind(StrEnum):
@@ -160,7 +162,7 @@ def _start(text: str) -> datetime | str:
         raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
 
 
-def _position(text: str) -> datetime | str | dict[str, Any]:
+def _place(text: str) -> datetime | str | dict[str, Any]:
     try:
         offset = json.loads(text)
     except (ValueError, RecursionError):
@@ -175,6 +177,11 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
+_START = (
+    "All messages that there are, those from now on, those published since TIME (ISO 8601, local "
+    "unless it has a zone), or those from a number on."
+)
+
 Url = Annotated[
     str | None,
     typer.Option(
@@ -186,6 +193,7 @@ Url = Annotated[
 ]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 Position = Annotated[
     Any,
     typer.Argument(
@@ -468,6 +476,77 @@ def consumer_list(
         _show(queue.consumers(stream), client.Consumer, as_json)
 
 
+@group_app.command("create")
+def group_create(
+    stream: StreamName,
+    name: GroupName,
+    partitions: Annotated[
+        int, typer.Option(help="So many workers can share it. It never changes.")
+    ] = 16,
+    start: Annotated[Any, typer.Option(parser=_start, metavar=_POSITION, help=_START)] = "latest",
+    if_not_exists: IfNotExists = False,
+    url: Url = None,
+) -> None:
+    """Create a group: workers that share a stream by partitions of its keys."""
+    with _connect(url) as queue:
+        queue.create_group(
+            stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
+        )
+
+
+@group_app.command("drop")
+def group_drop(
+    stream: StreamName,
+    name: GroupName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    url: Url = None,
+) -> None:
+    """Delete a group."""
+    with _connect(url) as queue:
+        if any((each.stream, each.name) == (stream, name) for each in queue.groups()):
+            _confirm(f"Delete group {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
+        queue.drop_group(stream, name)
+
+
+@group_app.command("list")
+def group_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the groups, and how far the slowest partition of each is behind."""
+    with _connect(url) as queue:
+        _show(queue.groups(stream), client.GroupStats, as_json)
+
+
+@group_app.command("lag")
+def group_lag(stream: StreamName, name: GroupName, as_json: Json = False, url: Url = None) -> None:
+    """Show who has which partition, and how far behind each is, in messages of all keys."""
+    with _connect(url) as queue:
+        _show(queue.partitions(stream, name), client.PartitionStats, as_json)
+
+
+@group_app.command("reset")
+def group_reset(
+    stream: StreamName,
+    name: GroupName,
+    to: Annotated[
+        Any,
+        typer.Option("--to", parser=_start, metavar=_POSITION, help=_START),
+    ],
+    yes: Yes = False,
+    url: Url = None,
+) -> None:
+    """Move a group to another position; its workers go on from there."""
+    with _connect(url) as queue:
+        _confirm(f"Move group {name!r} of stream {stream!r} to {to}?", yes)
+        count = queue.reset_group(stream, name, to)
+        print(f"{count} {'message' if count == 1 else 'messages'} forgotten or skipped")
+
+
 @app.command()
 def send(
     stream: StreamName,
@@ -577,8 +656,8 @@ def tail(
         Any,
         typer.Option(
             "--from",
-            parser=_position,
-            metavar="latest|earliest|TIME|OFFSET",
+            parser=_place,
+            metavar=_POSITION + "|OFFSET",
             help="Messages from now on, all that there are, those published since TIME (ISO 8601, "
             "local unless it has a zone), or those after an offset, as JSON.",
         ),
@@ -660,6 +739,18 @@ def stats(
         while watch:
             time.sleep(interval)
             _show(queue.stats(stream), client.ConsumerStats, as_json)
+
+
+@app.command()
+def recover(yes: Yes = False, url: Url = None) -> None:
+    """Begin anew after a restore or a failover: once, before producers come back.
+
+    Offsets that have read what was not restored are refused from then on; all others go on.
+    """
+    with _connect(url) as queue:
+        _confirm("Was the database restored, or a standby promoted, and do producers wait?", yes)
+        for stream, last in queue.recover().items():
+            print(f"{printable(stream)}: restored up to publication {last}")
 
 
 @app.command()

@@ -212,6 +212,9 @@ def _postgres(url: str | None) -> Iterator[Check]:
             found_schema = _schema(conn)
             yield found_schema
             if found_schema.status == "ok":
+                restored = _restored(conn)
+                if restored:
+                    yield restored
                 yield from _retention(conn)
 
 
@@ -221,6 +224,27 @@ def _schema(conn: psycopg.Connection) -> Check:
         return Check("ok", "schema pgqueue", f"version {schema.expected_version()}")
     except PgQueueError as error:
         return Check("fail", "schema pgqueue", error.message, error.hint)
+
+
+def _restored(conn: psycopg.Connection) -> Check | None:
+    """Whether the database is where it was; None when the role may not ask, or nobody can tell."""
+    with conn.transaction():
+        row = conn.execute(_MAY_ASK).fetchone()
+        if row is None:
+            return None
+        (restored,) = conn.execute("select pgqueue.is_restored()").fetchone() or (False,)
+    if restored:
+        advice = "before producers come back: pgqueue recover (or select pgqueue.recover())"
+        found = "restored, or promoted: another server or timeline than was noted"
+        return Check("warn", "incarnation", found, advice)
+    return Check("ok", "incarnation", "the server and the timeline that were noted")
+
+
+_MAY_ASK = """
+select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+where n.nspname = 'pgqueue' and p.proname = 'is_restored'
+and pg_catalog.has_function_privilege(p.oid, 'execute')
+"""
 
 
 def _retention(conn: psycopg.Connection) -> Iterator[Check]:

@@ -414,21 +414,40 @@ def _owner(data: Path) -> str | None:
         return None
     if data.exists() and data.owner() != "root":
         return data.owner()
+    _make_user(ROOT_RUNS_AS)
+    return ROOT_RUNS_AS
+
+
+def _make_user(name: str) -> None:
+    """Make a user unless it is there, once also when several processes start a server at a time."""
+    if _is_user(name):
+        return
+    lock = os.open("/etc", os.O_RDONLY)  # useradd's own lock leaves the second one with an error
     try:
-        pwd.getpwnam(ROOT_RUNS_AS)
-    except KeyError:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_user(name):
+            return
         made = subprocess.run(
-            ["useradd", "--system", "--shell", "/usr/sbin/nologin", ROOT_RUNS_AS],
+            ["useradd", "--system", "--shell", "/usr/sbin/nologin", name],
             capture_output=True,
             text=True,
         )
-        if made.returncode != 0:
-            raise PgQueueError(
-                f"Postgres does not run as root, and a user for it could not be made: "
-                f"{made.stderr.strip()}",
-                hint=f"make a user named {ROOT_RUNS_AS}, or run this as an ordinary user",
-            ) from None
-    return ROOT_RUNS_AS
+    finally:
+        os.close(lock)
+    if made.returncode != 0:
+        raise PgQueueError(
+            f"Postgres does not run as root, and a user for it could not be made: "
+            f"{made.stderr.strip()}",
+            hint=f"make a user named {name}, or run this as an ordinary user",
+        )
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _for_everybody(programs: Path) -> Path:

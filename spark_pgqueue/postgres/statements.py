@@ -139,6 +139,16 @@ class Statements:
             with self.explained():
                 stack.close()
 
+    def another(self) -> Statements:
+        """The same for another connection to the same database, which repeats its statements."""
+        return Statements(
+            self._url,
+            patience=self._patience,
+            repeat=True,
+            names=self._names,
+            prepare=self._prepare,
+        )
+
     def disconnect(self) -> None:
         """Close the connection, if there is one of its own; the next statement connects again."""
         if self._is_own and self._conn is not None:

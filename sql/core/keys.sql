@@ -387,7 +387,8 @@ end $$;
 -- Stores messages as pieces of at most p_size which have no key in common; as delayed what is not visible yet; and as waiting what has its key
 -- there already.
 -- So what comes first of a key is in a piece, as much as fits, and what comes later waits. One statement, so that all is counted
--- once, and so is long.
+-- once, and so is long. Whether a key is delayed is asked by key: `state || ''` is not what the index of all that is delayed is for, and
+-- without statistics that one looks as good.
 --   p_keyed    the messages by key, in their order
 --   p_line_no  where the pieces stand; null: behind all others
 -- Returns the cursor.
@@ -413,7 +414,7 @@ begin
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due,
                r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1
                                       or (v_delayed and (select true from pgqueue.consumer_messages d
-                                                         where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.state = 'delayed' limit 1)
+                                                         where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.state || '' = 'delayed' limit 1)
                                                         is true)) as waits
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality r (run_no, key, seqs, message_count, i)
         join source s using (run_no)

@@ -286,7 +286,7 @@ begin
     line_nos := v_plan.o_line_nos;
     next_offset := coalesce(v_plan.o_end, v_until);
     condition := case when cardinality(v_mine) = v_group.partitions then 'true'
-                      else format('%s = any (%L::int[])', pgqueue._partition_sql(v_group.partitions), v_mine) end;
+                      else format('%s operator(pg_catalog.=) any (%L::pg_catalog.int8[])', pgqueue._partition_sql(v_group.partitions), v_mine) end;
     if next_offset is not null then
         return next;
     end if;
@@ -327,7 +327,10 @@ end $$;
 -- The partition of a message, as an expression in its key and seq. The hash is that of Postgres, which hash partitions of tables rely on, too.
 create or replace function pgqueue._partition_sql(p_partitions int) returns text
 language sql immutable parallel safe
-as $$ select format('((pg_catalog.hashtextextended(coalesce(key, seq::text), 0) & 9223372036854775807) %% %s)', p_partitions) $$;
+as $$
+    select format('((pg_catalog.hashtextextended(coalesce(key, seq::pg_catalog.text), 0) operator(pg_catalog.&) 9223372036854775807)'
+                  ' operator(pg_catalog.%%) %s)', p_partitions)
+$$;
 
 -- The messages of a line after a place, p_max at most and no further than p_until (null: all).
 -- Returns them as ranges in order, with the line_no of each, and the place of the last one; nulls when there are none.

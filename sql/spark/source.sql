@@ -41,9 +41,13 @@ begin
     elsif p_start_claim < p_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %', p_start_claim, p_reader.acked_claim
             using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one.';
-    elsif p_claim > p_reader.last_claim then
+    elsif p_claim > p_reader.last_claim
+          -- a number that was given out again has other random bits
+          or (p_claim > p_reader.acked_claim and not exists (select from pgqueue.claims where reader = p_reader.reader and claim_id = p_claim)) then
         raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim, p_reader.last_claim
-            using errcode = 'PQ005', hint = 'The database was restored to an earlier state. Start with a new checkpoint.';
+            using errcode = 'PQ005',
+                  hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was promoted. Start with a new checkpoint: '
+                         'what the old one has and the database has not acknowledged is delivered again.';
     end if;
 end $$;
 

@@ -23,6 +23,14 @@ create table if not exists pgqueue.incarnations (
     ended_at         timestamptz not null default clock_timestamp()
 );
 
+-- The servers that this database was on, as it was told: the last one is where it should be. See functions/recover.sql.
+create table if not exists pgqueue.servers (
+    server_no         bigint      generated always as identity primary key,
+    system_identifier bigint,
+    timeline          int,
+    noted_at          timestamptz not null default clock_timestamp()
+);
+
 -- What somebody has read of a stream without claiming it: see core/offsets.sql.
 do $$
 begin

@@ -20,12 +20,14 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
+PARTITIONS = 3  # of the group
 EMPTY_CLAIMS = 20  # by how many claims at most something is found with small limits
 KEYS = st.sampled_from(["a", "b", "c", None])
 HOURS = st.sampled_from([None, None, None, None, -1, 1, 2])
@@ -147,6 +149,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.slow: list[tuple[psycopg.Connection, list[Publication]]] = []
         self.names = 0
         self.retains = False
+        self.trimmed: set[int] = set()
+        self.was_overtaken = False  # perhaps, who reads
+        self.offset: Any = None  # of somebody who reads without claiming
+        self.was_read: set[int] = set()
+        self.was_grouped: list[int] = []  # worked off by the group, in order
 
     # ------------------------------------------------------------------ helpers
 
@@ -307,6 +314,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.add_consumer("earliest", limit)
         if more:
             self.add_consumer("latest", None)
+        value(self.conn, "create_group", self.stream, "group", PARTITIONS, "earliest")
 
     def add_consumer(self, begin: str, limit: int | None) -> None:
         self.names += 1
@@ -599,14 +607,105 @@ class QueueMachine(RuleBasedStateMachine):
                 owed = {s for s in seqs & c.messages.keys() if c.messages[s].state != "acked"}
                 assert not owed, f"{c.name} still owes {owed}, which were trimmed"
             self.published.remove(p)
+            self.was_overtaken = True
+            self.trimmed |= seqs if p.consumers is None else set()
 
     @rule()
     def an_hour_passes(self) -> None:
         self.clock += 1
         clock.pass_time(self.conn, timedelta(hours=1))
 
+    def for_all(self) -> set[int]:
+        """What was ever published, and not to named consumers."""
+        found = {seq for p in self.published if p.consumers is None for seq, _ in p.messages}
+        return found | self.trimmed
+
+    @rule(size=SIZES, mode=MODES)
+    def read(self, size: int, mode: str) -> None:
+        offset = None if self.offset is None else Jsonb(self.offset)
+        if offset is None:
+            self.was_read = set(self.trimmed)
+        try:
+            rows = self.run(mode, lambda: call(self.conn, "read", self.stream, offset, size))
+        except psycopg.Error as error:
+            if error.sqlstate != "PQ010" or not self.was_overtaken:  # by retention
+                raise
+            self.offset, self.was_overtaken = None, False
+            return
+        if rows is None:
+            return
+        seqs = {row.seq for row in rows if row.seq is not None}
+        assert len(seqs) <= size
+        assert not seqs & self.was_read, "read twice"
+        self.was_read |= seqs
+        assert self.was_read <= self.for_all()
+        if len(seqs) < size and not self.bounded:
+            assert self.was_read == self.for_all(), "not read, though it is there"
+        self.offset = rows[0].next_offset
+
+    @rule(size=SIZES, mode=MODES, worker=st.sampled_from(["w1", "w2", "w3"]),
+          sleeps=st.sampled_from([False, False, False, True]))  # fmt: skip
+    def work_in_group(self, size: int, mode: str, worker: str, sleeps: bool) -> None:
+        """A worker works off what it reads; one that sleeps too long undoes it."""
+        leases = call(self.conn, "lease_partitions", self.stream, "group", worker)
+        for each in leases:
+            if each.to_release:
+                value(self.conn, "commit_offset", each.lease_id, None, True)
+        ids = [each.lease_id for each in leases if not each.to_release]
+        rows = call(self.conn, "read_partitions", self.stream, "group", ids, size)
+        if sleeps and rows:
+            clock.end_worker_lease(self.conn, worker)
+            for other in {"w1", "w2", "w3"} - {worker}:
+                call(self.conn, "lease_partitions", self.stream, "group", other)
+
+        def commit() -> bool:
+            for row in rows:
+                if row.seq is None:
+                    value(self.conn, "commit_offset", row.lease_id, row.next_offset)
+            return True
+
+        try:
+            committed = self.run(mode, commit)
+        except psycopg.DatabaseError as error:
+            # Some of its partitions may have gone on before one was found to be lost.
+            if not sleeps or error.sqlstate != "PQ012":
+                raise
+            committed = mode == "auto"
+            rows = [] if mode != "auto" else self.committed_of(rows)
+        if committed:
+            self.was_grouped += [row.seq for row in rows if row.seq is not None]
+            assert len(set(self.was_grouped)) == len(self.was_grouped), "worked off twice"
+
+    def committed_of(self, rows: list[Any]) -> list[Any]:
+        """Of what a worker read, the messages of those partitions whose offset was committed."""
+        ends = {row.lease_id: row.next_offset for row in rows if row.seq is None}
+        kept = internals.rows(
+            self.conn, "select partition, array[line_no, seq] as at from pgqueue.group_partitions"
+        )
+        at = {row.partition: row.at for row in kept}
+        return [row for row in rows if at[row.partition] == ends[row.lease_id]]
+
+    def work_off_the_group(self) -> None:
+        for worker in ("w1", "w2", "w3"):
+            value(self.conn, "leave_group", self.stream, "group", worker)
+        leases = call(self.conn, "lease_partitions", self.stream, "group", "w1")
+        ids = [each.lease_id for each in leases]
+        assert len(ids) == PARTITIONS
+        empty = 0
+        while empty <= (EMPTY_CLAIMS if self.bounded else 0):
+            rows = call(self.conn, "read_partitions", self.stream, "group", ids, 7)
+            empty = 0 if rows else empty + 1
+            for row in rows:
+                if row.seq is None:
+                    value(self.conn, "commit_offset", row.lease_id, row.next_offset)
+                else:
+                    self.was_grouped.append(row.seq)
+        assert sorted(self.was_grouped) == sorted(self.for_all())
+
     def check(self) -> None:
-        consumers = checker.read_here(self.conn)
+        tables = checker.read_here(self.conn)
+        checker.check(self.conn, None, [c for c in tables if c.partitions is not None])
+        consumers = [c for c in tables if c.partitions is None]
         checker.check(self.conn, self.done(), consumers)
         for c, table in zip(sorted(self.consumers, key=lambda c: c.consumer_id), consumers,
                             strict=True):  # fmt: skip
@@ -645,6 +744,11 @@ class QueueMachine(RuleBasedStateMachine):
                         c.messages[row.seq].state = "acked"
                 assert {m.state for m in c.messages.values()} <= {"acked", "dead"}
             self.check()
+            while self.was_read != self.for_all():
+                before = self.offset
+                self.read(7, "auto")
+                assert self.offset != before, "stalled"
+            self.work_off_the_group()
             value(self.conn, "drop_stream", self.stream)
             for what in internals.TABLES:
                 assert internals.count(self.conn, what) == 0, what

@@ -244,9 +244,9 @@ def test_a_commit_waits_for_a_worker_that_takes_over_and_then_fails(
 
 
 def test_what_all_partitions_have_passed_is_deleted(conn: Conn, group: int) -> None:
+    leases = lease(conn, "w1")
     for _ in range(5):
         send_keys(conn, *"abcdefgh")
-        leases = lease(conn, "w1")
         work_off(conn, leases)
     assert internals.count(conn, "runs") <= 1
     assert internals.count(conn, "group partitions") == 4

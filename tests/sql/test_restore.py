@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -21,6 +21,7 @@ from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
 from tests.sql.owing import assert_delivers, owed, use
 from tests.sql.queue import Conn, Session, acked, call, one, send_key, value
+from tests.sql.test_reading import read
 
 pytestmark = pytest.mark.all_versions
 
@@ -31,7 +32,7 @@ USE_TRANSACTION_IDS = (
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[embedded.Server]:
+def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
     """Another cluster, just made, of the newest version that has a pg_dump."""
     for version in VERSIONS:
         try:
@@ -42,12 +43,10 @@ def elsewhere() -> Iterator[embedded.Server]:
             break
     else:
         pytest.skip(f"no pg_dump of PostgreSQL {', '.join(map(str, VERSIONS))} on this machine")
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
-    try:
-        with embedded.start(home / "new", version=version, settings=dict(SETTINGS)) as server:
-            yield server
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    home = servers_home / "new"
+    with embedded.start(home, version=version, settings=dict(SETTINGS)) as server:
+        yield server
+    shutil.rmtree(home)
 
 
 def run(server: embedded.Server, program: str, url: str, *arguments: str, stdin: str = "") -> str:
@@ -136,3 +135,37 @@ def test_a_dump_that_is_restored_delivers_everything_once(
         sent = {first, second, third}
         assert never not in sent
         assert_delivers(restored, known, before, sent)
+
+
+def test_offsets_after_a_restore(
+    conn: Conn, url: str, stream: int, elsewhere: embedded.Server
+) -> None:
+    """Those of before the dump go on, in a group too; those of after it are refused."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    value(conn, "create_group", "s", "g", 2, "earliest")
+    leases = [row.lease_id for row in call(conn, "lease_partitions", "s", "g", "w")]
+    first = send_key(conn)
+    rows = call(conn, "read_partitions", "s", "g", leases)
+    for row in rows:
+        if row.seq is None:
+            value(conn, "commit_offset", row.lease_id, row.next_offset)
+    _, before = read(conn)
+    second = send_key(conn)
+    copy = restore(url, elsewhere)
+    third = send_key(conn)
+    _, beyond = read(conn, before)
+    with connection.connect(copy) as restored:
+        assert value(restored, "is_restored") is True
+        value(restored, "recover")
+        assert value(restored, "is_restored") is False
+        again = send_key(restored)
+        assert again == third
+        with pytest.raises(psycopg.DatabaseError, match="beyond the state"):
+            read(restored, beyond)
+        assert read(restored, before)[0] == [second, again]
+        rows = call(restored, "read_partitions", "s", "g", leases)
+        assert [row.seq for row in rows if row.seq is not None] == [second, again]
+        assert first not in [row.seq for row in rows]
+        schema.install(restored)
+        assert value(restored, "is_restored") is False

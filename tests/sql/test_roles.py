@@ -35,11 +35,11 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream"},
+    "observer": {"schema_version", "open_stream", "is_restored"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
         "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
-        "reset_group", "set_retention", "maintain", "maintain_all",
+        "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
     },
     "stranger": set(),
 }  # fmt: skip

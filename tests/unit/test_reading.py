@@ -150,7 +150,7 @@ def test_tail_prints_what_there_is(queue, run):
     assert (json.loads(line)["seq"], json.loads(line)["headers"]) == (3, {"h": 1})
     assert run("tail", "s", "--from", "earliest", "--max", 1).stdout == "1\tk\tone\n"
     assert run("tail", "s", "--no-follow").stdout == ""
-    assert "earliest or latest" in run("tail", "s", "--from", "soon").stderr
+    assert "earliest, latest" in run("tail", "s", "--from", "soon").stderr
     assert "unknown stream 't'" in run("tail", "t").stderr
 
 

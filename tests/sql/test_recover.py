@@ -1,0 +1,123 @@
+"""After a restore: offsets outside of the database go on, or are refused where they are wrong."""
+
+from __future__ import annotations
+
+import uuid
+
+import psycopg
+import pytest
+
+from tests.sql.queue import Conn, Session, call, consumer, one, send, value
+from tests.sql.test_reading import read
+
+
+@pytest.fixture(autouse=True)
+def _checked(allowed_afterwards: None) -> None: ...
+
+
+def lose(conn: Conn, publications: int) -> None:
+    """What a restore to an earlier state leaves, without these last publications."""
+    conn.execute(
+        "with gone as (delete from pgqueue.publications where publication_id > (select"
+        " max(publication_id) from pgqueue.publications) - %s returning seqs)"
+        " delete from pgqueue.messages m using gone where gone.seqs @> m.seq",
+        [publications],
+    )
+    for name, column, table in (
+        ("publication_1", "publication_id", "publications"), ("seq_1", "seq", "messages"),
+    ):  # fmt: skip
+        conn.execute(
+            f"select setval('pgqueue.{name}', (select max({column}) from pgqueue.{table}))".encode()
+        )
+
+
+def test_an_offset_of_what_was_restored_goes_on(conn: Conn, stream: int) -> None:
+    send(conn)
+    _, offset = read(conn)
+    send(conn)
+    assert call(conn, "recover") == [("s", 2)]
+    third = send(conn)
+    seqs, following = read(conn, offset)
+    assert seqs == [2, third]
+    assert following["incarnation"] != offset["incarnation"]
+    assert read(conn, following) == ([], following)
+
+
+def test_an_offset_beyond_what_was_restored_is_refused(conn: Conn, stream: int) -> None:
+    """Also when its numbers were given out again since, and also after another restore."""
+    send(conn)
+    _, before = read(conn)
+    send(conn)
+    _, beyond = read(conn, before)
+    lose(conn, 1)
+    with pytest.raises(psycopg.DatabaseError, match="ahead of the database") as error:
+        read(conn, beyond)
+    assert error.value.sqlstate == "PQ005"
+    value(conn, "recover")
+    again: list[int] = []
+    for _ in range(2):
+        again.append(send(conn))
+        with pytest.raises(psycopg.DatabaseError, match="beyond the state to which") as error:
+            read(conn, beyond)
+        assert error.value.sqlstate == "PQ005"
+        assert "begin at that time" in (error.value.diag.message_hint or "")
+    seqs, _ = read(conn, before)
+    assert seqs == again
+    value(conn, "recover")
+    with pytest.raises(psycopg.DatabaseError, match="beyond the state to which"):
+        read(conn, beyond)
+    assert read(conn, before)[0] == seqs
+
+
+def test_a_second_restore_may_go_further_back(conn: Conn, stream: int) -> None:
+    for _ in range(3):
+        send(conn)
+    _, offset = read(conn)
+    value(conn, "recover")
+    lose(conn, 2)
+    value(conn, "recover")
+    with pytest.raises(psycopg.DatabaseError, match="beyond the state to which"):
+        read(conn, offset)
+
+
+def test_recover_comes_before_producers(conn: Conn, stream: int, session: Session) -> None:
+    """It refuses beside one, and changes nothing; what was prepared before is no obstacle."""
+    producer = session()
+    producer.execute("begin")
+    send(producer)
+    send(conn)
+    _, offset = read(conn)
+    with pytest.raises(psycopg.DatabaseError, match="publish to stream 's' already") as error:
+        value(conn, "recover")
+    assert error.value.sqlstate == "55P03"
+    producer.execute("commit")
+    assert read(conn, offset)[0] == [1]
+
+
+def test_it_is_noticed_that_the_database_was_restored(conn: Conn, stream: int) -> None:
+    assert value(conn, "is_restored") is False
+    conn.execute("update pgqueue.servers set system_identifier = system_identifier + 1")
+    assert value(conn, "is_restored") is True
+    value(conn, "recover")
+    assert value(conn, "is_restored") is False
+    conn.execute("update pgqueue.servers set timeline = timeline - 1")
+    assert value(conn, "is_restored") is True
+
+
+def test_a_checkpoint_that_names_an_unknown_claim_is_refused(conn: Conn, stream: int) -> None:
+    """Though a later one was made since: it has the number, but not the random half, of the one."""
+    consumer_id = consumer(conn)
+    reader = uuid.uuid4()
+    send(conn)
+    (first,) = call(conn, "reader_claim", reader, consumer_id, 0, 0)
+    lost = first.claim_id - 1
+    for function, arguments in [
+        ("reader_resume", (0, lost)),
+        ("reader_claim", (lost, 1)),
+    ]:
+        with pytest.raises(psycopg.DatabaseError, match="ahead of the database") as error:
+            call(conn, function, reader, consumer_id, *arguments)
+        assert error.value.sqlstate == "PQ005"
+        assert "new checkpoint" in (error.value.diag.message_hint or "")
+    assert call(conn, "reader_resume", reader, consumer_id, 0, first.claim_id)[0].planned == 1
+    assert one(conn, "select count(*) from pgqueue.claims where live") == 1

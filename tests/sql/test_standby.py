@@ -1,0 +1,132 @@
+"""A real standby: read from, and promoted without the last commits."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection, schema
+from tests.conftest import SETTINGS
+from tests.sql.queue import Conn, acked, consumer, dead_publication, one, send, value
+from tests.sql.test_reading import read, read_all
+
+pytestmark = pytest.mark.longer
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[embedded.Server, embedded.Server]]:
+    """A primary and its standby."""
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    home.chmod(0o755)
+    settings = dict(SETTINGS)
+    try:
+        with embedded.start(home / "primary", settings=settings) as primary:
+            with connection.connect(primary.url) as conn:
+                schema.install(conn)
+                value(conn, "create_stream", "s")
+            (home / "standby").mkdir()
+            (home / "standby" / "lock").touch()  # so that it is one of ours
+            data = home / "standby" / "data"
+            program = embedded.find_binaries(primary.version) / "pg_basebackup"
+            subprocess.run(
+                [program, "-d", primary.url, "-D", data, "-R", "-c", "fast"],
+                check=True,
+                capture_output=True,
+                timeout=120,
+            )
+            for left in data.glob(".s.PGSQL*"):  # of the primary, whose socket is in its data
+                left.unlink()
+            owner = (home / "primary" / "data").owner()
+            subprocess.run(["chown", "-R", owner, data], check=True)
+            with embedded.start(home / "standby", settings=settings) as standby:
+                yield primary, standby
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def follow(primary: Conn, standby: Conn) -> None:
+    """Until the standby has what the primary has."""
+    lsn = one(primary, "select pg_current_wal_flush_lsn()")
+    wait_until(lambda: one(standby, "select pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn))
+
+
+def test_a_standby_is_read_from_and_promoted(
+    pair: tuple[embedded.Server, embedded.Server],
+) -> None:
+    """It reads no gap as closed that its primary may still fill; and after it was promoted without
+    the last commits, who has read those is refused."""
+    primary, standby = pair
+    conn, slow = connection.connect(primary.url), connection.connect(primary.url)
+    conn.execute("set synchronous_commit = on")
+    slow.execute("set synchronous_commit = on")
+    there = connection.connect(standby.url)
+    assert one(there, "select pg_is_in_recovery()")
+    consumer(conn)
+    dead_publication(conn)
+    early = send(conn)
+    slow.execute("begin")
+    late = send(slow)
+    latest = send(conn)
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
+    got, offset = read_all(there, None)
+    assert got == [early, latest]
+    assert offset["gaps"] == [{"ids": "{[1,2),[3,4)}", "publishers": None}]
+    assert acked(conn, "s", "c") == [early, latest]
+    begin = value(there, "start_offset", "s", "latest")
+    slow.execute("commit")
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
+    assert read(there, offset)[0] == [late]
+    assert read(there, begin)[0] == [late]
+    while cursor_gaps(conn):
+        acked(conn, "s", "c")
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
+    _, offset = read_all(there, offset)
+    assert set(offset) == {"stream", "incarnation", "next", "messages"}, "by the consumer's cursor"
+    with pytest.raises(psycopg.Error, match="standby"):
+        value(there, "recover")
+
+    there.execute("alter system set primary_conninfo = ''")
+    there.execute("select pg_reload_conf()")
+    wait_until(lambda: not one(there, "select count(*) from pg_stat_wal_receiver"))
+    lost = send(conn)
+    seqs, beyond = read(conn, offset)
+    assert seqs == [lost]
+    slow.close()
+    conn.close()
+    primary.stop("immediate")
+    there.execute("select pg_promote()")
+    assert value(there, "is_restored") is True
+    value(there, "recover")
+    assert value(there, "is_restored") is False
+    sent: list[int] = []
+    for _ in range(40):  # a promoted standby goes on after up to 32 numbers that nobody had
+        sent.append(send(there))
+        with pytest.raises(psycopg.DatabaseError, match="beyond the state") as error:
+            read(there, beyond)
+        assert error.value.sqlstate == "PQ005"
+    assert sent[-1] in read(there, offset)[0]
+    assert len(acked(there, "s", "c")) == 40
+    there.close()
+
+
+def cursor_gaps(conn: Conn) -> list[int]:
+    return one(conn, "select gaps from pgqueue.consumer_cursors order by version desc limit 1")
