@@ -12,6 +12,10 @@ comment on function pgqueue.replay is 'Delivers messages between two positions o
 comment on function pgqueue.pause  is 'Lets a consumer claim nothing, until it is resumed.';
 comment on function pgqueue.resume is 'Lets a paused consumer claim again.';
 
+comment on function pgqueue.bind       is 'Copies what is sent to a stream, and has a key of a topic, to another stream.';
+comment on function pgqueue.unbind     is 'Copies nothing of a topic to another stream any more.';
+comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
+
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
@@ -72,4 +76,5 @@ comment on view pgqueue.consumer_settings is 'One row per consumer: how it was c
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
+comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';

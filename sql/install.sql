@@ -28,6 +28,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/line.sql
 \ir core/keys.sql
 \ir core/leases.sql
+\ir core/filters.sql
 \ir core/settle.sql
 \ir core/claims.sql
 \ir core/leaves.sql
@@ -36,6 +37,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/consumers.sql
 \ir functions/positions.sql
 \ir functions/publish.sql
+\ir functions/filters.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql

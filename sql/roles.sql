@@ -19,7 +19,7 @@ as $$
            ('pgqueue_observer', '{schema_version, open_stream, is_restored}'),
            ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer,
                                   seek, replay, pause, resume, set_retention, create_group, drop_group, reset_group, maintain, maintain_all,
-                                  is_restored, recover}')
+                                  is_restored, recover, bind, unbind, test_topic, _jsonpath}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

@@ -19,6 +19,7 @@ from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
+    Binding,
     Claim,
     Consumer,
     ConsumerStats,
@@ -32,6 +33,7 @@ from spark_pgqueue.client.results import (
 
 __all__ = [
     "Batch",
+    "Binding",
     "Claim",
     "Client",
     "Consumer",

@@ -19,6 +19,7 @@ from spark_pgqueue.client import arguments, consuming, copying, reading
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
+    Binding,
     Claim,
     Consumer,
     ConsumerStats,
@@ -174,6 +175,53 @@ class Client:
             row_factory=class_row(Retention),
         )
 
+    def bind(self, stream: str, topic: str, to_stream: str) -> None:
+        """Copy what is sent to a stream from now on to another one, in the sender's transaction.
+
+        A message is copied once, however many bindings say so. Safe to repeat.
+
+        Args:
+            stream: the stream's name.
+            topic: of the keys of what is copied, such as "orders.*.eu", or "#" for everything.
+            to_stream: the other stream's name; of the same kind, with limits as wide.
+
+        Raises:
+            PgQueueError: PQ003 no topic; another kind; messages would go round in a circle.
+        """
+        self._value(
+            "select pgqueue.bind(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("topic", topic),
+            arguments.text("to_stream", to_stream),
+        )
+
+    def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
+        """Copy nothing of a topic to another stream any more; whether it was bound."""
+        return self._value(
+            "select pgqueue.unbind(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("topic", topic),
+            arguments.text("to_stream", to_stream),
+        )
+
+    def bindings(self, stream: str | None = None) -> list[Binding]:
+        """The bindings of a stream, or of all."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, topic, to_stream, bound_at from pgqueue.stream_bindings"
+            " where stream = coalesce(%s::text, stream) order by stream, to_stream, topic",
+            [stream],
+            row_factory=class_row(Binding),
+        )
+
+    def test_topic(self, pattern: str, key: str | None) -> bool:
+        """Whether a key is of a topic."""
+        return self._value(
+            "select pgqueue.test_topic(%s::text, %s::text)",
+            arguments.text("pattern", pattern),
+            arguments.maybe(arguments.text, "key", key),
+        )
+
     def create_consumer(
         self,
         stream: str,
@@ -184,6 +232,8 @@ class Client:
         max_deliver_count: int | None = None,
         visibility_timeout: timedelta = timedelta(seconds=30),
         if_not_exists: bool = False,
+        topic: str | None = None,
+        where: str | None = None,
     ) -> int:
         """Create a consumer of a stream.
 
@@ -196,14 +246,18 @@ class Client:
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
             max_deliver_count: dead-letter a message that failed so often; None for never.
             visibility_timeout: how long a claim is held without being extended.
-            if_not_exists: accept an existing one of the same ordering.
+            if_not_exists: accept an existing one of the same ordering and filter.
+            topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
+                between them; * stands for one word, # for any number of them.
+            where: only messages for which this jsonpath finds something, neither false nor null,
+                in {key, headers, data}: "$.data.total > 100".
 
         Returns:
             its id.
         """
         return self._value(
             "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
-            " %s::interval, %s::boolean)",
+            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text))",
             arguments.text("stream", stream),
             arguments.text("name", name),
             arguments.position("start", start),
@@ -211,6 +265,8 @@ class Client:
             arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
             arguments.duration("visibility_timeout", visibility_timeout),
             arguments.flag("if_not_exists", if_not_exists),
+            arguments.maybe(arguments.text, "topic", topic),
+            arguments.maybe(arguments.text, "where", where),
         )
 
     def drop_consumer(self, stream: str, name: str) -> None:
@@ -306,7 +362,7 @@ class Client:
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused from pgqueue.consumer_settings"
+            " created_at, paused, topic, condition::text as where from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(Consumer),

@@ -201,6 +201,23 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class Binding:
+    """A binding: messages of a stream are copied to another one.
+
+    Attributes:
+        stream: the stream's name.
+        topic: of the keys of what is copied.
+        to_stream: the other stream's name.
+        bound_at: since when.
+    """
+
+    stream: str
+    topic: str
+    to_stream: str
+    bound_at: datetime
+
+
+@dataclass(frozen=True)
 class Consumer:
     """A consumer.
 
@@ -212,6 +229,8 @@ class Consumer:
         visibility_timeout: how long a claim is held without being extended.
         created_at: when it was created.
         paused: whether it claims nothing until it is resumed.
+        topic: of the keys of its messages; None for all.
+        where: a jsonpath that its messages pass; None for all.
     """
 
     stream: str
@@ -221,6 +240,8 @@ class Consumer:
     visibility_timeout: timedelta
     created_at: datetime
     paused: bool
+    topic: str | None
+    where: str | None
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,8 @@ Url = Annotated[
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+ToStream = Annotated[str, typer.Argument(metavar="TO_STREAM", show_default=False)]
 Position = Annotated[
     Any,
     typer.Argument(
@@ -374,6 +376,32 @@ def stream_list(as_json: Json = False, url: Url = None) -> None:
         _show(queue.streams(), client.Stream, as_json)
 
 
+@stream_app.command("bind")
+def stream_bind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy what is sent from now on, and has a key of this topic, to another stream."""
+    with _connect(url) as queue:
+        queue.bind(stream, topic, to_stream)
+
+
+@stream_app.command("unbind")
+def stream_unbind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy nothing of this topic any more."""
+    with _connect(url) as queue:
+        if not queue.unbind(stream, topic, to_stream):
+            _fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
+
+
+@stream_app.command("bindings")
+def stream_bindings(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what is copied to other streams."""
+    with _connect(url) as queue:
+        _show(queue.bindings(stream), client.Binding, as_json)
+
+
 @consumer_app.command("create")
 def consumer_create(
     stream: StreamName,
@@ -399,6 +427,17 @@ def consumer_create(
         typer.Option(parser=_duration, metavar="DURATION", help="How long a claim is held."),
     ] = "30s",  # type: ignore[assignment]  # typer parses the default
     if_not_exists: IfNotExists = False,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Only messages whose key is of this topic: 'orders.*.eu', 'orders.#'."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSONPATH",
+            help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Create a consumer of a stream."""
@@ -411,6 +450,8 @@ def consumer_create(
             max_deliver_count=max_deliver_count,
             visibility_timeout=visibility_timeout,
             if_not_exists=if_not_exists,
+            topic=topic,
+            where=where,
         )
 
 

@@ -39,7 +39,8 @@ begin
             v_cursor := v_take.o_cursor;
             v_wanted := v_wanted - v_take.o_messages;
             exit when not v_cursor.take_was_cut or v_wanted <= 0
-                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps);
+                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps and v_before.sift_from is null)
+                or (p_consumer.filtered and i >= pgqueue._limit_sifts());
         end loop;
     end if;
     return v_cursor;
@@ -83,7 +84,7 @@ begin
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
             -- it has looked at enough that waits, or for others: the next claim goes on
-            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or o_cursor.next_publication - p_cursor.next_publication
+            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or p_consumer.filtered or o_cursor.next_publication - p_cursor.next_publication
                                                               >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);
             exit when o_cursor.scan_from <> '{}';

@@ -30,6 +30,10 @@ create or replace function pgqueue._limit_lanes() returns int language sql immut
 create or replace function pgqueue._limit_expired() returns int language sql immutable parallel safe as 'select 100';
 -- Delayed runs that one claim makes ready.
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
+-- Messages that are sifted at once for a filtered consumer, ...
+create or replace function pgqueue._limit_sift() returns int language sql immutable parallel safe as 'select 10000';
+-- ... and how often for one claim.
+create or replace function pgqueue._limit_sifts() returns int language sql immutable parallel safe as 'select 20';
 -- Publications that are counted for the statistics of a consumer.
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- Publications that one read walks, of those who read without claiming.

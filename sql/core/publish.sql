@@ -16,6 +16,9 @@ begin
     v_id := nextval(('pgqueue.publication_' || p_stream.stream_id)::regclass);
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers)
     values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers);
+    if p_stream.bound and p_consumers is null then
+        perform pgqueue._route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at);
+    end if;
     -- after the publish lock: whoever begins to wait relies on it, see functions/waiting.sql
     if p_stream.notify and pgqueue._is_waited_for(p_stream.stream_id) then
         perform pg_notify(pgqueue._channel(p_stream.stream_id), '');

@@ -77,7 +77,8 @@ begin
     end if;
     v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
     v_run.consumer_id := p_consumer.consumer_id;
-    v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
+    v_run.state := case when p_consumer.filtered then 'unsifted'
+                        when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
     v_run.lane := case when p_consumer.ordering = 'none' then -v_first.priority else 1 end;
     v_run.priority := v_first.priority;
     v_run.deliver_count := 0;
@@ -87,7 +88,7 @@ begin
     if v_run.state = 'ready' then
         o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, 0)::pgqueue.line_place]);
         o_messages := v_plain.o_message_count;
-    else
+    elsif v_run.state = 'delayed' then
         o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
     end if;
 end $$;
@@ -109,7 +110,7 @@ declare
     v_hi     bigint := upper(v_plain.o_seqs);
     v_to     bigint := least(v_lo + p_want, v_hi);
 begin
-    if v_plain.o_count = pgqueue._limit_take() or (v_hi - v_lo = v_plain.o_message_count) is not true
+    if p_consumer.filtered or v_plain.o_count = pgqueue._limit_take() or (v_hi - v_lo = v_plain.o_message_count) is not true
        or p_first.deliver_at > clock_timestamp() or not pgqueue._is_for(p_first.consumers, p_consumer.consumer_id)
        or not pgqueue._try_lock_consumer(p_consumer.consumer_id) then
         return 0;
@@ -220,7 +221,7 @@ begin
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, not_visible_until)
         select p_consumer.consumer_id,
-               case when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
+               case when p_consumer.filtered then 'unsifted' when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.ordering = 'none' then -m.priority else 1 end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due
         from merged m cross join kept k cross join lateral pgqueue._chunks(m.seqs - k.seqs) c
@@ -236,10 +237,31 @@ begin
     from id;
 end $$;
 
--- Takes at most p_limit publications (and as many in gaps) into runs.
+-- Takes at most p_limit publications (and as many in gaps) into runs; or, of a filtered consumer, sifts some of what it took before.
 --   p_upto  no publication after this one; null: all
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function pgqueue._take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
+                                         out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_taken record;
+begin
+    if p_cursor.sift_from is null then
+        v_taken := pgqueue._take_runs(p_consumer, p_cursor, p_upto, p_limit);
+        if p_consumer.filtered and (v_taken.o_cursor).last_line_no > p_cursor.last_line_no then
+            v_taken.o_cursor.sift_from := (v_taken.o_cursor).last_line_no;
+            v_taken.o_cursor.take_was_cut := true;
+        end if;
+    else
+        v_taken := pgqueue._sift(p_consumer, p_cursor);
+    end if;
+    o_cursor := v_taken.o_cursor;
+    o_messages := v_taken.o_messages;
+end $$;
+
+-- Takes at most p_limit publications (and as many in gaps) into runs; see _take.
+create or replace function pgqueue._take_runs(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
                                          out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
 language plpgsql
 as $$
@@ -306,7 +328,7 @@ create or replace function pgqueue._has_new(p_stream_id int, p_cursor pgqueue.co
 language plpgsql stable
 as $$
 begin
-    return p_cursor.gaps <> '{}'
+    return p_cursor.gaps <> '{}' or p_cursor.sift_from is not null
         or exists (select from pgqueue.publications
                    where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                      and publication_id < p_cursor.next_publication + pgqueue._limit_unseen())

@@ -7,17 +7,21 @@
 --   p_ordering            none; key: the messages of a key one after the other; stream: all of them so
 --   p_max_deliver_count   dead-letter a message that failed this many times; null: never
 --   p_visibility_timeout  how long a claim is held without being extended
+--   p_topic               only messages whose key is of this topic: words with dots between them, * for one word, # for any number of them
+--   p_where               only messages for which this finds something that is neither false nor null in {key, headers, data}; without variables
 --   p_if_not_exists       return the id of an existing one of the same ordering instead of failing
 -- Returns the consumer's id. Errors: PQ001, PQ003, PQ006. Locks: the history, shared; none that others wait for.
 create or replace function pgqueue.create_consumer(
     p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
     p_max_deliver_count int default null, p_visibility_timeout interval default '30 s',
-    p_if_not_exists boolean default false) returns int
+    p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null) returns int
 language plpgsql
 as $$
 declare
     v_stream   pgqueue.streams := pgqueue._stream(p_stream);
     v_consumer pgqueue.consumers;
+    v_regex    text;
+    v_filter   record;
     v_seen     record;
     v_cursor   pgqueue.consumer_cursors;
 begin
@@ -29,19 +33,28 @@ begin
         raise exception 'p_max_deliver_count is null or at least 1, not %', p_max_deliver_count using errcode = 'PQ003', column = 'p_max_deliver_count';
     end if;
     perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    if p_topic is not null then
+        v_regex := pgqueue._topic_regex('p_topic', p_topic);
+    end if;
+    perform pgqueue._check_condition(p_where);
     v_seen := pgqueue._seen_from(v_stream.stream_id, p_start, 'p_start');
 
-    insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout)
-    values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout)
+    insert into pgqueue.consumers (stream_id, name, ordering, max_deliver_count, visibility_timeout, filtered)
+    values (v_stream.stream_id, p_name, p_ordering, p_max_deliver_count, p_visibility_timeout, p_topic is not null or p_where is not null)
     on conflict (stream_id, name) do nothing
     returning * into v_consumer;
     if not found then
         select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
-        if p_if_not_exists and v_consumer.ordering = p_ordering then
+        select topic, condition::text as condition into v_filter from pgqueue.consumer_filters where consumer_id = v_consumer.consumer_id;
+        if p_if_not_exists and (v_consumer.ordering, v_filter.topic, v_filter.condition) is not distinct from (p_ordering, p_topic, p_where::text) then
             return v_consumer.consumer_id;
         end if;
-        raise exception 'consumer % of stream % exists already, with ordering %', quote_literal(p_name),
-                        quote_literal(p_stream), v_consumer.ordering using errcode = 'PQ006';
+        raise exception 'consumer % of stream % exists already, with ordering %', quote_literal(p_name), quote_literal(p_stream),
+                        concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic), 'where ' || quote_literal(v_filter.condition))
+            using errcode = 'PQ006';
+    end if;
+    if v_consumer.filtered then
+        insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
 
     v_cursor.consumer_id := v_consumer.consumer_id;
@@ -88,6 +101,7 @@ begin
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
+    delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.skips where consumer_id = p_consumer_id;

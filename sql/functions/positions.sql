@@ -157,30 +157,34 @@ begin
     return v_less.o_count + pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
 end $$;
 
--- Publications that are asked for again, and are in gaps that keep messages of them: what these kept because the consumer had it in hand then,
--- and it has finished since, arrives after all.
--- Returns the cursor, and how many messages that are.
+-- What gaps keep because the consumer had it in hand when they were made, and it has finished since, and what is asked for again now: it arrives.
+--   p_ids   the publications that are asked for
+--   p_kept  what the consumer has in hand now
+-- Returns the cursor, and how many of these messages are of publications that are in those gaps.
 create or replace function pgqueue._keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
                                               p_kept int8multirange, out o_count bigint)
 language plpgsql
 as $$
 declare
     v_gap  pgqueue.consumer_gaps;
-    v_seqs int8multirange;
+    v_seqs record;
 begin
     o_count := 0;
     for v_gap in
         select * from pgqueue.consumer_gaps
-        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and kept is not null and publication_ids && p_ids
+        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not kept <@ p_kept
     loop
-        v_seqs := v_gap.kept * (select range_agg(p.seqs) from unnest(v_gap.publication_ids * p_ids) g
-                                cross join lateral (select seqs from pgqueue.publications
-                                                    where stream_id = p_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)
-                                                      and seqs && v_gap.kept and pgqueue._is_for(consumers, p_consumer.consumer_id)) p) - p_kept;
-        continue when v_seqs is null;
+        select coalesce(range_agg(p.seqs), '{}') * (v_gap.kept - p_kept) as again,
+               coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}') * (v_gap.kept - p_kept) as here
+        into v_seqs
+        from unnest(p_ids) g
+        cross join lateral (select publication_id, seqs from pgqueue.publications
+                            where stream_id = p_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)
+                              and seqs && (v_gap.kept - p_kept) and pgqueue._is_for(consumers, p_consumer.consumer_id)) p;
+        continue when v_seqs.again = '{}';
         p_cursor := pgqueue._forget_gap(p_cursor, v_gap.gap_no);
-        p_cursor := pgqueue._note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, true, v_gap.kept - v_seqs);
-        o_count := o_count + pgqueue._cardinality(v_seqs);
+        p_cursor := pgqueue._note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look, v_gap.kept - v_seqs.again);
+        o_count := o_count + pgqueue._cardinality(v_seqs.here);
     end loop;
 end $$;
 

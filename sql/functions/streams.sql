@@ -120,6 +120,10 @@ begin
     execute format('drop function if exists pgqueue._payloads_%s', v_stream.stream_id);
     execute format('drop table pgqueue.messages_%s', v_stream.stream_id);
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', v_stream.stream_id);
+    update pgqueue.streams s set bound = false
+    where s.stream_id in (select b.stream_id from pgqueue.bindings b where b.to_stream_id = v_stream.stream_id)
+      and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id and b.to_stream_id <> v_stream.stream_id);
+    delete from pgqueue.bindings where v_stream.stream_id in (stream_id, to_stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
     delete from pgqueue.retention where stream_id = v_stream.stream_id;
     delete from pgqueue.leaves where stream_id = v_stream.stream_id;

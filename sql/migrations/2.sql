@@ -69,6 +69,7 @@ begin
         add column scan_lanes_from int,
         add column leases_from timestamptz not null default '-infinity',
         add column gaps_probe timestamptz not null default '-infinity',
+        add column sift_from bigint,
         add column pieces_from bigint not null default 0,
         add column dealt_until timestamptz not null default '-infinity';
     update pgqueue.consumer_cursors
@@ -90,7 +91,9 @@ begin
         drop column open_claims;
     drop type pgqueue.floor;
 
-    alter table pgqueue.consumers add column paused boolean not null default false;
+    alter table pgqueue.consumers
+        add column paused boolean not null default false,
+        add column filtered boolean not null default false;
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);
@@ -106,7 +109,7 @@ begin
     where m.claim_id = c.claim_id and c.reader is not null;
 
     -- limits of the messages of a stream; what writers write is checked when they stage it, not by the table
-    alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int;
+    alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int;

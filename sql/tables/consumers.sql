@@ -10,7 +10,16 @@ create table if not exists pgqueue.consumers (
     created_at         timestamptz not null default clock_timestamp(),
     paused             boolean     not null default false,  -- it claims nothing
     partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
+    filtered           boolean     not null default false,  -- it gets only what passes its filter
     unique (stream_id, name)
+);
+
+-- The filters of consumers, see core/filters.sql.
+create table if not exists pgqueue.consumer_filters (
+    consumer_id int primary key,
+    topic       text,      -- of the messages' keys; null: any
+    topic_regex text,
+    condition   jsonpath   -- what the messages hold; null: anything
 );
 
 -- A place in the line of ready runs.
@@ -39,6 +48,8 @@ create table if not exists pgqueue.consumer_cursors (
     lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
     leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
     gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
+    -- Filtered consumers only.
+    sift_from        bigint,                                             -- something is unsifted, nothing of it before this line_no; null: nothing is
     -- Ordered consumers only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
@@ -68,7 +79,7 @@ end $$;
 -- The runs: what a consumer has taken and not finished. All messages of a run are in the same state.
 create table if not exists pgqueue.consumer_messages (
     consumer_id       int            not null,
-    state             text           not null,  -- ready, delayed, waiting or claimed; a check would be parsed again by each statement
+    state             text           not null,  -- unsifted, ready, delayed, waiting or claimed; a check would be parsed again by each statement
     lane              int            not null,  -- lanes are served in their order: -priority; ordered: 0 for pieces, 1 for the line
     priority          int            not null,
     deliver_count     int            not null,

@@ -10,6 +10,7 @@ begin
     foreach v_index slice 1 in array array[
         ['consumer_messages_ready',   'consumer_messages (consumer_id, lane, line_no, first_seq) where state = ''ready'''],
         ['consumer_messages_due',     'consumer_messages (consumer_id, not_visible_until) where state = ''delayed'''],
+        ['consumer_messages_unsifted', 'consumer_messages (consumer_id, line_no, first_seq) where state = ''unsifted'''],
         ['consumer_messages_claim',   'consumer_messages (claim_id) where claim_id is not null'],
         ['consumer_messages_piece',   'consumer_messages (consumer_id, piece) where piece is not null'],
         ['consumer_messages_key',     'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],

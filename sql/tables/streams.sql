@@ -12,7 +12,18 @@ create table if not exists pgqueue.streams (
     created_at timestamptz not null default clock_timestamp(),
     max_bytes        int not null,    -- of a payload
     max_header_bytes int not null,    -- of the headers of a message, as text
-    incarnation      uuid not null default gen_random_uuid()  -- of its numbers: offsets outside of the database say which they are of
+    incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
+    bound      boolean     not null default false  -- what is sent to it is copied to others, see bindings
+);
+
+-- To which streams messages are copied, by the topic of their key.
+create table if not exists pgqueue.bindings (
+    stream_id    int         not null,
+    topic        text        not null,
+    topic_regex  text        not null,
+    to_stream_id int         not null,
+    bound_at     timestamptz not null default clock_timestamp(),
+    primary key (stream_id, topic, to_stream_id)
 );
 
 -- Incarnations of streams that are over: the database was restored, and numbers that were given out after that state are given out again.

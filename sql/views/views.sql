@@ -47,23 +47,25 @@ $query$); end $view$;
 
 -- One row per consumer: how it was created.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
-    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused
-    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused,
+           f.topic, f.condition
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
 -- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
 -- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
-    select s.name as stream, c.name as consumer, c.ordering, w.new, r.ready, r.delayed, r.waiting, r.claimed,
+    select s.name as stream, c.name as consumer, c.ordering, w.new + r.unsifted as new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
-           w.new + r.ready + r.delayed + r.waiting as backlog,
+           w.new + r.unsifted + r.ready + r.delayed + r.waiting as backlog,
            l.claims, l.expired, l.next_expiry,
            coalesce((select k.message_count from pgqueue.skips k where k.consumer_id = c.consumer_id), 0) as skipped
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
     cross join lateral (
-        select coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
+        select coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
+               coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
                coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
                coalesce(sum(message_count) filter (where state = 'waiting' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as waiting,
                coalesce(sum(message_count) filter (where state = 'claimed'), 0)::bigint as claimed
@@ -71,6 +73,12 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     cross join lateral (
         select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
+$query$); end $view$;
+
+-- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
+do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
+    select s.name as stream, b.topic, t.name as to_stream, b.bound_at
+    from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 import psycopg
@@ -64,8 +65,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     max_ranges = limit(conn, "ranges", 64)
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
-            "select k.next_publication, k.gaps, k.last_line_no, k.scan_lanes_from, k.pieces_from,"
-            " g.gap_nos, g.ids as gap_ids, g.total, g.kept,"
+            "select k.next_publication, k.gaps, k.take_was_cut, k.last_line_no, k.scan_lanes_from,"
+            " k.pieces_from,"
+            " g.gap_nos, g.ids as gap_ids, g.total, g.kept, k.sift_from,"
             " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
             " from pgqueue.consumer_cursors k cross join lateral ("
             " select coalesce(array_agg(gap_no), '{}') as gap_nos,"
@@ -109,10 +111,17 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for claim in cur.execute("select * from pgqueue.claims").fetchall():
         assert claim.consumer_id in consumers, f"a claim of no consumer: {claim}"
         consumers[claim.consumer_id].claims.append(claim)
+    passing = cur.execute(
+        "select c.consumer_id, pgqueue._passing(c, range_agg(p.seqs)) as seqs"
+        " from pgqueue.consumers c join pgqueue.publications p using (stream_id)"
+        " where c.filtered group by c.consumer_id"
+    ).fetchall()
+    filters = {row.consumer_id: numbers(row.seqs) for row in passing}
     for p in cur.execute("select * from pgqueue.publications").fetchall():
-        seqs = numbers(p.seqs)
-        assert len(seqs) == p.message_count, f"{p}"
+        published = numbers(p.seqs)
+        assert len(published) == p.message_count, f"{p}"
         for c in consumers.values():
+            seqs = published & filters.get(c.consumer_id, published)
             if c.stream_id == p.stream_id and (p.consumers is None or c.consumer_id in p.consumers):
                 assert not c.published & seqs, f"published twice: {c.published & seqs}"
                 c.published |= seqs
@@ -167,7 +176,7 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
         assert run.message_count == len(seqs), f"a run of {len(seqs)}: {run}"
         assert run.first_seq == min(seqs), f"first_seq of {run}"
         assert len(run.seqs) <= c.max_ranges, f"a run of {len(run.seqs)} ranges: {run}"
-        places.update(seqs)
+        places.update(seqs & c.published if run.state == "unsifted" else seqs)
     places.update(c.dead)
     twice = sorted(s for s, n in places.items() if n > 1)
     assert not twice, f"in two places: {twice[:20]}"
@@ -222,6 +231,10 @@ def check_line(c: Consumer) -> None:
     for run in c.runs:
         assert run.line_no <= c.cursor.last_line_no, f"a place not given out yet: {run}"
         assert run.arrival_no <= c.cursor.last_line_no, f"an arrival not given out yet: {run}"
+        if run.state == "unsifted":
+            assert c.cursor.sift_from is not None, f"nobody will sift {run}"
+            assert c.cursor.sift_from <= run.line_no, f"before {c.cursor.sift_from}: {run}"
+            assert c.cursor.take_was_cut, f"nobody will look for {run}"
         if run.state == "ready":
             place = [f for f in c.scan_from if f[0] == run.lane]
             beyond = c.cursor.scan_lanes_from is not None and run.lane >= c.cursor.scan_lanes_from
@@ -246,7 +259,7 @@ def check_line(c: Consumer) -> None:
 def check_order(c: Consumer) -> None:
     """5 order: of each key come first those in a piece, then those that wait, then the line."""
     in_pieces: dict[int, set[int]] = defaultdict(set)  # by key, the pieces
-    messages: dict[int, list[list[tuple[int, int]]]] = defaultdict(lambda: [[], [], []])
+    messages: dict[int, list[list[tuple[int, int]]]] = defaultdict(lambda: [[], [], [], []])
     whole = [p.piece for p in c.pieces.values() if p.whole]
     for run in c.runs:
         place = check_ordered_run(c, run)
@@ -274,20 +287,26 @@ def check_order(c: Consumer) -> None:
         assert len(pieces) == 1, f"key {key} is in the pieces {pieces}"
         (piece,) = pieces
         assert piece in whole or key in c.pieces[piece].keys, f"key {key} is not told of {piece}"
-    for key, (in_piece, waiting, line) in messages.items():
+    for key, (in_piece, waiting, line, unsifted) in messages.items():
         if key in delayed:
             assert key not in kept, f"key {key} is delayed and in a piece"
             assert delayed[key] == [min(run.first_seq for run in c.runs if run.key == key
                                         and run.arrival_no == min(waiting)[0])]  # fmt: skip
         else:
             assert not waiting or key in kept, f"key {key} is stuck: {waiting}"
-        for before, after in ((in_piece, waiting), (in_piece, line), (waiting, line)):
+        for before, after in combinations((in_piece, waiting, line, unsifted), 2):
             if before and after:
                 assert max(before) < min(after), f"key {key}: {max(before)} before {min(after)}"
 
 
 def check_ordered_run(c: Consumer, run: Any) -> int:
-    """Look at a run of an ordered consumer: 0 it is a piece, 1 it waits, 2 it is in the line."""
+    """Look at a run of an ordered consumer.
+
+    Returns: 0 it is a piece, 1 it waits, 2 it is in the line, 3 it is not sifted.
+    """
+    if run.state == "unsifted":
+        assert (run.lane, run.line_no, run.piece) == (1, run.arrival_no, None), f"{run}"
+        return 3
     keys = {c.keys.get(s) for s in numbers(run.seqs)}
     if run.state == "waiting" or (run.state == "delayed" and run.key is not None):
         assert run.piece is None, f"it waits in a piece: {run}"

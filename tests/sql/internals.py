@@ -38,6 +38,8 @@ TABLES = {
     "group partitions": "group_partitions",
     "group workers": "group_workers",
     "incarnations": "incarnations",
+    "bindings": "bindings",
+    "filters": "consumer_filters",
 }
 
 

@@ -31,6 +31,7 @@ NAME = ["1 to 200 characters"]
 KIND = ["text, json or binary"]
 ORDERING = ["none, key or stream"]
 START = ["earliest, latest, a timestamp or seq and a number"]
+TOPIC = ["words with dots between them, of 1 to 1,024 bytes"]
 TIMEOUT = ["longer than 0 and up to 10 years"]
 AGE = ["longer than 0"]
 DELAY = ["from 0 to 10 years"]
@@ -83,6 +84,23 @@ CASES: list[Case] = [
     ("replay('t', 'c', 'soon', 'latest')", "PQ003", ["p_from", "'soon'", *START]),
     ("replay('t', 'c', 'earliest', 'soon')", "PQ003", ["p_to", "'soon'", *START]),
     ("replay('t', 'c', 'earliest', null)", "PQ003", ["p_to", "null", *START]),
+    ("create_consumer('t', 'n', p_topic => '')", "PQ003", ["p_topic", "''", *TOPIC]),
+    ("create_consumer('t', 'n', p_topic => 'a..b')", "PQ003", ["p_topic", "a word", "'a..b'"]),
+    ("create_consumer('t', 'n', p_topic => 'a.b*')", "PQ003", ["a word", "'b*'", "'a.b*'"]),
+    ("create_consumer('t', 'n', p_topic => repeat('x', 1025))", "PQ003", ["p_topic", *TOPIC]),
+    ("create_consumer('t', 'n', p_where => '$.data >')", "42601", ["jsonpath"]),
+    ("create_consumer('t', 'n', p_where => '$.data > $limit')", "PQ003", ["p_where", "no variables"]),
+    ("create_consumer('t', 'c', p_topic => 'a', p_if_not_exists => true)", "PQ006", ["exists already"]),
+    ("test_topic('a..b', 'x')", "PQ003", ["p_pattern", "'a..b'"]),
+    ("test_topic(null, 'x')", "PQ003", ["p_pattern", "null", *TOPIC]),
+    ("bind('no', 'a', 't')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("bind('t', 'a', 'no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("bind('t', '.a', 't')", "PQ003", ["p_topic", "'.a'"]),
+    ("bind('t', null, 't')", "PQ003", ["p_topic", "null"]),
+    ("bind('t', 'a', 't')", "PQ003", ["p_to_stream", "'t'", "circle"]),
+    ("bind('t', 'a', 'j')", "PQ003", ["p_to_stream", "kind text", "'j'"]),
+    ("unbind('no', 'a', 't')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("unbind('t', 'a', 'no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("pause('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("pause('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("resume('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
@@ -405,6 +423,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
     anything = {
         "create_stream.p_if_not_exists": "a boolean, null is false",
         "create_stream.p_notify": "a boolean, null is true",
+        "test_topic.p_key": "any text",
+        "unbind.p_topic": "what is not bound is not unbound",
         "create_consumer.p_if_not_exists": "a boolean, null is false",
         "claim.p_ack": "a claim that is not live is warned of, as ack does",
         "receive.p_ack": "as claim.p_ack",

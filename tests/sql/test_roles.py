@@ -40,6 +40,7 @@ FUNCTIONS = {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
         "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
+        "bind", "unbind", "test_topic", "_jsonpath",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -48,6 +49,7 @@ VIEWS = (
     "message_states",
     "consumer_settings",
     "consumer_stats",
+    "stream_bindings",
     "stream_stats",
     "stream_retention",
     "group_stats",
@@ -258,6 +260,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "create_group", "s", "g", 1)
+    value(conn, "bind", "s", "#", "before")
     value(conn, "send", "s", "x")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"

@@ -207,6 +207,8 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     dead_publication(conn)  # leaves a gap in what is taken next
     send_all(conn, ["x"])
     assert len(receive(conn, 100)) > 1
+    call(conn, "bind", "s", "never", "kept")
+    consumer(conn, "filtered", p_topic="a")
     assert all(n > before[table] for table, n in sizes().items() if table != "pgqueue.installed")
     value(conn, "drop_stream", "s")
     after = sizes()

@@ -209,6 +209,21 @@ def test_a_consumer_is_moved_replayed_and_paused(run, queue):
     assert "the next one, not 'seq 9'" in run("consumer", "seek", "s", "c", "seq 9", code=1)
 
 
+def test_a_consumer_has_a_filter_and_a_stream_is_copied(run, queue):
+    run("consumer", "create", "s", "eu", "--topic", "*.eu", "--where", '$.data == "1"')
+    run("stream", "create", "copy")
+    run("consumer", "create", "copy", "c")
+    run("stream", "bind", "s", "#.eu", "copy")
+    run("send", "s", "--key", "a.eu", "--data", "1")
+    run("send", "s", "--key", "b.eu", "--data", "2")
+    assert run("receive", "s", "eu", "--max", "9") == "1\ta.eu\t1\n"
+    assert run("receive", "copy", "c", "--max", "9") == "1\ta.eu\t1\n2\tb.eu\t2\n"
+    assert json.loads(run("stream", "bindings", "--json"))["topic"] == "#.eu"
+    run("stream", "unbind", "s", "#.eu", "copy")
+    assert "is not bound" in run("stream", "unbind", "s", "#.eu", "copy", code=1)
+    assert "a jsonpath" in run("consumer", "create", "s", "x", "--where", "$.", code=1)
+
+
 def test_binary(run, queue):
     run("stream", "create", "b", "--kind", "binary")
     run("consumer", "create", "b", "c")

@@ -728,3 +728,25 @@ def test_a_consumer_is_moved_replayed_and_paused(queue):
         queue.replay("s", "c", "soon")
     with pytest.raises(PgQueueError, match="to must have a time zone"):
         queue.seek("s", "c", datetime(2026, 1, 1))
+
+
+def test_a_consumer_has_a_filter_and_a_stream_is_copied(queue):
+    queue.create_consumer("s", "eu", topic="orders.*.eu", where='$.data == "one"')
+    queue.create_stream("copy")
+    queue.create_consumer("copy", "c")
+    queue.bind("s", "#.us", "copy")
+    queue.send_batch("s", ["one", "two", "one"], keys=["orders.1.eu", "orders.1.eu", "orders.1.us"])
+    assert [m.data for m in received(queue, 9, consumer="eu").messages] == ["one"]
+    assert [m.key for m in received(queue, 9, stream="copy").messages] == ["orders.1.us"]
+    assert [(c.topic, c.where) for c in queue.consumers("s")] == [
+        (None, None),
+        ("orders.*.eu", '($."data" == "one")'),
+    ]
+    assert [(b.topic, b.to_stream) for b in queue.bindings("s")] == [("#.us", "copy")]
+    assert queue.unbind("s", "#.us", "copy")
+    assert queue.bindings() == []
+    assert queue.test_topic("a.#", "a.b")
+    with pytest.raises(PgQueueError, match=r"where is a jsonpath .* not '\$.data >'"):
+        queue.create_consumer("s", "x", where="$.data >")
+    with pytest.raises(PgQueueError, match="a word of topic is"):
+        queue.create_consumer("s", "x", topic="a..b")

@@ -1,0 +1,162 @@
+-- Filters: a consumer that gets some messages only, told by the topic of their key or by a jsonpath. What a publisher does is the same.
+--
+-- A take of a filtered consumer makes runs as ever, but unsifted. They are sifted under the consumer's lock, _limit_sift() messages at a time, when what
+-- is ready is short: what passes becomes ready, or delayed, at its place in the line, and the rest is forgotten, as what is for others.
+-- The cursor's sift_from says that something is unsifted; until all of that is sifted, nothing more is taken.
+
+-- A topic as a regular expression over a key with a dot after each of its words: * is a word, # any number of them. Errors: PQ003.
+create or replace function pgqueue._topic_regex(p_argument text, p_topic text) returns text
+language plpgsql immutable
+as $$
+declare
+    v_word  text;
+    v_regex text := '';
+begin
+    if p_topic is null or p_topic = '' or octet_length(p_topic) > pgqueue._max_key_bytes() then
+        raise exception '% is words with dots between them, of 1 to 1,024 bytes together, not %', p_argument, coalesce(quote_literal(left(p_topic, 50)), 'null')
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+    foreach v_word in array string_to_array(p_topic, '.') loop
+        if v_word = '' or (v_word ~ '[*#]' and length(v_word) > 1) then
+            raise exception 'a word of % is a text, or * for one word, or # for any number of them, not % as in %', p_argument, quote_literal(v_word),
+                            quote_literal(left(p_topic, 100)) using errcode = 'PQ003', column = p_argument;
+        end if;
+        v_regex := v_regex || case v_word when '*' then '[^.]*[.]' when '#' then '(?:[^.]*[.])*'
+                                          else regexp_replace(v_word, '([^[:alnum:]_ -])', '\\\1', 'g') || '[.]' end;
+    end loop;
+    return '^' || v_regex || '$';
+end $$;
+
+-- A key as topics are compared with it.
+create or replace function pgqueue._words(p_key text) returns text
+language sql immutable parallel safe
+as $$ select case when p_key <> '' then p_key || '.' else '' end $$;
+
+-- A jsonpath. Errors: PQ003. (For clients: Postgres's own error, when a text is given for a jsonpath, names no argument.)
+create or replace function pgqueue._jsonpath(p_argument text, p_path text) returns jsonpath
+language plpgsql immutable
+as $$
+begin
+    return p_path::jsonpath;
+exception when others then
+    raise exception '% is a jsonpath such as $.data.total > 100, not %: %', p_argument, quote_literal(left(p_path, 200)), sqlerrm
+        using errcode = 'PQ003', column = p_argument;
+end $$;
+
+-- Raises PQ003 for a jsonpath that fails when it is asked: one with variables, which have no values.
+create or replace function pgqueue._check_condition(p_where jsonpath) returns void
+language plpgsql immutable
+as $$
+begin
+    if regexp_replace(p_where::text, '(^|[^$])"(?:[^"\\]|\\.)*"', '\1', 'g') ~ '[$]"' then
+        raise exception 'p_where has no variables, not %', quote_literal(left(p_where::text, 200)) using errcode = 'PQ003', column = 'p_where';
+    end if;
+end $$;
+
+-- Whether a message passes a condition: the first thing that the path finds in {key, headers, data} is neither false nor null. What cannot be asked,
+-- as a number of a text, does not pass. data is JSON in a json stream, a text in a text stream, and null in a binary one.
+create or replace function pgqueue._passes(p_where jsonpath, p_kind text, p_key text, p_headers jsonb, p_data text) returns boolean
+language sql immutable
+as $$
+    select coalesce(jsonb_path_query_first(
+        jsonb_build_object('key', p_key, 'headers', p_headers,
+                           'data', case p_kind when 'json' then p_data::jsonb when 'text' then to_jsonb(p_data) end),
+        p_where, '{}', true) not in ('false', 'null'), false)
+$$;
+
+-- The same of one that cannot be read: JSON that Postgres cannot hold does not pass, and is in nobody's way.
+create or replace function pgqueue._passes_safely(p_where jsonpath, p_kind text, p_key text, p_headers jsonb, p_data text) returns boolean
+language plpgsql
+as $$
+begin
+    return pgqueue._passes(p_where, p_kind, p_key, p_headers, p_data);
+exception when others then
+    return false;
+end $$;
+
+-- Which of some messages pass the filter of a consumer that has one.
+--   p_safely  one after the other, whatever they hold
+create or replace function pgqueue._passing(p_consumer pgqueue.consumers, p_seqs int8multirange, p_safely boolean default false) returns int8multirange
+language plpgsql
+as $$
+declare
+    v_filter  pgqueue.consumer_filters;
+    v_passing int8multirange;
+begin
+    select * into v_filter from pgqueue.consumer_filters where consumer_id = p_consumer.consumer_id;
+    execute format('select range_agg(int8range(m.seq, m.seq + 1)) from unnest($1) g cross join lateral ('
+                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s) m', p_consumer.stream_id,
+                   case when v_filter.topic is not null then ' and pgqueue._words(key) ~ $2' end,
+                   case when v_filter.condition is not null then format(' and pgqueue.%I($3, %L, key, headers, data)',
+                            case when p_safely then '_passes_safely' else '_passes' end,
+                            (select kind from pgqueue.streams where stream_id = p_consumer.stream_id)) end)
+    into v_passing using p_seqs, v_filter.topic_regex, v_filter.condition;
+    return coalesce(v_passing, '{}');
+exception when others then
+    if p_safely then
+        raise;
+    end if;
+    return pgqueue._passing(p_consumer, p_seqs, true);
+end $$;
+
+-- Sifts the first unsifted messages, _limit_sift() of them; of the most urgent lane first.
+-- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
+create or replace function pgqueue._sift(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                         out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_first   record;
+    v_below   bigint;  -- the runs of one line_no interleave, and go by seq
+    v_run     pgqueue.consumer_messages;
+    v_runs    pgqueue.consumer_messages[] := '{}';
+    v_part    int8multirange;
+    v_passing int8multirange;
+begin
+    o_cursor := p_cursor;
+    o_messages := 0;
+    select lane, line_no into v_first from pgqueue.consumer_messages
+    where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no >= p_cursor.sift_from
+    order by lane, line_no limit 1;
+    if found then
+        for v_pass in 1..2 loop  -- from the first runs that suffice; then once more with those that begin below that bound
+            select pgqueue._bound_of(range_agg(seqs), least(sum(message_count), pgqueue._limit_sift())::bigint) into v_below
+            from (select seqs, message_count, first_seq, sum(message_count) over (order by first_seq) - message_count as before
+                  from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no = v_first.line_no and lane = v_first.lane) r
+            where case v_pass when 1 then before < pgqueue._limit_sift() else first_seq < v_below end;
+        end loop;
+        for v_run in
+            delete from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no = v_first.line_no and lane = v_first.lane and first_seq < v_below
+            returning *
+        loop
+            v_part := pgqueue._below(v_run.seqs, v_below);
+            perform pgqueue._store_run(v_run, v_run.seqs - v_part);
+            v_run.seqs := v_part;
+            v_runs := v_runs || v_run;
+        end loop;
+        v_passing := pgqueue._passing(p_consumer, (select range_agg(seqs) from unnest(v_runs)));
+        foreach v_run in array v_runs loop
+            v_part := v_run.seqs * v_passing;
+            continue when v_part = '{}';
+            if v_run.not_visible_until <= clock_timestamp() then
+                v_run.not_visible_until := null;
+            end if;
+            v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
+            o_messages := o_messages + case when v_run.not_visible_until is null then 1 else 0 end * pgqueue._store_run(v_run, v_part);
+            if v_run.state = 'ready' then
+                o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, lower(v_part))::pgqueue.line_place]);
+            else
+                o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
+            end if;
+        end loop;
+    end if;
+    o_cursor.sift_from := (select line_no from pgqueue.consumer_messages
+                           where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no >= p_cursor.sift_from
+                           order by line_no limit 1);
+    o_cursor.take_was_cut := o_cursor.sift_from is not null
+        or exists (select from pgqueue.publications
+                   where stream_id = p_consumer.stream_id and publication_id >= o_cursor.next_publication
+                     and publication_id < o_cursor.next_publication + pgqueue._limit_unseen());
+end $$;

@@ -1,0 +1,340 @@
+"""Consumers that get some messages only, and streams that are copied to others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, internals
+from tests.sql.cost import cost
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    one,
+    publish,
+    receive,
+    send,
+    send_all,
+    send_key,
+    send_keys,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+
+
+# Topics
+
+TOPICS: list[tuple[str, list[str | None], list[str | None]]] = [
+    ("orders.*.eu", ["orders.new.eu", "orders..eu"], ["orders.eu", "orders.a.b.eu", "orders.a.us"]),
+    ("orders.#", ["orders", "orders.a", "orders.a.b"], ["order", "ordersx", "a.orders"]),
+    ("#.eu", ["eu", "a.eu", "a.b.eu"], ["eu.a", "xeu", None]),
+    ("a.#.b.#.c", ["a.b.c", "a.x.b.y.z.c"], ["a.c", "a.b", "b.c"]),
+    ("#", [None, "", "a", "a.b"], []),
+    ("*", ["a", "A b"], [None, "", "a.b"]),
+    ("a+(b)[c]{1}|$^\\", ["a+(b)[c]{1}|$^\\"], ["aab", "a"]),
+    ("Ä-ö_1", ["Ä-ö_1"], ["ä-ö_1", "Ä-ö_1.x"]),
+]
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize(("topic", "keys", "others"), TOPICS)
+def test_a_topic_is_of_words(conn: Conn, stream: int, topic: str, keys: Any, others: Any) -> None:
+    """As in AMQP: * is a word, # any number of them; all else is as it is."""
+    for key in keys:
+        assert value(conn, "test_topic", topic, key), key
+    for key in others:
+        assert not value(conn, "test_topic", topic, key), key
+
+
+# Filters
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_filtered_consumer_gets_what_passes_in_its_order(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering, p_topic="orders.*.eu")
+    sent = send_keys(conn, *["orders.1.eu", "orders.1.us", None, "orders.2.eu", "orders.1.eu"] * 3)
+    sent += [send_key(conn, "orders.1.eu"), send_key(conn, "x")]
+    eu = [s for i, s in enumerate(sent[:15]) if i % 5 in (0, 3, 4)] + [sent[15]]
+    checker.check(conn)
+    got: list[int] = []
+    for _ in range(20):
+        found = receive(conn, 3)
+        checker.check(conn)
+        got += seqs_of(found)
+        if found:
+            value(conn, "ack", claim_of(found))
+    assert sorted(got) == eu
+    for key in range(3):
+        mine = [s for s in eu if (s - sent[0]) % 5 == key]
+        assert [s for s in got if s in mine] == mine
+    assert stats(conn).backlog == 0
+
+
+DOCUMENTS = [
+    ("$.data.total > 100", [3, 4]),
+    ("$.data ? (@.total > 100)", [3, 4]),
+    ("$.data.urgent", [4]),
+    ('$.headers.kind == "a" && $.data.total < 200', [1, 3]),
+    ('$.key starts with "k"', [1, 2, 4]),
+    ('$.data.total.double() > 100 || $.key == "$\\"x"', [3, 4]),
+    ("$.nothing", []),
+    ("$.data.total / 0 > 1", []),
+    ("strict $.data.total > 100", [3, 4]),
+]
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize(("path", "passing"), DOCUMENTS)
+def test_a_condition_is_asked_of_key_headers_and_data(
+    conn: Conn, stream: int, path: str, passing: list[int]
+) -> None:
+    """What cannot be asked, or not be read, does not pass, and is in nobody's way."""
+    value(conn, "create_stream", "j", "json")
+    value(conn, "create_consumer", "j", "c", "earliest", p_where=path)
+    documents: list[tuple[str | None, str, dict[str, str] | None]] = [
+        ("k1", '{"total": 50}', {"kind": "a"}),
+        ("k2", '{"total": "many"}', None),
+        (None, '{"total": 150, "urgent": false}', {"kind": "a"}),
+        ("k4", '{"total": 1e3, "urgent": true}', {"kind": "b"}),
+        ("no", '"\\u0000"', None),
+        ("no", "1e999999", None),
+    ]
+    for key, data, headers in documents:
+        value(
+            conn, "send", "j", data, p_key=key, p_headers=json.dumps(headers) if headers else None
+        )
+    assert acked(conn, "j", "c") == passing
+
+
+def test_text_and_bytes_have_conditions_too(conn: Conn) -> None:
+    consumer(conn, p_where='$.data like_regex "^err"')
+    assert acked(conn, "s", "c") == []
+    sent = send_all(conn, ["error", "fine", "errand", "{"])
+    assert acked(conn, "s", "c") == [sent[0], sent[2]]
+    value(conn, "create_stream", "b", "binary")
+    value(conn, "create_consumer", "b", "c", p_where="$.headers.a == 1")
+    value(conn, "send", "b", None, p_data_bytes=b"x")
+    second = value(conn, "send", "b", None, p_data_bytes=b"x", p_headers='{"a": 1}')
+    assert acked(conn, "b", "c") == [second]
+
+
+def test_topic_and_condition_priority_and_delay_go_together(conn: Conn) -> None:
+    consumer(conn, p_topic="a.*", p_where='$.data == "x"')
+    low = send(conn, p_key="a.1")
+    send(conn, "y", p_key="a.1", p_priority=9)
+    send(conn, p_key="b.1", p_priority=9)
+    high = send(conn, p_key="a.2", p_priority=5)
+    later = send(conn, p_key="a.3", p_deliver_at=one(conn, "select now() + interval '1 h'"))
+    assert seqs_of(receive(conn)) == [high, low]
+    assert states(conn) == {low: "claimed", high: "claimed", later: "delayed"}
+
+
+def test_an_urgent_message_is_not_behind_what_is_sifted_and_ready(conn: Conn) -> None:
+    consumer(conn, p_topic="a")
+    sent = send_keys(conn, *"aaaa")
+    assert seqs_of(receive(conn, 1)) == sent[:1]
+    urgent = send(conn, p_key="a", p_priority=1)
+    assert seqs_of(receive(conn, 1)) == [urgent]
+
+
+def test_much_that_does_not_pass_is_gone_through_in_bounds(conn: Conn, stream: int) -> None:
+    """A claim looks at so much and no more; the next one goes on there."""
+    consumer(conn, p_topic="last", ordering="key")
+    internals.publish_together(conn, stream, 900_000, "'k' || i % 7")
+    last = send_key(conn, "last")
+    for _ in range(10):
+        if found := receive(conn, 5):
+            assert seqs_of(found) == [last]
+            break
+        assert stats(conn).new > 0
+    else:
+        pytest.fail("it was not found")
+    value(conn, "drop_stream", "s")  # the checker would read all of it
+
+
+def test_a_spark_query_is_told_to_go_on(conn: Conn, stream: int) -> None:
+    reader = Reader(conn, consumer(conn, p_topic="last"))
+    internals.publish_together(conn, stream, 900_000, "'other'")
+    send_key(conn, "last")
+    first = reader.ask()
+    assert (first.claimed, first.next_due is not None) == (0, True)
+    while not (found := reader.ask()).claimed:
+        assert found.next_due is not None
+    assert found.claimed == 1
+    value(conn, "drop_stream", "s")
+
+
+def test_a_filtered_consumer_beside_a_transaction_that_stays_open(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn, p_topic="a")
+    early = session()
+    early.execute("begin")
+    held = [send_key(early, "a"), send_key(early, "b")]
+    sent = send_keys(conn, "a", "b")
+    assert acked(conn, "s", "c") == sent[:1]
+    assert cost(conn, "select * from pgqueue.receive('s', 'c')") < 2000
+    early.execute("commit")
+    assert acked(conn, "s", "c") == held[:1]
+
+
+def test_who_has_no_filter_pays_nothing(conn: Conn) -> None:
+    """Of the same, beside consumers with filters; and a send pays nothing for any."""
+    consumer(conn)
+    query = "select pgqueue.send('s', 'x')"
+    few = min(cost(conn, query) for _ in range(9))
+    for i in range(20):
+        consumer(conn, f"f{i}", p_topic=f"t{i}", p_where="$.data == 1")
+    assert min(cost(conn, query) for _ in range(9)) <= few + 1
+
+
+def test_a_filtered_consumer_is_moved_and_replays(conn: Conn) -> None:
+    consumer(conn, p_topic="a")
+    sent = send_keys(conn, *"abab")
+    assert acked(conn, "s", "c") == [sent[0], sent[2]]
+    value(conn, "replay", "s", "c", "earliest")
+    value(conn, "replay", "s", "c", "earliest")
+    assert acked(conn, "s", "c") == [sent[0], sent[2]]
+    value(conn, "seek", "s", "c", f"seq {sent[1]}")
+    assert acked(conn, "s", "c") == [sent[2]]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_workers_of_a_filtered_consumer_share_what_passes(
+    conn: Conn, url: str, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering, p_topic="a.#")
+    stop = threading.Event()
+    got: list[list[int]] = [[], [], []]
+
+    def produce() -> None:
+        with connection.connect(url) as other:
+            for i in range(150):
+                other.execute("begin")
+                send_keys(other, f"a.{i % 5}", "b", f"a.{i % 3}", "c")
+                other.execute("rollback" if i % 7 == 0 else "commit")
+        stop.set()
+
+    def work(mine: list[int]) -> None:
+        with connection.connect(url) as other:
+            while True:
+                over = stop.is_set()
+                found = receive(other, 4)
+                if found:
+                    mine += seqs_of(found)
+                    value(other, "ack", claim_of(found))
+                elif over:
+                    return
+
+    threads = [threading.Thread(target=produce)]
+    threads += [threading.Thread(target=work, args=(mine,)) for mine in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [s for (s,) in conn.execute("select seq from pgqueue.messages where key like 'a.%'")]
+    assert Counter(s for mine in got for s in mine) == Counter(expected)
+
+
+# Bindings
+
+
+def bind(conn: Conn, topic: str, to: str, stream: str = "s") -> None:
+    call(conn, "bind", stream, topic, to)
+
+
+@pytest.fixture
+def targets(conn: Conn, stream: int) -> None:
+    for name in ("t", "u"):
+        value(conn, "create_stream", name)
+        value(conn, "create_consumer", name, "c", "earliest")
+
+
+@pytest.mark.usefixtures("targets")
+def test_what_matches_is_copied_once_in_the_senders_transaction(conn: Conn) -> None:
+    bind(conn, "a.*", "t")
+    bind(conn, "#.x", "t")
+    bind(conn, "#", "u")
+    conn.execute("begin")
+    send(conn, "1", p_key="a.x", p_headers='{"h": 1}', p_priority=3)
+    conn.execute("rollback")
+    send(conn, "2", p_key="a.x", p_headers='{"h": 1}', p_priority=3)
+    send_all(conn, ["3", "4", "5"], p_keys=["a.y", "b.y", None])
+    consumer(conn)
+    send(conn, "6", p_key="a.x", p_consumers=["c"])
+    found = call(conn, "receive", "t", "c", 9)
+    assert [(m.key, m.data, m.headers, m.priority) for m in found] == [
+        ("a.x", "2", {"h": 1}, 3),
+        ("a.y", "3", None, 0),
+    ]
+    assert [m.data for m in call(conn, "receive", "u", "c", 9)] == ["2", "3", "4", "5"]
+    assert value(conn, "unbind", "s", "#", "u") is True
+    assert value(conn, "unbind", "s", "#", "u") is False
+    send(conn, "7", p_key="a.x")
+    assert call(conn, "receive", "u", "c") == []
+    assert [m.data for m in call(conn, "receive", "t", "c")] == ["7"]
+
+
+@pytest.mark.usefixtures("targets")
+def test_copies_are_copied_on_and_a_sinks_batch_too(conn: Conn, stream: int) -> None:
+    bind(conn, "#", "t")
+    bind(conn, "#", "u", "t")
+    block = stage(conn, stream, 3)
+    assert acked(conn, "t", "c") == []
+    publish(conn, stream, [block], 3)
+    assert len(acked(conn, "t", "c")) == len(acked(conn, "u", "c")) == 3
+
+
+@pytest.mark.usefixtures("targets")
+def test_a_circle_is_refused_also_by_two_at_once(conn: Conn, session: Session) -> None:
+    bind(conn, "#", "t")
+    with pytest.raises(psycopg.Error, match=r"circle|not copied"):
+        bind(conn, "a", "s", "t")
+    one_, other = session(), session()
+    one_.execute("begin")
+    call(one_, "bind", "t", "a", "u")
+    failed: list[psycopg.Error] = []
+
+    def close() -> None:
+        try:
+            call(other, "bind", "u", "a", "s")
+        except psycopg.Error as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    one_.execute("commit")
+    thread.join()
+    assert [error.sqlstate for error in failed] == ["PQ003"]
+
+
+@pytest.mark.usefixtures("targets")
+def test_a_dropped_stream_is_copied_to_no_more(conn: Conn) -> None:
+    bind(conn, "#", "t")
+    bind(conn, "#", "u")
+    value(conn, "drop_stream", "t")
+    send(conn)
+    assert len(acked(conn, "u", "c")) == 1
+    value(conn, "drop_stream", "u")
+    few = cost(conn, "select pgqueue.send('s', 'x')")
+    assert internals.count(conn, "bindings") == 0
+    assert not one(conn, "select bound from pgqueue.streams")
+    assert few > 0
