@@ -116,6 +116,7 @@ declare
     v_less     record;
     v_ids      int8multirange;
     v_kept     int8multirange;
+    v_others   int8multirange;
 begin
     if v_consumer.partitions is not null then
         -- a message of its line is done for the one partition that has it, and nobody knows here which that is
@@ -141,6 +142,14 @@ begin
     v_less := pgqueue._keep_less(v_consumer, v_stored, v_ids, v_kept);
     v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_stored.next_publication)) - pgqueue._gap_ids(v_cursor);
+    -- publications that an end cuts, and that it has not taken: these come whole, or as their gap says
+    v_others := (select range_agg(p.seqs)
+                 from unnest(v_cut.ids - v_ids + case when v_from.o_cut is null then '{}'
+                                                      else int8multirange(int8range(1, v_from.o_next)) - v_from.o_seen - v_ids end) g
+                 cross join lateral (select seqs from pgqueue.publications
+                                     where stream_id = v_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+                 where seqs && (coalesce(v_from.o_cut, '{}') + coalesce(v_cut.kept, '{}')));
+    v_kept := v_kept - coalesce(v_others, '{}');
     if v_ids <> '{}' then
         v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;

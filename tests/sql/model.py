@@ -153,6 +153,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.published: list[Publication] = []
         self.slow: list[tuple[psycopg.Connection, list[Publication]]] = []
         self.names = 0
+        self.retains = False
+        self.trimmed: set[int] = set()
+        self.was_overtaken = False  # perhaps, who reads
         self.offset: Any = None  # of somebody who reads without claiming
         self.was_read: set[int] = set()
         self.was_grouped: list[int] = []  # worked off by the group, in order
@@ -354,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A position, and the number of the first message after it."""
         sent = sorted(self.history(c))
         position = data.draw(st.sampled_from(["earliest", "latest", *(f"seq {s}" for s in sent)]))
-        ends = {"earliest": 0, "latest": 10**9}
+        ends = {"earliest": 0, "latest": 10**18}
         return position, ends[position] if position in ends else int(position[4:])
 
     @rule(data=st.data(), mode=MODES)
@@ -595,19 +598,49 @@ class QueueMachine(RuleBasedStateMachine):
         for messages in per_key.values():
             assert messages == sorted(messages, key=lambda m: m.place)
 
+    @rule(mode=MODES, calls=st.sampled_from([1, 3, 9]))
+    def maintain(self, mode: str, calls: int) -> None:
+        """Retention of one message: all goes that nobody owes and nothing came after."""
+        if self.retains is False:
+            value(self.conn, "set_retention", self.stream, p_messages=1)
+            self.retains = True
+        for _ in range(calls):
+            self.run(mode, lambda: call(self.conn, "maintain"))
+        kept = internals.messages_published(self.conn, self.stream_id)
+        for p in self.published[:]:
+            seqs = {seq for seq, _ in p.messages}
+            if seqs & kept:
+                assert seqs <= kept, "a part of a publication was trimmed"
+                continue
+            for c in self.consumers:
+                owed = {s for s in seqs & c.messages.keys() if c.messages[s].state != "acked"}
+                assert not owed, f"{c.name} still owes {owed}, which were trimmed"
+            self.published.remove(p)
+            self.was_overtaken = True
+            self.trimmed |= seqs if p.consumers is None else set()
+
     @rule()
     def an_hour_passes(self) -> None:
         self.clock += 1
         clock.pass_time(self.conn, timedelta(hours=1))
 
     def for_all(self) -> set[int]:
-        """What was published, and not to named consumers."""
-        return {seq for p in self.published if p.consumers is None for seq, _ in p.messages}
+        """What was ever published, and not to named consumers."""
+        found = {seq for p in self.published if p.consumers is None for seq, _ in p.messages}
+        return found | self.trimmed
 
     @rule(size=SIZES, mode=MODES)
     def read(self, size: int, mode: str) -> None:
         offset = None if self.offset is None else Jsonb(self.offset)
-        rows = self.run(mode, lambda: call(self.conn, "read", self.stream, offset, size))
+        if offset is None:
+            self.was_read = set(self.trimmed)
+        try:
+            rows = self.run(mode, lambda: call(self.conn, "read", self.stream, offset, size))
+        except psycopg.Error as error:
+            if error.sqlstate != "PQ010" or not self.was_overtaken:  # by retention
+                raise
+            self.offset, self.was_overtaken = None, False
+            return
         if rows is None:
             return
         seqs = {row.seq for row in rows if row.seq is not None}
