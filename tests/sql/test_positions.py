@@ -97,6 +97,22 @@ def test_a_number_is_a_position_whatever_the_order_of_publication(
         assert sorted(got) == [running, *(s for s in everything if s >= seq)]
 
 
+def test_a_number_is_a_position_beside_many_that_were_published_late(
+    conn: Conn, stream: int
+) -> None:
+    """A hundred batches that were written before: they look like the place, and are not."""
+    blocks = [stage(conn, stream, 2, batch) for batch in range(100)]
+    singles = [send(conn) for _ in range(300)]
+    for batch, block in enumerate(blocks):
+        publish(conn, stream, [block], 2, batch)
+    last = send(conn)
+    for i in (0, 150, 299):
+        consumer(conn, f"at {i}", p_start=f"seq {singles[i]}")
+        assert acked(conn, "s", f"at {i}") == [*singles[i:], last]
+    consumer(conn, "late", p_start=f"seq {singles[0] - 3}")
+    assert acked(conn, "s", "late") == [*range(singles[0] - 3, singles[0]), *singles, last]
+
+
 def test_a_time_is_a_position_and_the_future_is_the_end(conn: Conn) -> None:
     old = [send(conn) for _ in range(5)]
     since = now(conn)
