@@ -10,6 +10,8 @@ comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
+comment on function pgqueue.set_dedup_window is 'Says for how long a stream remembers the dedup keys of its messages.';
+
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';

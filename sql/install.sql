@@ -17,6 +17,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/checks.sql
 \ir core/locks.sql
 \ir core/publish.sql
+\ir core/dedup.sql
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql

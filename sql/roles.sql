@@ -16,7 +16,8 @@ as $$
                                   start_waiting, still_publishing, stop_waiting, last_publication,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),
            ('pgqueue_observer', '{schema_version, open_stream}'),
-           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer, maintain}')
+           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer, maintain,
+                                  set_dedup_window}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

@@ -15,6 +15,7 @@ begin
             -- ... and no join that reads one side whole
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
              '{claim, receive, nack, extend, dead_letter, reader_claim, reader_resume, reader_extend, create_consumer}'),
+            ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_first_of}'),
             ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_settle}'),
             -- ... nor one in several processes, which would lose the order of delivery
             ('{max_parallel_workers_per_gather = 0}', '{receive}'),
@@ -24,7 +25,7 @@ begin
             -- ranges of messages are read by index, whatever the statistics of a table that was just written to
             ('{enable_seqscan = off, enable_bitmapscan = off, max_parallel_workers_per_gather = 0, jit = off}', '{_check_written}'),
             -- a custom plan would hold the arrays as constants
-            ('{plan_cache_mode = force_generic_plan}', '{send_batch}')) p (settings, functions)
+            ('{plan_cache_mode = force_generic_plan}', '{send_batch, _take_dedup_keys}')) p (settings, functions)
     loop
         foreach v_name in array v_profile.functions loop
             foreach v_setting in array v_profile.settings loop

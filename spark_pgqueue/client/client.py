@@ -80,6 +80,7 @@ class Client:
         notify: bool = True,
         max_bytes: int = 16 << 20,
         max_header_bytes: int = 64 << 10,
+        dedup_window: timedelta | None = None,
     ) -> int:
         """Create a stream.
 
@@ -91,19 +92,35 @@ class Client:
                 somebody waits, it costs producers a lock of the whole server at commit.
             max_bytes: of a payload.
             max_header_bytes: of a message's headers, as JSON text.
+            dedup_window: as in `set_dedup_window`.
 
         Returns:
             its id.
         """
         return self._value(
             "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::boolean, %s::int,"
-            " %s::int)",
+            " %s::int, %s::interval)",
             arguments.text("name", name),
             arguments.text("kind", kind),
             arguments.flag("if_not_exists", if_not_exists),
             arguments.flag("notify", notify),
             arguments.number("max_bytes", max_bytes),
             arguments.number("max_header_bytes", max_header_bytes),
+            arguments.maybe(arguments.duration, "dedup_window", dedup_window),
+        )
+
+    def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
+        """Say for how long a stream remembers the dedup keys of its messages.
+
+        Args:
+            stream: the stream's name.
+            window: within that time after a message, no other one with its dedup key is published.
+                Longer than the longest transaction that sends; None: messages have no dedup keys.
+        """
+        self._value(
+            "select pgqueue.set_dedup_window(%s::text, %s::interval)",
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.duration, "window", window),
         )
 
     def drop_stream(self, name: str) -> None:
@@ -208,6 +225,7 @@ class Client:
         priority: int = 0,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
+        dedup_key: str | None = None,
     ) -> int:
         """Publish a message.
 
@@ -219,9 +237,11 @@ class Client:
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
             deliver_at: not before this time (with its zone); None for at once.
             consumers: names of those that get it; None for all.
+            dedup_key: publish nothing where a message with this key was sent within the stream's
+                dedup window; None for none.
 
         Returns:
-            its seq.
+            its seq, or that of the first message with its dedup key.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -232,7 +252,7 @@ class Client:
             arguments.text("data", data, "a str, or bytes for a binary stream")
         return self._value(
             "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
-            " %s::timestamptz, %s::text[], %s::bytea)",
+            " %s::timestamptz, %s::text[], %s::bytea, %s::text)",
             arguments.text("stream", stream),
             None if binary else data,
             arguments.maybe(arguments.text, "key", key),
@@ -241,6 +261,7 @@ class Client:
             arguments.maybe(arguments.time, "deliver_at", deliver_at),
             arguments.maybe(arguments.texts, "consumers", consumers),
             data if binary else None,
+            arguments.maybe(arguments.text, "dedup_key", dedup_key),
         )
 
     def send_batch(
@@ -253,6 +274,7 @@ class Client:
         priority: int = 0,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
+        dedup_keys: Iterable[str | None] | None = None,
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given.
 
@@ -264,9 +286,11 @@ class Client:
             priority: as in `send`, for all of them.
             deliver_at: as in `send`, for all of them.
             consumers: as in `send`, for all of them.
+            dedup_keys: a dedup key, or None, per message; None for no dedup keys. Also of two of
+                these messages with one key only the first is published.
 
         Returns:
-            their seqs, in that order; none for no data.
+            their seqs, in that order, of a duplicate that of the first; none for no data.
 
         Raises:
             PgQueueError: as `send`. Nothing is published then.
@@ -280,22 +304,22 @@ class Client:
             if headers is None
             else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)]
         )
+        all_dedup_keys = arguments.maybe(arguments.maybe_texts, "dedup_keys", dedup_keys)
         of_all = (
             arguments.number("priority", priority, -32768, 32767),
             arguments.maybe(arguments.time, "deliver_at", deliver_at),
             arguments.maybe(arguments.texts, "consumers", consumers),
         )
-        counts = {len(each) for each in (payloads, all_keys, all_headers) if each is not None}
+        given = (payloads, all_keys, all_headers, all_dedup_keys)
+        counts = {len(each) for each in given if each is not None}
         if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
-            seqs = copying.copy_messages(
-                self._statements, stream, payloads, all_keys, all_headers, *of_all
-            )
+            seqs = copying.copy_messages(self._statements, stream, *given, *of_all)
             if seqs is not None:
                 return seqs
         # An array in binary format is three times as fast as one in text.
         rows = self._statements.rows(
             "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %b::bytea[])",
+            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[])",
             [
                 stream,
                 None if binary else payloads,
@@ -303,6 +327,7 @@ class Client:
                 all_headers,
                 *of_all,
                 payloads if binary else None,
+                all_dedup_keys,
             ],
         )
         return [seq for (seq,) in rows]

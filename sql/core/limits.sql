@@ -32,6 +32,8 @@ create or replace function pgqueue._limit_expired() returns int language sql imm
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted for the statistics of a consumer.
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
+-- Old dedup keys of a stream that maintain() deletes at once.
+create or replace function pgqueue._limit_forgotten() returns int language sql immutable parallel safe as 'select 100000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
 -- ... messages of the line that are dealt at once, ...

@@ -2,7 +2,7 @@
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
--- without a txnAppId, whose names are used once. It deletes no published message: only what its
+-- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
 -- reservation still has.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 --   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long are forgotten, and
@@ -51,7 +51,8 @@ begin
     get diagnostics v_count = row_count;
     delete from pgqueue.sink_streams k
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
-    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age));
+    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)),
+                        ('old dedup keys', pgqueue._forget_dedup_keys());
 end $$;
 
 -- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.

@@ -8,11 +8,12 @@
 --                       server: where that is too much, turn it off, and readers find messages within their wait.
 --   p_max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
 --   p_max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
+--   p_dedup_window      for how long dedup keys are remembered, see set_dedup_window; null: messages have none
 -- Returns the stream's id. Errors: PQ003, PQ006.
 -- Locks: a share-update-exclusive lock on messages to attach the partition; sends and reads go on.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false,
                                                  p_notify boolean default true, p_max_bytes int default 16777216,
-                                                 p_max_header_bytes int default 65536) returns int
+                                                 p_max_header_bytes int default 65536, p_dedup_window interval default null) returns int
 language plpgsql
 set lock_timeout = '10s'
 as $$
@@ -25,8 +26,11 @@ begin
     end if;
     perform pgqueue._check_number('p_max_bytes', p_max_bytes, 1, pgqueue._max_max_bytes());
     perform pgqueue._check_number('p_max_header_bytes', p_max_header_bytes, 2, pgqueue._max_max_header_bytes());
-    insert into pgqueue.streams (name, kind, notify, max_bytes, max_header_bytes)
-    values (p_name, p_kind, coalesce(p_notify, true), p_max_bytes, p_max_header_bytes)
+    if p_dedup_window is not null then
+        perform pgqueue._check_timeout('p_dedup_window', p_dedup_window);
+    end if;
+    insert into pgqueue.streams (name, kind, notify, max_bytes, max_header_bytes, dedup_window)
+    values (p_name, p_kind, coalesce(p_notify, true), p_max_bytes, p_max_header_bytes, p_dedup_window)
     on conflict (name) do nothing
     returning * into v_stream;
     if not found then
@@ -111,6 +115,7 @@ begin
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;
+    delete from pgqueue.dedup_keys where stream_id = v_stream.stream_id;
     delete from pgqueue.streams where stream_id = v_stream.stream_id;
 end $$;
 

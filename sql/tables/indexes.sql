@@ -17,6 +17,7 @@ begin
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
+        ['dedup_keys_sent',           'dedup_keys (stream_id, sent_at)'],
         ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)'],
         ['reservations_transaction',  'reservations (xid)']]
     loop

@@ -11,7 +11,8 @@ create table if not exists pgqueue.streams (
     notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
     created_at timestamptz not null default clock_timestamp(),
     max_bytes        int not null,    -- of a payload
-    max_header_bytes int not null     -- of the headers of a message, as text
+    max_header_bytes int not null,    -- of the headers of a message, as text
+    dedup_window interval             -- for how long a dedup_key is remembered; null: it takes none
 );
 
 -- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's
@@ -38,4 +39,14 @@ create table if not exists pgqueue.publications (
     seqs           int8multirange not null,
     consumers      int[],                       -- null: all, also those that do not exist yet
     primary key (stream_id, publication_id, part)
+);
+
+-- The dedup keys of what was sent within the stream's dedup_window, or not long before, with the first message of each. The keys themselves,
+-- not hashes: with two keys of one hash, one message would be lost without a word.
+create table if not exists pgqueue.dedup_keys (
+    stream_id int         not null,
+    dedup_key text        collate "C" not null,
+    seq       bigint      not null,
+    sent_at   timestamptz not null,
+    primary key (stream_id, dedup_key)
 );

@@ -31,6 +31,7 @@ TABLES = {
     "reservations": "reservations",
     "sink batches": "sink_batches",
     "sink streams": "sink_streams",
+    "dedup keys": "dedup_keys",
 }
 
 

@@ -42,6 +42,7 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
         "unpublished messages": 8,
         "old sink batches": 0,
         "abandoned readers": 0,
+        "old dedup keys": 0,
     }
     assert internals.staged_blocks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6

@@ -35,7 +35,7 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "maintain",
+        "drop_consumer", "maintain", "set_dedup_window",
     },
     "stranger": set(),
 }  # fmt: skip

@@ -70,6 +70,17 @@ def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
         schema.check(conn)
 
 
+def test_a_message_is_sent_once_per_dedup_key(queue, run):
+    error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
+    assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error
+    run("stream", "dedup", "s", "1 day")
+    assert len({run("send", "s", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
+    run("stream", "dedup", "s", "off")
+    assert "has no dedup_window" in run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
+    run("stream", "create", "t", "--dedup-window", "1h")
+    assert len({run("send", "t", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
+
+
 def test_uninstall_says_what_goes_and_asks(url, queue, run):
     queue.send("s", "x")
     result = CliRunner().invoke(cli.app, ["uninstall"], input="n\n")
