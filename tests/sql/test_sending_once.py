@@ -68,20 +68,21 @@ def test_of_two_messages_of_one_batch_the_first_is_published(conn: Conn) -> None
 
 
 def test_a_key_whose_window_passed_is_taken_over_and_forgotten_by_maintain(conn: Conn) -> None:
-    first = send_all(conn, ["a", "b"], p_dedup_keys=["k", "l"])
+    first = send_all(conn, ["a", "b", "m"], p_dedup_keys=["k", "l", "m"])
     clock.pass_time(conn, timedelta(hours=23))
     assert send(conn, "c", p_dedup_key="k") == first[0]
     clock.pass_time(conn, timedelta(hours=2))
     again = send(conn, "d", p_dedup_key="k")
-    assert again not in first
-    assert send_all(conn, ["e"], p_dedup_keys=["k"]) == [again]
+    (batch,) = send_all(conn, ["m2"], p_dedup_keys=["m"])
+    assert again not in first and batch not in first
+    assert send_all(conn, ["e", "e"], p_dedup_keys=["k", "m"]) == [again, batch]
     assert dict(call(conn, "maintain"))["old dedup keys"] == 1
     assert send(conn, "f", p_dedup_key="l") not in first
-    assert data(conn) == ["a", "b", "d", "f"]
+    assert data(conn) == ["a", "b", "m", "d", "m2", "f"]
     call(conn, "set_dedup_window", "s", timedelta(days=3))
     assert send(conn, "g", p_dedup_key="k") == again
     call(conn, "set_dedup_window", "s", None)
-    assert dict(call(conn, "maintain"))["old dedup keys"] == 2
+    assert dict(call(conn, "maintain"))["old dedup keys"] == 3
     with pytest.raises(psycopg.Error, match="has no dedup_window") as caught:
         send(conn, "h", p_dedup_key="k")
     assert "set_dedup_window('s', '1 day')" in str(caught.value.diag.message_hint)
