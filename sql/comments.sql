@@ -10,6 +10,8 @@ comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
+comment on function pgqueue.capture    is 'Lets what is written to a table become messages of a stream, in the same transaction.';
+comment on function pgqueue.release    is 'Captures a table no more.';
 comment on function pgqueue.set_dedup_window is 'Says for how long a stream remembers the dedup keys of its messages.';
 
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
@@ -50,3 +52,4 @@ comment on view pgqueue.message_states    is 'One row per message and consumer t
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
+comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

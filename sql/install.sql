@@ -30,6 +30,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/streams.sql
 \ir functions/consumers.sql
 \ir functions/publish.sql
+\ir functions/capture.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql

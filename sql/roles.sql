@@ -11,7 +11,9 @@
 create or replace function pgqueue._role_functions() returns table (role text, functions text[])
 language sql immutable
 as $$
-    values ('pgqueue_producer', '{schema_version, open_stream, send, send_batch, open_sink, is_published, reserve, publish_written, stage, publish_staged}'::text[]),
+    values ('pgqueue_producer', '{schema_version, open_stream, send, send_batch, open_sink, is_published, reserve, publish_written, stage, publish_staged,
+                                  capture, release, _send_captured, _lock_captured, _drop_capture, _capture_function, _make_capture,
+                                  _make_triggers, _column_names}'::text[]),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, claim, receive, ack, nack, extend, dead_letter,
                                   start_waiting, still_publishing, stop_waiting, last_publication,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),

@@ -16,9 +16,10 @@ connection that does this work: `Client(connection).send(...)`.
 """
 
 from spark_pgqueue.client.client import Client, connect
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.results import Capture, Claim, Consumer, ConsumerStats, Message, Stream
 
 __all__ = [
+    "Capture",
     "Claim",
     "Client",
     "Consumer",

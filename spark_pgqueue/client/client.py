@@ -15,7 +15,14 @@ import psycopg
 from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments, consuming, copying
-from spark_pgqueue.client.results import Claim, Consumer, ConsumerStats, Message, Stream
+from spark_pgqueue.client.results import (
+    Capture,
+    Claim,
+    Consumer,
+    ConsumerStats,
+    Message,
+    Stream,
+)
 from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
@@ -331,6 +338,61 @@ class Client:
             ],
         )
         return [seq for (seq,) in rows]
+
+    def capture(
+        self,
+        table: str,
+        stream: str,
+        *,
+        keys: Iterable[str] | None = None,
+        columns: Iterable[str] | None = None,
+        old: bool = False,
+        outbox: bool = False,
+    ) -> None:
+        """Let what is written to a table become messages, in the transaction that writes it.
+
+        A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
+        update, delete, truncate), time and transaction. For a table that is captured, the
+        arguments take the place of the old ones.
+
+        Args:
+            table: a table of this role's, as SQL writes it: "orders" or 'app."Orders"'.
+            stream: the stream's name; of kind "json" or "text".
+            keys: columns whose values are the key; None for the primary key; [] for no key.
+            columns: columns of the row to publish; None for all.
+            old: `data` is {"old": ..., "new": ...}.
+            outbox: capture inserts, and delete the rows again.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ003 a table, column or stream that cannot be
+                captured so. An unknown table is psycopg's UndefinedTable.
+        """
+        self._value(
+            "select pgqueue.capture(%s::text::regclass, %s::text, %s::text[], %s::text[],"
+            " %s::boolean, %s::boolean)",
+            arguments.text("table", table),
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.texts, "keys", keys),
+            arguments.maybe(arguments.texts, "columns", columns),
+            arguments.flag("old", old),
+            arguments.flag("outbox", outbox),
+        )
+
+    def release(self, table: str, stream: str) -> None:
+        """Capture a table no more. Arguments and errors as in `capture`."""
+        self._value(
+            "select pgqueue.release(%s::text::regclass, %s::text)",
+            arguments.text("table", table),
+            arguments.text("stream", stream),
+        )
+
+    def captures(self) -> list[Capture]:
+        """All tables that are captured, by name."""
+        return self._statements.rows(
+            'select "table", stream, owner, options, outbox, uncaptured_partitions'
+            ' from pgqueue.captures order by "table", stream',
+            row_factory=class_row(Capture),
+        )
 
     def receive(
         self,

@@ -3,7 +3,7 @@
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
 -- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
--- reservation still has.
+-- reservation still has. And it lets new partitions of captured tables be captured when they are written to directly.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 --   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long are forgotten, and
 --                 what they hold goes to others; so are sinks of dropped streams
@@ -53,6 +53,7 @@ begin
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
     return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)),
                         ('old dedup keys', pgqueue._forget_dedup_keys());
+    perform pgqueue._capture_partitions();
 end $$;
 
 -- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.

@@ -84,7 +84,7 @@ create or replace function pgqueue._last_seq(p_stream_id int) returns bigint
 language sql stable
 as $$ select coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0) $$;
 
--- Deletes a stream with its consumers and messages. Errors: PQ001.
+-- Deletes a stream with its consumers and messages. Errors: PQ001; 2BP01 when tables are captured to it.
 -- Locks: its consumers, and for moments all of messages to detach the partition (55P03 after 30 s).
 create or replace function pgqueue.drop_stream(p_name text) returns void
 language plpgsql
@@ -92,7 +92,12 @@ as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_name);
     v_until  timestamptz := clock_timestamp() + interval '30 s';
+    v_table  regclass := (select tgrelid from pg_trigger where tgname = format('pgqueue_%s_insert', v_stream.stream_id) order by tgnargs, tgrelid limit 1);
 begin
+    if v_table is not null then
+        raise exception 'table % is captured to stream %', v_table, quote_literal(p_name)
+            using errcode = 'dependent_objects_still_exist', hint = format('First: select pgqueue.release(%L, %L). Nothing was changed.', v_table, p_name);
+    end if;
     perform pgqueue.drop_consumer(p_name, name)
     from pgqueue.consumers where stream_id = v_stream.stream_id order by consumer_id;
     loop

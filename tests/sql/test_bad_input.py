@@ -404,6 +404,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_others": "0 for an unknown reader",
         "reader_query": "PQ009 is tested in test_readers",
         "is_published": "false for an unknown sink",
+        "capture": "its tables are made in test_capture",
+        "release": "its tables are made in test_capture",
     }
     functions = conn.execute(
         "select proname, proargnames[1:pronargs] from pg_proc"

@@ -23,7 +23,9 @@ ROLES = ("producer", "consumer", "observer", "admin")
 FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
-        "reserve", "publish_written", "stage", "publish_staged",
+        "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
+        "_send_captured", "_lock_captured", "_drop_capture", "_capture_function", "_make_capture",
+        "_make_triggers", "_column_names",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
@@ -40,7 +42,7 @@ FUNCTIONS = {
     "stranger": set(),
 }  # fmt: skip
 
-VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats")
+VIEWS = ("message_states", "consumer_settings", "consumer_stats", "stream_stats", "captures")
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
@@ -245,6 +247,8 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "send", "s", "x")
+    conn.execute("create table captured (id int primary key)")
+    call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"
         for function, returns in (
