@@ -11,6 +11,7 @@ import typer
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
+from tests.benchmarks.capture import capture
 from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
 from tests.benchmarks.publish import publish
@@ -18,7 +19,7 @@ from tests.benchmarks.queries import queries
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
 
-BENCHMARKS = {each.__name__: each for each in (publish, claims, source, sink, queries)}
+BENCHMARKS = {each.__name__: each for each in (publish, claims, source, sink, queries, capture)}
 NAMES = ", ".join(BENCHMARKS)
 
 
