@@ -123,16 +123,16 @@ begin
     -- a name that needs no quotes, so that others are made of it
     v_name := format('pgqueue_%s_%s', v_stream.stream_id, left(regexp_replace(lower(v_table.relname), '[^a-z0-9_]', '', 'g'), 36));
     while exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-                  where n.nspname = v_table.nspname and p.proname = any (array[v_name, v_name || '_key', v_name || '_row', v_name || '_done'])) loop
+                  where n.nspname = v_table.nspname and p.proname = any (array[v_name, v_name || '_key', v_name || '_row', v_name || '_now', v_name || '_done'])) loop
         v_name := v_name || '_';
     end loop;
     v_name := format('%I.%I', v_table.nspname, v_name);
-    perform pgqueue._make_capture(p_table, p_table, v_name, v_stream.stream_id, v_table.full_name, p_keys, p_columns, v_primary, coalesce(p_old, false), coalesce(p_outbox, false));
+    perform pgqueue._make_capture(p_table, p_table, v_name, v_name, v_stream.stream_id, v_table.full_name, p_keys, p_columns, v_primary, coalesce(p_old, false), coalesce(p_outbox, false));
     for v_part in select relid from pg_partition_tree(p_table) where level > 0 loop
         if pgqueue._column_names(v_part.relid) = pgqueue._column_names(p_table) then
             perform pgqueue._make_triggers(v_part.relid, p_table, v_stream.stream_id, v_name, coalesce(p_outbox, false));
         else  -- Postgres turns the rows of a trigger into those of another type by the places of columns
-            perform pgqueue._make_capture(v_part.relid, p_table, format('%s_%s', v_name, v_part.relid::oid), v_stream.stream_id, v_table.full_name, p_keys, p_columns, v_primary,
+            perform pgqueue._make_capture(v_part.relid, p_table, format('%s_%s', v_name, v_part.relid::oid), v_name, v_stream.stream_id, v_table.full_name, p_keys, p_columns, v_primary,
                                           coalesce(p_old, false), coalesce(p_outbox, false));
         end if;
     end loop;
@@ -148,8 +148,9 @@ as $$ select array_agg(attname order by attnum) from pg_attribute where attrelid
 
 -- Makes the functions and triggers of a table, or of a partition whose columns have another order. Arguments as in capture, and
 --   p_name   of the triggers' function; the others add to it
+--   p_base   the same of the table
 --   p_label  what messages call the table
-create or replace function pgqueue._make_capture(p_relation regclass, p_table regclass, p_name text, p_stream_id int, p_label text, p_keys text[], p_columns text[],
+create or replace function pgqueue._make_capture(p_relation regclass, p_table regclass, p_name text, p_base text, p_stream_id int, p_label text, p_keys text[], p_columns text[],
                                                  p_primary text[], p_old boolean, p_outbox boolean) returns void
 language plpgsql
 as $$
@@ -158,6 +159,7 @@ declare
     v_owner    name;
     v_key      text;
     v_row      text;
+    v_same     text;
     v_function text;
 begin
     select format('%I.%I', n.nspname, c.relname), pg_get_userbyid(c.relowner) into v_type, v_owner
@@ -172,12 +174,18 @@ begin
                   else (select format('(select row_to_json(r) from (select %s) r)', string_agg(format('(t).%I', k), ', ' order by i)) from unnest(p_columns) with ordinality k (k, i)) end;
     execute format('create function %s_key(t %s) returns text language sql stable begin atomic select %s; end', p_name, v_type, v_key);
     execute format('create function %s_row(t %s) returns json language sql stable begin atomic select %s; end', p_name, v_type, v_row);
+    v_same := (select string_agg(format('x.%1$I = (t).%1$I', k), ' and ' order by i) from unnest(p_primary) with ordinality k (k, i));
     if p_outbox then
-        execute format('create function %1$s_done(t %2$s) returns void language sql begin atomic delete from %2$s x where %3$s; end', p_name, v_type,
-                       (select string_agg(format('x.%1$I = (t).%1$I', k), ' and ' order by i) from unnest(p_primary) with ordinality k (k, i)));
+        execute format('create function %1$s_done(t %2$s) returns void language sql begin atomic delete from %2$s x where %3$s; end', p_name, v_type, v_same);
     end if;
-    execute pgqueue._capture_function(p_name, p_stream_id, p_label, p_old, p_outbox);
-    foreach v_function in array array['%1$s()', '%1$s_key(%2$s)', '%1$s_row(%2$s)'] || case when p_outbox then array['%1$s_done(%2$s)'] else '{}' end loop
+    if p_primary is not null then
+        -- the row that has this primary key now, if it has also this key
+        execute format('create function %s_now(t %s) returns json language sql stable begin atomic select %s_row(x) from %s x where %s; end', p_name, v_type, p_base, p_label,
+                       concat_ws(' and ', v_same, (select string_agg(format('x.%1$I is not distinct from (t).%1$I', k), ' and ') from unnest(p_keys) k where k <> all (p_primary))));
+    end if;
+    execute pgqueue._capture_function(p_name, p_stream_id, p_label, p_old, p_outbox, p_primary is not null);
+    foreach v_function in array array['%1$s()', '%1$s_key(%2$s)', '%1$s_row(%2$s)'] || case when p_outbox then array['%1$s_done(%2$s)'] else '{}' end
+                                || case when p_primary is not null then array['%1$s_now(%2$s)'] else '{}' end loop
         v_function := format(v_function, p_name, v_type);
         execute format('revoke all on function %s from public', v_function);
         -- what they do is done as the owner, whoever of its members made them
@@ -189,7 +197,11 @@ begin
 end $$;
 
 -- The statement that makes the function of a captured table's triggers: this text, with what is in braces replaced.
-create or replace function pgqueue._capture_function(p_name text, p_stream_id int, p_table text, p_old boolean, p_outbox boolean) returns text
+--
+-- Postgres calls the triggers of a statement when it is over: after those of statements that it set off itself, and of a merge first for what was
+-- inserted, then for what was updated and deleted. So where a statement may have been followed already, which a setting of the transaction says,
+-- a row is sent as it is now (_now), and a key is not deleted that is there again.
+create or replace function pgqueue._capture_function(p_name text, p_stream_id int, p_table text, p_old boolean, p_outbox boolean, p_primary boolean) returns text
 language plpgsql
 as $$
 declare
@@ -202,49 +214,97 @@ set bytea_output = 'hex'{nestloop}
 as $function$
 -- Made by pgqueue.capture.
 declare
-    v_keys   text[];
-    v_data   json[];
-    v_keys_2 text[];
-    v_data_2 json[];
+    v_before  text := coalesce(current_setting({setting}, true), '');
+    v_written boolean := v_before <> '';        -- this transaction inserted rows before
+    v_nested  boolean := v_before = 'nested';   -- ... or wrote some in a trigger
+    v_keys    text[];
+    v_data    json[];
+    v_keys_2  text[];
+    v_data_2  json[];
+    v_size    int;  -- rows that are sent at once, when there are many: an array has at most 1 GB
+    v_rows    refcursor;
 begin
     -- a partition that was detached is not a part of the table any more
     if tg_nargs > 0 and not exists (select from pg_inherits where inhrelid = tg_relid) then
         return null;
     end if;
+    if not v_nested and tg_op <> 'TRUNCATE' and pg_trigger_depth() > 1 then
+        perform set_config({setting}, 'nested', true);
+    end if;
     if tg_op = 'INSERT' then
-        {all_new}
+        select array_agg(r.key), array_agg(r.data) into v_keys, v_data from (select {name}_key(n) as key, {new} as data from new_rows n {still} limit 1001) r;
+        if v_keys is null then
+            return null;
+        elsif not v_written and pg_trigger_depth() = 1 then
+            perform set_config({setting}, 'inserted', true);
+        end if;
+        if cardinality(v_keys) <= 1000 then
+            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{insert}], array[cardinality(v_keys)]);
+        else
+            v_size := least(10000, 100000000 / (pg_column_size(v_data) / 1000));
+            open v_rows for
+                select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
+                from (select row_number() over () as i, {name}_key(n) as key, {new} as data from new_rows n {still}) r
+                group by (r.i - 1) / v_size order by (r.i - 1) / v_size;
+            loop
+                fetch v_rows into v_keys, v_data;
+                exit when not found;
+                perform pgqueue._send_captured({stream}, v_keys, v_data, array[{insert}], array[cardinality(v_keys)]);
+            end loop;
+        end if;{done}
     elsif tg_op = 'DELETE' then
-        {all_old}
+        select array_agg(r.key), array_agg(r.data) into v_keys, v_data from (select {name}_key(o) as key, {del} as data from old_rows o {gone} limit 1001) r;
+        if cardinality(v_keys) <= 1000 then
+            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_keys)]);
+        elsif v_keys is not null then
+            v_size := least(10000, 100000000 / (pg_column_size(v_data) / 1000));
+            open v_rows for
+                select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
+                from (select row_number() over () as i, {name}_key(o) as key, {del} as data from old_rows o {gone}) r
+                group by (r.i - 1) / v_size order by (r.i - 1) / v_size;
+            loop
+                fetch v_rows into v_keys, v_data;
+                exit when not found;
+                perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_keys)]);
+            end loop;
+        end if;
     elsif tg_op = 'UPDATE' then
-        select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2 from (select {name}_key(o) as key, {before} as data from old_rows o limit 1001) r;
-        select array_agg(r.key), array_agg(r.data) into v_keys, v_data from (select {name}_key(n) as key, {name}_row(n) as data from new_rows n limit 1001) r;
+        select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2 from (select {name}_key(o) as key, {old} as data from old_rows o limit 1001) r;
+        select array_agg(r.key), array_agg(r.data) into v_keys, v_data from (select {name}_key(n) as key, {now} as data from new_rows n {still} limit 1001) r;
         if v_keys = v_keys_2 and cardinality(v_keys) <= 1000 then
             perform pgqueue._send_captured({stream}, v_keys, {both}, array[{update}], array[cardinality(v_keys)]);
             return null;
-        elsif coalesce(v_keys, v_keys_2) is null then
+        elsif v_keys_2 is null then
             return null;
         end if;
+        v_size := least(10000, 100000000 / (coalesce(pg_column_size(v_data), 0) / 1000 + coalesce(pg_column_size(v_data_2), 0) / 1000 + 1));
         -- a row whose key changed is deleted, and inserted: first all of the one, then all of the other, because the new key of one may
         -- be the old one of another
-        for v_keys, v_data in
+        open v_rows for
             select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
             from (select i, x.key, x.data
-                  from (select row_number() over () as i, {name}_key(o) as key, {del} as data from old_rows o) x
+                  from (select row_number() over () as i, {name}_key(o) as key, {del} as data, {is_gone} as gone from old_rows o) x
                   full join (select row_number() over () as i, {name}_key(n) as key from new_rows n) y using (i)
-                  where x.data is not null and x.key is distinct from y.key) r
-            group by (r.i - 1) / 10000 order by (r.i - 1) / 10000
+                  where x.gone and x.key is distinct from y.key) r
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size;
         loop
-            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_data)]);
+            fetch v_rows into v_keys, v_data;
+            exit when not found;
+            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_keys)]);
         end loop;
-        for v_keys, v_data, v_keys_2, v_data_2 in
+        close v_rows;
+        open v_rows for
             select coalesce(array_agg(r.key order by r.i) filter (where r.same), '{}'), coalesce(array_agg(r.updated order by r.i) filter (where r.same), '{}'),
                    coalesce(array_agg(r.key order by r.i) filter (where not r.same), '{}'), coalesce(array_agg(r.inserted order by r.i) filter (where not r.same), '{}')
             from (select i, y.key, x.i is not null and x.key is not distinct from y.key as same, {updated} as updated, {inserted} as inserted
-                  from (select row_number() over () as i, {name}_key(n) as key, {name}_row(n) as data from new_rows n) y
-                  left join (select row_number() over () as i, {name}_key(o) as key, {before} as data from old_rows o) x using (i)) r
-            group by (r.i - 1) / 10000 order by (r.i - 1) / 10000
+                  from (select row_number() over () as i, {name}_key(n) as key, {now} as data from new_rows n) y
+                  left join (select row_number() over () as i, {name}_key(o) as key, {old} as data from old_rows o) x using (i)
+                  where y.data is not null) r
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size;
         loop
-            perform pgqueue._send_captured({stream}, v_keys || v_keys_2, v_data || v_data_2, array[{update}, {insert}], array[cardinality(v_data), cardinality(v_data_2)]);
+            fetch v_rows into v_keys, v_data, v_keys_2, v_data_2;
+            exit when not found;
+            perform pgqueue._send_captured({stream}, v_keys || v_keys_2, v_data || v_data_2, array[{update}, {insert}], array[cardinality(v_keys), cardinality(v_keys_2)]);
         end loop;
     elsif tg_when = 'AFTER' then
         perform set_config('pgqueue.truncated', '', true);
@@ -254,46 +314,36 @@ begin
     -- a partition alone: its rows are deleted, those of the others are not
     elsif not exists (select from pg_partition_ancestors(tg_relid) a where a.relid::oid::text = current_setting('pgqueue.truncated', true)) then
         perform set_config('pgqueue.truncated', tg_relid::text, true);
-        for v_keys, v_data in
-            execute format('select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
-                           'from (select row_number() over () as i, {name}_key(o) as key, %s as data from %s o) r '
-                           'group by (r.i - 1) / 10000 order by (r.i - 1) / 10000', {del_text}, tg_relid::regclass)
+        open v_rows for execute format('select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
+                                       'from (select row_number() over () as i, {name}_key(o) as key, %s as data from %s o) r '
+                                       'group by (r.i - 1) / 1000 order by (r.i - 1) / 1000', {del_text}, tg_relid::regclass);
         loop
-            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_data)]);
+            fetch v_rows into v_keys, v_data;
+            exit when not found;
+            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{delete}], array[cardinality(v_keys)]);
         end loop;
     end if;
     return null;
 end $function$
 $template$;
-    -- few rows at once, many in parts of 10,000: an array has at most 1 GB
-    v_all  text := $template$
-        select array_agg(r.key), array_agg(r.data) into v_keys, v_data from (select {name}_key(n) as key, {new} as data from new_rows n limit 1001) r;
-        if cardinality(v_keys) <= 1000 then
-            perform pgqueue._send_captured({stream}, v_keys, v_data, array[{insert}], array[cardinality(v_keys)]);
-        elsif v_keys is not null then
-            for v_keys, v_data in
-                select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
-                from (select row_number() over () as i, {name}_key(n) as key, {new} as data from new_rows n) r
-                group by (r.i - 1) / 10000 order by (r.i - 1) / 10000
-            loop
-                perform pgqueue._send_captured({stream}, v_keys, v_data, array[{insert}], array[cardinality(v_keys)]);
-            end loop;
-        end if;$template$;
     v_part text[];
     v_del  text := case when p_old then 'json_build_object(''old'', {name}_row(o), ''new'', null)' else '{name}_row(o)' end;
 begin
     foreach v_part slice 1 in array array[
-        ['{all_new}',   v_all || '{done}'],
-        ['{all_old}',   replace(replace(replace(replace(v_all, '{new}', '{del}'), '_key(n)', '_key(o)'), 'new_rows n', 'old_rows o'), '{insert}', '{delete}')],
-        ['{new}',       case when p_old then 'json_build_object(''old'', null, ''new'', {name}_row(n))' else '{name}_row(n)' end],
+        ['{new}',       case when p_old then 'json_build_object(''old'', null, ''new'', {now})' else '{now}' end],
         ['{del}',       v_del],
         ['{del_text}',  quote_literal(v_del)],
-        ['{before}',    case when p_old then '{name}_row(o)' else 'null::json' end],
+        ['{old}',       case when p_old then '{name}_row(o)' else 'null::json' end],
         ['{updated}',   case when p_old then 'json_build_object(''old'', x.data, ''new'', y.data)' else 'y.data' end],
         ['{inserted}',  case when p_old then 'json_build_object(''old'', null, ''new'', y.data)' else 'y.data' end],
         ['{both}',      case when p_old then 'array(select json_build_object(''old'', r.o, ''new'', r.n) from unnest(v_data_2, v_data) r (o, n))' else 'v_data' end],
         ['{truncated}', quote_literal(case when p_old then '{"old": null, "new": null}' else '{}' end)],
         ['{done}',      case when p_outbox then E'\n        perform {name}_done(n) from new_rows n;' else '' end],
+        ['{now}',       case when p_primary then 'case when v_nested then {name}_now(n) else {name}_row(n) end' else '{name}_row(n)' end],
+        ['{still}',     case when p_primary then 'where not v_nested or {name}_now(n) is not null' else '' end],
+        ['{is_gone}',   case when p_primary then '(not v_written or {name}_now(o) is null)' else 'true' end],
+        ['{gone}',      case when p_primary then 'where not v_written or {name}_now(o) is null' else '' end],
+        ['{setting}',   format('''pgqueue.captured_%s_%s''', p_stream_id, to_hex(hashtext(p_table)))],
         -- a plan is kept that was made when a statement wrote a single row: it must do for a million
         ['{nestloop}',  case when p_outbox then '' else ' set enable_nestloop = off' end],
         ['{insert}',    '{headers}''insert'')'], ['{update}', '{headers}''update'')'], ['{delete}', '{headers}''delete'')'], ['{truncate}', '{headers}''truncate'')'],
@@ -373,19 +423,22 @@ begin
     if not found then
         return false;
     end if;
-    -- those of partitions whose columns have another order have functions of their own, named after the table's
-    v_drops := array(select format('drop trigger %I on %I.%I', t.tgname, n.nspname, c.relname)
-                     from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace join pg_proc p on p.oid = t.tgfoid
-                     where case when v_trigger.tgnargs = 0
-                                then p.pronamespace = v_trigger.pronamespace and p.proname in (v_trigger.proname, format('%s_%s', v_trigger.proname, t.tgrelid))
-                                     and t.tgname like 'pgqueue\_%'
-                                else t.tgfoid = v_trigger.tgfoid and t.tgrelid = p_table end);
-    if v_trigger.tgnargs = 0 then
-        v_drops := v_drops || array(select 'drop function ' || p.oid::regprocedure::text from pg_proc p
-                                    where p.pronamespace = v_trigger.pronamespace and p.proname ~ ('^' || v_trigger.proname || '(_[0-9]+)?(_key|_row|_done)?$')
-                                      and (p.pronargs = 0 or p.proargtypes[0] in (select c.reltype from pg_class c where c.oid = p_table
-                                                                                 or format('%s_%s', v_trigger.proname, c.oid) = regexp_replace(p.proname, '_(key|row|done)$', ''))));
-    end if;
+    with part as (
+        -- partitions whose columns have another order have functions of their own, named after the table's; also when they were detached since
+        select t.tgrelid, t.tgname, t.tgfoid, p.proname, format('%I.%I', n.nspname, c.relname) as relation, c.reltype
+        from pg_trigger t join pg_proc p on p.oid = t.tgfoid join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+        where p.pronamespace = v_trigger.pronamespace and t.tgname like 'pgqueue\_%'
+          and case when v_trigger.tgnargs > 0 then t.tgrelid = p_table and t.tgfoid = v_trigger.tgfoid
+                   else t.tgfoid = v_trigger.tgfoid or p.proname = format('%s_%s', v_trigger.proname, t.tgrelid) end
+    )
+    select array_agg(d.command order by d.place) into v_drops
+    from (select 1 as place, format('drop trigger %I on %s', tgname, relation) as command from part
+          union
+          select case when p.proname like '%\_now' then 2 else 3 end, 'drop function ' || p.oid::regprocedure::text  -- _now calls _row
+          from part join pg_proc p on p.oid = part.tgfoid or (p.pronamespace = v_trigger.pronamespace and p.proargtypes[0] = part.reltype
+                                                               and p.proname in (part.proname || '_key', part.proname || '_row', part.proname || '_now', part.proname || '_done'))
+          -- a partition shares those of its table
+          where v_trigger.tgnargs = 0 or v_trigger.proname like '%\_' || p_table::oid) d;
     foreach v_drop in array v_drops loop
         execute v_drop;
     end loop;
