@@ -11,6 +11,7 @@ import typer
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
+from tests.benchmarks.capture import capture
 from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
 from tests.benchmarks.positions import positions
@@ -21,7 +22,8 @@ from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
 
 BENCHMARKS = {
-    each.__name__: each for each in (publish, claims, positions, source, sink, queries, retention)
+    each.__name__: each
+    for each in (publish, claims, positions, source, sink, queries, retention, capture)
 }
 NAMES = ", ".join(BENCHMARKS)
 
