@@ -19,6 +19,10 @@ comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
+comment on function pgqueue.capture    is 'Lets what is written to a table become messages of a stream, in the same transaction.';
+comment on function pgqueue.release    is 'Captures a table no more.';
+comment on function pgqueue.set_dedup_window is 'Says for how long a stream remembers the dedup keys of its messages.';
+
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
@@ -78,3 +82,4 @@ comment on view pgqueue.stream_retention  is 'One row per stream: how long its m
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
+comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

@@ -252,8 +252,8 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     And what saves half of its time where each session is short. Its Python processes import PySpark
     from a zip in SPARK_HOME, and compile it whenever they start: in a home without that zip they
-    import the one that is installed. And Java compiles with its quick compiler alone, and
-    collects garbage in one thread.
+    import the one that is installed. And Java compiles with its quick compiler alone, whose
+    code needs more stack, and collects garbage in one thread.
     """
     import pyspark
 
@@ -264,7 +264,7 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
         if part.name != "python":
             (home / part.name).symlink_to(part)
     os.environ["SPARK_HOME"] = str(home)
-    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 
 
 @pytest.fixture(scope="session")

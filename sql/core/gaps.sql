@@ -45,6 +45,15 @@ begin
         continue when not p_was_cut and not v_gap.look and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
         p_cursor := pgqueue._forget_gap(p_cursor, v_gap.gap_no);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
+            if v_gap.kept is not null and v_left <> v_gap.publication_ids then
+                -- of what has left it nothing is kept any more: it may come back
+                v_gap.kept := v_gap.kept - coalesce((select range_agg(p.seqs) from unnest(v_gap.publication_ids * p_found) g
+                                                     cross join lateral (select seqs from pgqueue.publications
+                                                                         where stream_id = (select stream_id from pgqueue.consumers
+                                                                                            where consumer_id = p_cursor.consumer_id)
+                                                                           and publication_id >= lower(g) and publication_id < upper(g)
+                                                                           and seqs && v_gap.kept) p), '{}');
+            end if;
             p_cursor := pgqueue._note_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
         end if;
     end loop;

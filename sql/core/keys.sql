@@ -303,6 +303,8 @@ declare
     v_sets  int8multirange[];
     v_nos   int[];     -- of each set: among the runs that are not alike
     v_lines bigint[];  -- and where it stands
+    v_lo    bigint;    -- the bounds of all, for the planner: it leaves out other tables of the stream
+    v_hi    bigint;
     v_keyed pgqueue.keyed_messages;
     v_gone  int8multirange;
 begin
@@ -311,8 +313,9 @@ begin
                                                                  r.not_visible_until) as i
         from unnest(p_runs) r
     )
-    select array_agg(seqs), array_agg(i), array_agg(line_no), (select array_agg(f.r order by f.i) from (select distinct on (i) i, r from run) f)
-    into v_sets, v_nos, v_lines, v_keyed.runs
+    select array_agg(seqs), array_agg(i), array_agg(line_no), (select array_agg(f.r order by f.i) from (select distinct on (i) i, r from run) f),
+           min(lower(seqs)), max(upper(seqs))
+    into v_sets, v_nos, v_lines, v_keyed.runs, v_lo, v_hi
     from run;
     execute format($q$
         select array_agg(i order by line_no, first_seq), array_agg(key order by line_no, first_seq), array_agg(seqs order by line_no, first_seq),
@@ -320,13 +323,15 @@ begin
         from (select i, line_no, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as message_count, min(seq) as first_seq
               from (select s.i, s.line_no, m.seq, m.key, %3$s as island
                     from unnest($1, $2, $3) s (seqs, i, line_no) cross join lateral unnest(s.seqs) g
-                    cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m where seq >= lower(g) and seq < upper(g)) m) e
+                    cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m
+                                        where seq >= lower(g) and seq < upper(g) and seq >= $4 and seq < $5) m) e
               group by i, line_no, key, case when key is null then seq end, island) k $q$,
         p_consumer.stream_id, pgqueue._key_of(p_consumer),
         -- the messages of a key alternate perhaps between runs that are not alike
         case when cardinality(v_keyed.runs) = 1 then '0' else 'row_number() over (partition by m.key order by s.line_no, m.seq) '
                                                              '- row_number() over (partition by m.key, s.i order by s.line_no, m.seq)' end)
-    into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts using v_sets, v_nos, v_lines;
+    into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts
+    using v_sets, v_nos, v_lines, v_lo, v_hi;
 
     if (select sum(message_count) from unnest(p_runs)) is distinct from (select sum(c) from unnest(v_keyed.message_counts) c) then
         v_gone := (select range_agg(s) from unnest(v_sets) s) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');

@@ -80,16 +80,19 @@ declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
     v_from   pgqueue.reading_offset;
     v_to     pgqueue.reading_offset;
+    v_seqs   int8multirange;
     v_next   jsonb;
 begin
     perform pgqueue._check_number('p_max', p_max, 1, 100000);
     v_from := pgqueue._offset_or_start(v_stream, p_offset);
     v_to := pgqueue._read_on(v_stream, v_from, p_max, null);
     v_next := pgqueue._offset_json(v_stream, v_to);
+    v_seqs := pgqueue._messages_between(v_stream.stream_id, v_from, v_to);
     return query execute format(
         'select m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, $2 from unnest($1) g cross join lateral ('
-        'select * from pgqueue.messages_%s x where x.seq >= lower(g) and x.seq < upper(g) order by x.seq) m', v_stream.stream_id)
-    using pgqueue._messages_between(v_stream.stream_id, v_from, v_to), v_next;
+        'select * from pgqueue.messages_%s x where x.seq >= lower(g) and x.seq < upper(g) and x.seq >= $3 and x.seq < $4 order by x.seq) m',
+        v_stream.stream_id)  -- the bounds of all are for the planner: it leaves out the other tables of the stream
+    using v_seqs, v_next, lower(v_seqs), upper(v_seqs);
     if not found then
         next_offset := v_next;
         return next;

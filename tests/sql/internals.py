@@ -31,17 +31,28 @@ TABLES = {
     "reservations": "reservations",
     "sink batches": "sink_batches",
     "sink streams": "sink_streams",
+    "retention": "retention",
+    "leaves": "leaves",
+    "trims": "trims",
+    "skips": "skips",
     "group partitions": "group_partitions",
     "group workers": "group_workers",
     "incarnations": "incarnations",
     "bindings": "bindings",
     "filters": "consumer_filters",
+    "dedup keys": "dedup_keys",
 }
 
 
 def rows(conn: psycopg.Connection, query: str, *args: Any) -> list[Any]:
     """The rows of a query, as named tuples."""
     return conn.cursor(row_factory=namedtuple_row).execute(query.encode(), args or None).fetchall()
+
+
+def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
+    """The numbers of the messages of all publications of a stream that are there."""
+    found = rows(conn, "select seqs from pgqueue.publications where stream_id = %s", stream_id)
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
 def count(conn: psycopg.Connection, what: str) -> int:
