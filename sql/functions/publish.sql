@@ -70,6 +70,7 @@ declare
     v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
     v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
     v_before bigint;  -- the last number given out before
+    v_last   bigint;
     v_seqs   int8multirange;
     v_first  bigint[];
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
@@ -101,7 +102,13 @@ begin
            case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end,
            m.data_bytes, m.headers
     from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
-    v_seqs := pgqueue._written_since(v_id, v_before, currval(v_names), v_count);
+    v_last := currval(v_names);
+    if v_last - v_before = v_count and p_dedup_keys is null then  -- as nearly always
+        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids);
+        return query select generate_series(v_before + 1, v_last);
+        return;
+    end if;
+    v_seqs := pgqueue._written_since(v_id, v_before, v_last, v_count);
     if p_dedup_keys is not null then
         select k.seqs, k.first_seqs into v_seqs, v_first from pgqueue._keep_first(v_stream, v_seqs, p_dedup_keys) k;
     end if;

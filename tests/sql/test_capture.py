@@ -96,7 +96,6 @@ def test_a_transaction_that_is_rolled_back_sends_nothing(conn: Conn, table: None
     assert [key for key, *_ in messages(conn)] == ["3"]
 
 
-@pytest.mark.all_versions
 def test_a_copy_follows_whatever_statement_it_is(conn: Conn, table: None) -> None:
     """on conflict, merge, COPY, cascades, a trigger of the user's, many rows."""
     copy: dict[str | None, Any] = {}
@@ -108,18 +107,21 @@ def test_a_copy_follows_whatever_statement_it_is(conn: Conn, table: None) -> Non
     conn.execute("create table parent (id int primary key)")
     conn.execute("insert into parent values (1), (2)")
     conn.execute("alter table t add parent int references parent on delete cascade")
-    conn.execute("insert into t select i, 'x', i from generate_series(1, 12000) i")
+    # plans that were made for one row must do for many: with nested loops it would take minutes
+    conn.execute("insert into t values (1); update t set id = 2; delete from t")
+    conn.execute("set statement_timeout = '20s'")
+    conn.execute("insert into t select i, 'x', i from generate_series(1, 20000) i")
     check()
     conn.execute("update t set price = price * 2")
     check()
     conn.execute("update t set id = -id where id % 2 = 0")
-    conn.execute("update t set id = id + 20000")
+    conn.execute("update t set id = id + 30000")
     check()
-    conn.execute("delete from t where id > 19000")
+    conn.execute("delete from t where id > 29000")
     check()
     conn.execute(
         "insert into t select i, 'y' from generate_series(1, 10) i union all"
-        " select id, 'z' from t where id < 10000 on conflict (id) do update set name = 'again'"
+        " select id, 'z' from t where id < 12000 on conflict (id) do update set name = 'again'"
     )
     check()
     conn.execute(
@@ -139,6 +141,7 @@ def test_a_copy_follows_whatever_statement_it_is(conn: Conn, table: None) -> Non
     check()
 
 
+@pytest.mark.all_versions
 @pytest.mark.parametrize("old", [False, True], ids=["", "old"])
 def test_a_copy_follows_what_triggers_and_merge_do_to_the_same_rows(
     conn: Conn, table: None, old: bool
