@@ -71,12 +71,14 @@ declare
     v_seqs   bigint[];
 begin
     for v_target in
-        select s.stream_id, (array_agg(s))[1] as stream, array_agg(b.topic_regex) as regexes from pgqueue.bindings b join pgqueue.streams s on s.stream_id = b.to_stream_id
+        select s.stream_id, (array_agg(s))[1] as stream, array_agg(b.topic_regex) as regexes
+        from pgqueue.bindings b join pgqueue.streams s on s.stream_id = b.to_stream_id
         where b.stream_id = p_stream_id group by s.stream_id order by s.stream_id
     loop
         execute format('with copied as (insert into pgqueue.messages_%1$s (seq, key, data, data_bytes, headers) '
                        'select nextval(%2$L::regclass), key, data, data_bytes, headers '
-                       'from (select m.* from unnest($1) g cross join lateral (select * from pgqueue.messages_%3$s where seq >= lower(g) and seq < upper(g)) m '
+                       'from (select m.* from unnest($1) g '
+                       'cross join lateral (select * from pgqueue.messages_%3$s where seq >= lower(g) and seq < upper(g)) m '
                        'where pgqueue._words(m.key) ~ any ($2) order by m.seq) m returning seq) '
                        'select array_agg(seq order by seq) from copied', v_target.stream_id, format('pgqueue.seq_%s', v_target.stream_id), p_stream_id)
         into v_seqs using p_seqs, v_target.regexes;
