@@ -19,6 +19,10 @@ comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
+comment on function pgqueue.capture    is 'Lets what is written to a table become messages of a stream, in the same transaction.';
+comment on function pgqueue.release    is 'Captures a table no more.';
+comment on function pgqueue.set_dedup_window is 'Says for how long a stream remembers the dedup keys of its messages.';
+
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
@@ -32,7 +36,7 @@ comment on function pgqueue.read_to      is 'The offset after the next messages 
 comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
 
 comment on function pgqueue.create_group     is 'Creates a group: workers that share a stream by partitions of its keys.';
-comment on function pgqueue.drop_group       is 'Deletes a group.';
+comment on function pgqueue.drop_group       is 'Deletes a group of workers.';
 comment on function pgqueue.reset_group      is 'Moves a group to another position of its stream.';
 comment on function pgqueue.lease_partitions is 'Renews a worker''s lease in a group, and takes the partitions that it is due.';
 comment on function pgqueue.leave_group      is 'Ends a worker of a group: its partitions are free.';
@@ -78,3 +82,4 @@ comment on view pgqueue.stream_retention  is 'One row per stream: how long its m
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
+comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

@@ -19,6 +19,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/checks.sql
 \ir core/locks.sql
 \ir core/publish.sql
+\ir core/dedup.sql
 \ir core/runs.sql
 \ir core/cursor.sql
 \ir core/gaps.sql
@@ -38,6 +39,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/positions.sql
 \ir functions/publish.sql
 \ir functions/filters.sql
+\ir functions/capture.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql

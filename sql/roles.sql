@@ -11,7 +11,9 @@
 create or replace function pgqueue._role_functions() returns table (role text, functions text[])
 language sql immutable
 as $$
-    values ('pgqueue_producer', '{schema_version, open_stream, send, send_batch, open_sink, is_published, reserve, publish_written, stage, publish_staged}'::text[]),
+    values ('pgqueue_producer', '{schema_version, open_stream, send, send_batch, open_sink, is_published, reserve, publish_written, stage, publish_staged,
+                                  capture, release, _send_captured, _lock_captured, _drop_capture, _capture_function, _make_capture,
+                                  _make_triggers, _column_names}'::text[]),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, claim, receive, ack, nack, extend, dead_letter,
                                   start_waiting, still_publishing, stop_waiting, last_publication,
                                   read, start_offset, read_to, read_plan, lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
@@ -19,7 +21,7 @@ as $$
            ('pgqueue_observer', '{schema_version, open_stream, is_restored}'),
            ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer,
                                   seek, replay, pause, resume, set_retention, create_group, drop_group, reset_group, maintain, maintain_all,
-                                  is_restored, recover, bind, unbind, test_topic, _jsonpath}')
+                                  is_restored, recover, set_dedup_window, bind, unbind, test_topic, _jsonpath}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

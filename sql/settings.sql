@@ -15,7 +15,7 @@ begin
             -- ... and no join that reads one side whole
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
              '{claim, receive, nack, extend, dead_letter, reader_claim, reader_resume, reader_extend, create_consumer,
-               seek, replay, lease_partitions, plan_partitions, read_partitions, commit_offset}'),
+               seek, replay, lease_partitions, plan_partitions, read_partitions, commit_offset, _first_of}'),
             ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_settle}'),
             -- ... nor one in several processes, which would lose the order of delivery
             ('{max_parallel_workers_per_gather = 0}', '{receive, read_partitions}'),
@@ -25,7 +25,7 @@ begin
             -- ranges of messages are read by index, whatever the statistics of a table that was just written to
             ('{enable_seqscan = off, enable_bitmapscan = off, max_parallel_workers_per_gather = 0, jit = off}', '{_check_written}'),
             -- a custom plan would hold the arrays as constants
-            ('{plan_cache_mode = force_generic_plan}', '{send_batch}')) p (settings, functions)
+            ('{plan_cache_mode = force_generic_plan}', '{send_batch, _send_captured, _take_dedup_keys}')) p (settings, functions)
     loop
         foreach v_name in array v_profile.functions loop
             foreach v_setting in array v_profile.settings loop
@@ -34,7 +34,7 @@ begin
         end loop;
     end loop;
     -- What others call runs with the rights of its owner, and finds functions and operators where nobody else can put them.
-    -- create_roles needs a caller with rights of its own; so does a procedure, or it could not commit.
+    -- create_roles and capture need a caller with rights of its own; so does a procedure, or it could not commit.
     for v_name in
         select oid::regprocedure::text from pg_proc
         where pronamespace = 'pgqueue'::regnamespace and prokind = 'f'
@@ -42,7 +42,8 @@ begin
                or proname in (select unnest(functions) from pgqueue._role_functions()))
     loop
         execute format('alter function %s set search_path = pg_catalog, pg_temp', v_name);
-        if v_name not like 'pgqueue.create\_roles(%' then
+        if split_part(substr(v_name, 9), '(', 1) not in ('create_roles', 'capture', 'release', '_lock_captured', '_drop_capture', '_capture_function', '_make_capture', '_make_triggers',
+                                                        '_column_names') then
             execute format('alter function %s security definer', v_name);
         end if;
     end loop;

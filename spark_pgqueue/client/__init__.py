@@ -20,6 +20,7 @@ from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
+    Capture,
     Claim,
     Consumer,
     ConsumerStats,
@@ -34,6 +35,7 @@ from spark_pgqueue.client.results import (
 __all__ = [
     "Batch",
     "Binding",
+    "Capture",
     "Claim",
     "Client",
     "Consumer",

@@ -20,6 +20,7 @@ from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
+    Capture,
     Claim,
     Consumer,
     ConsumerStats,
@@ -96,6 +97,7 @@ class Client:
         notify: bool = True,
         max_bytes: int = 16 << 20,
         max_header_bytes: int = 64 << 10,
+        dedup_window: timedelta | None = None,
     ) -> int:
         """Create a stream.
 
@@ -107,19 +109,35 @@ class Client:
                 somebody waits, it costs producers a lock of the whole server at commit.
             max_bytes: of a payload.
             max_header_bytes: of a message's headers, as JSON text.
+            dedup_window: as in `set_dedup_window`.
 
         Returns:
             its id.
         """
         return self._value(
             "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::boolean, %s::int,"
-            " %s::int)",
+            " %s::int, %s::interval)",
             arguments.text("name", name),
             arguments.text("kind", kind),
             arguments.flag("if_not_exists", if_not_exists),
             arguments.flag("notify", notify),
             arguments.number("max_bytes", max_bytes),
             arguments.number("max_header_bytes", max_header_bytes),
+            arguments.maybe(arguments.duration, "dedup_window", dedup_window),
+        )
+
+    def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
+        """Say for how long a stream remembers the dedup keys of its messages.
+
+        Args:
+            stream: the stream's name.
+            window: within that time after a message, no other one with its dedup key is published.
+                Longer than the longest transaction that sends; None: messages have no dedup keys.
+        """
+        self._value(
+            "select pgqueue.set_dedup_window(%s::text, %s::interval)",
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.duration, "window", window),
         )
 
     def drop_stream(self, name: str) -> None:
@@ -391,6 +409,7 @@ class Client:
         priority: int = 0,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
+        dedup_key: str | None = None,
     ) -> int:
         """Publish a message.
 
@@ -402,9 +421,11 @@ class Client:
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
             deliver_at: not before this time (with its zone); None for at once.
             consumers: names of those that get it; None for all.
+            dedup_key: publish nothing where a message with this key was sent within the stream's
+                dedup window; None for none.
 
         Returns:
-            its seq.
+            its seq, or that of the first message with its dedup key.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -415,7 +436,7 @@ class Client:
             arguments.text("data", data, "a str, or bytes for a binary stream")
         return self._value(
             "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
-            " %s::timestamptz, %s::text[], %s::bytea)",
+            " %s::timestamptz, %s::text[], %s::bytea, %s::text)",
             arguments.text("stream", stream),
             None if binary else data,
             arguments.maybe(arguments.text, "key", key),
@@ -424,6 +445,7 @@ class Client:
             arguments.maybe(arguments.time, "deliver_at", deliver_at),
             arguments.maybe(arguments.texts, "consumers", consumers),
             data if binary else None,
+            arguments.maybe(arguments.text, "dedup_key", dedup_key),
         )
 
     def send_batch(
@@ -436,6 +458,7 @@ class Client:
         priority: int = 0,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
+        dedup_keys: Iterable[str | None] | None = None,
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given.
 
@@ -447,9 +470,11 @@ class Client:
             priority: as in `send`, for all of them.
             deliver_at: as in `send`, for all of them.
             consumers: as in `send`, for all of them.
+            dedup_keys: a dedup key, or None, per message; None for no dedup keys. Also of two of
+                these messages with one key only the first is published.
 
         Returns:
-            their seqs, in that order; none for no data.
+            their seqs, in that order, of a duplicate that of the first; none for no data.
 
         Raises:
             PgQueueError: as `send`. Nothing is published then.
@@ -463,22 +488,22 @@ class Client:
             if headers is None
             else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)]
         )
+        all_dedup_keys = arguments.maybe(arguments.maybe_texts, "dedup_keys", dedup_keys)
         of_all = (
             arguments.number("priority", priority, -32768, 32767),
             arguments.maybe(arguments.time, "deliver_at", deliver_at),
             arguments.maybe(arguments.texts, "consumers", consumers),
         )
-        counts = {len(each) for each in (payloads, all_keys, all_headers) if each is not None}
+        given = (payloads, all_keys, all_headers, all_dedup_keys)
+        counts = {len(each) for each in given if each is not None}
         if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
-            seqs = copying.copy_messages(
-                self._statements, stream, payloads, all_keys, all_headers, *of_all
-            )
+            seqs = copying.copy_messages(self._statements, stream, *given, *of_all)
             if seqs is not None:
                 return seqs
         # An array in binary format is three times as fast as one in text.
         rows = self._statements.rows(
             "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %b::bytea[])",
+            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[])",
             [
                 stream,
                 None if binary else payloads,
@@ -486,9 +511,65 @@ class Client:
                 all_headers,
                 *of_all,
                 payloads if binary else None,
+                all_dedup_keys,
             ],
         )
         return [seq for (seq,) in rows]
+
+    def capture(
+        self,
+        table: str,
+        stream: str,
+        *,
+        keys: Iterable[str] | None = None,
+        columns: Iterable[str] | None = None,
+        old: bool = False,
+        outbox: bool = False,
+    ) -> None:
+        """Let what is written to a table become messages, in the transaction that writes it.
+
+        A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
+        update, delete, truncate), time and transaction. For a table that is captured, the
+        arguments take the place of the old ones.
+
+        Args:
+            table: a table of this role's, as SQL writes it: "orders" or 'app."Orders"'.
+            stream: the stream's name; of kind "json" or "text".
+            keys: columns whose values are the key; None for the primary key; [] for no key.
+            columns: columns of the row to publish; None for all.
+            old: `data` is {"old": ..., "new": ...}.
+            outbox: capture inserts, and delete the rows again.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ003 a table, column or stream that cannot be
+                captured so. An unknown table is psycopg's UndefinedTable.
+        """
+        self._value(
+            "select pgqueue.capture(%s::text::regclass, %s::text, %s::text[], %s::text[],"
+            " %s::boolean, %s::boolean)",
+            arguments.text("table", table),
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.texts, "keys", keys),
+            arguments.maybe(arguments.texts, "columns", columns),
+            arguments.flag("old", old),
+            arguments.flag("outbox", outbox),
+        )
+
+    def release(self, table: str, stream: str) -> None:
+        """Capture a table no more. Arguments and errors as in `capture`."""
+        self._value(
+            "select pgqueue.release(%s::text::regclass, %s::text)",
+            arguments.text("table", table),
+            arguments.text("stream", stream),
+        )
+
+    def captures(self) -> list[Capture]:
+        """All tables that are captured, by name."""
+        return self._statements.rows(
+            'select "table", stream, owner, options, outbox, uncaptured_partitions'
+            ' from pgqueue.captures order by "table", stream',
+            row_factory=class_row(Capture),
+        )
 
     def receive(
         self,

@@ -23,6 +23,7 @@ def copy_messages(
     payloads: Sequence[str] | Sequence[bytes],
     keys: Sequence[str | None] | None,
     headers: Sequence[str | None] | None,
+    dedup_keys: Sequence[str | None] | None,
     priority: int,
     deliver_at: datetime | None,
     consumers: Sequence[str] | None,
@@ -35,6 +36,7 @@ def copy_messages(
         payloads: of one type; at least one.
         keys: one per payload, or None.
         headers: as JSON text, one per payload, or None.
+        dedup_keys: one per payload, or None.
         priority: as in `send`, as the others.
         deliver_at: for all of them.
         consumers: for all of them.
@@ -67,12 +69,12 @@ def copy_messages(
             seqs = [seq for block in reserved for seq in range(block.lower, block.upper)]
             with statements.explained():
                 _write(conn, stream_id, seqs, payloads, keys, headers)
-            statements.row(
-                "select pgqueue.publish_written(%s::text, %s::int8multirange, %s::int,"
-                " %s::timestamptz, %s::text[])",
-                [stream, reserved, priority, deliver_at, consumers],
+            (first_seqs,) = statements.row(
+                "select first_seqs from pgqueue.publish_written(%s::text, %s::int8multirange,"
+                " %s::int, %s::timestamptz, %s::text[], %b::text[])",
+                [stream, reserved, priority, deliver_at, consumers, dedup_keys],
             )
-        return seqs
+        return seqs if first_seqs is None else first_seqs
 
 
 def _may(statements: Statements) -> bool:

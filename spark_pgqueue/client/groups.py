@@ -24,6 +24,9 @@ from spark_pgqueue.printable import warn
 Handler = Callable[[list[StoredMessage], psycopg.Connection[Any]], object]
 
 _FOR_EVER = timedelta(days=1).total_seconds()
+_BEAT = 1.0
+"""Seconds, at most, after which a lease is renewed: so long it takes to hear of other workers."""
+
 _WINDOW = 1_000_000  # messages, of all partitions, that one look may go through
 
 
@@ -193,7 +196,7 @@ class _Leases:
         return list(left)
 
     def _beat(self) -> None:
-        while not self._ended.wait(self._lease.total_seconds() / 3):
+        while not self._ended.wait(min(self._lease.total_seconds() / 3, _BEAT)):
             try:
                 self.renew()
             except (PgQueueError, psycopg.Error) as error:

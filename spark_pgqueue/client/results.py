@@ -326,3 +326,24 @@ def _seqs_of(messages: Iterable[Message] | None) -> list[int] | None:
     for name, message in chosen:
         arguments.check(name, message, Message, "a Message")
     return [message.seq for _, message in chosen]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A table whose changes become messages.
+
+    Attributes:
+        table: its name, with its schema.
+        stream: where they go.
+        owner: the role that owns the table, and as which it sends.
+        options: key and columns when it was captured, in words.
+        outbox: whether only inserts are captured, and the rows deleted again.
+        uncaptured_partitions: partitions to which what is written directly is not captured.
+    """
+
+    table: str
+    stream: str
+    owner: str
+    options: str | None
+    outbox: bool
+    uncaptured_partitions: int

@@ -39,6 +39,7 @@ from spark_pgqueue.spark import options
 # Hints of the database in this program's words.
 _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
+    r"select pgqueue\.set_dedup_window\(('.*?'), ('.*?')\)": r"pgqueue stream dedup \1 \2",
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
     r"pass null to publish": "leave --consumer away to publish",
 }
@@ -286,6 +287,12 @@ def stream_create(
     max_header_bytes: Annotated[
         int, typer.Option(help="Bytes of a message's headers, as JSON.")
     ] = 64 << 10,
+    dedup_window: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=_duration, metavar="DURATION", help="Remember dedup keys so long. Default: none."
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Create a stream."""
@@ -297,7 +304,22 @@ def stream_create(
             notify=notify,
             max_bytes=max_bytes,
             max_header_bytes=max_header_bytes,
+            dedup_window=dedup_window,
         )
+
+
+@stream_app.command("dedup")
+def stream_dedup(
+    name: StreamName,
+    window: Annotated[
+        str,
+        typer.Argument(metavar="DURATION|off", show_default=False, help="How long: '1 day'."),
+    ],
+    url: Url = None,
+) -> None:
+    """Say for how long a stream remembers dedup keys: no other message with one is published."""
+    with _connect(url) as queue:
+        queue.set_dedup_window(name, None if window == "off" else _duration(window))
 
 
 @stream_app.command("drop")
@@ -613,11 +635,17 @@ def send(
     consumer: Annotated[
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
+    dedup_key: Annotated[
+        str | None,
+        typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Publish a message, and print its seq; or a message per line, and print how many."""
     if lines and data is not None:
         raise typer.BadParameter("--lines reads standard input: leave --data away")
+    if lines and dedup_key is not None:
+        raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
     headers = dict(header) if header else None
     publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
     given = b""
@@ -629,7 +657,11 @@ def send(
         binary = queue.kind(stream) == "binary"
         if not lines:
             payload = _payload(given, binary)
-            print(queue.send(stream, payload, key=key, headers=headers, **publish))
+            print(
+                queue.send(
+                    stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
+                )
+            )
             return
         sent = 0
         with queue.transaction():
@@ -638,6 +670,54 @@ def send(
                 publish["headers"] = [headers] * len(batch)
                 sent += len(queue.send_batch(stream, batch, **publish))
     print(f"{_messages(sent)} sent")
+
+
+@app.command()
+def capture(
+    table: Annotated[
+        str | None, typer.Argument(show_default="none: list what is captured", metavar="TABLE")
+    ] = None,
+    stream: Annotated[str | None, typer.Argument(show_default=False, metavar="STREAM")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of the key; can be repeated. Default: the primary key."),
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Publish this column; can be repeated. Default: all.")
+    ] = None,
+    old: Annotated[bool, typer.Option("--old", help="Rows as they were before, too.")] = False,
+    outbox: Annotated[
+        bool, typer.Option("--outbox", help="Capture inserts, and delete the rows again.")
+    ] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Let what is written to a table become messages of a stream; or list the tables that do."""
+    with _connect(url) as queue:
+        if table is None:
+            _show(queue.captures(), client.Capture, as_json)
+        elif stream is None:
+            raise typer.BadParameter("a table is captured to a STREAM")
+        else:
+            queue.capture(
+                table,
+                stream,
+                keys=key or None,
+                columns=column or None,
+                old=old,
+                outbox=outbox,
+            )
+
+
+@app.command()
+def release(
+    table: Annotated[str, typer.Argument(metavar="TABLE", show_default=False)],
+    stream: StreamName,
+    url: Url = None,
+) -> None:
+    """Capture a table no more; what was captured stays."""
+    with _connect(url) as queue:
+        queue.release(table, stream)
 
 
 @app.command()

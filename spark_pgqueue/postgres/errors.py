@@ -58,8 +58,8 @@ CODES = {
         "text for a text stream, valid JSON text for a json stream, bytes for a binary stream",
     ),
     FOREIGN_CHECKPOINT: Code(
-        "the checkpoint is not of this consumer, of this database or of this version",
-        "give the query a checkpointLocation of its own",
+        "the checkpoint, or offset, is not of this consumer, stream, database or version",
+        "give the query a checkpointLocation of its own, or begin anew without the offset",
     ),
     "PQ006": Code(
         "there is one of that name already, of another kind or ordering",
@@ -83,9 +83,9 @@ CODES = {
         INSTALL_HINT,
     ),
     LEASE_LOST: Code(
-        "the visibility timeout passed while a micro-batch was read, and another claimer took over",
+        "a lease ended while its messages were worked on, and others took them over",
         "start the query again, which goes on without what was lost; a longer visibilityTimeout "
-        "helps",
+        "helps; a group's worker rolls back and goes on",
     ),
 }
 """All SQLSTATEs of class PQ that the SQL and this package raise."""

@@ -57,6 +57,7 @@ _COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "headers": ("map<string,string>, or string with a JSON object", (MapType, StringType)),
     "priority": ("int", _INTEGERS),
     "deliver_at": ("timestamp", (TimestampType,)),
+    "dedup_key": ("string", (StringType,)),
 }
 
 

@@ -343,6 +343,7 @@ SINK_NAMES = {
     "p_key": "column key",
     "p_headers": "column headers",
     "p_data": "column data",
+    "p_dedup_key": "column dedup_key",
 }
 
 # What Spark itself puts among the options of a sink.

@@ -25,11 +25,13 @@ class Group:
         seqs: their numbers, as the text of an int8multirange.
         priority: theirs.
         deliver_at: seconds since 1970; None for at once.
+        dedup_keys: one per number; None where the rows have no such column.
     """
 
     seqs: str
     priority: int = 0
     deliver_at: int | None = None
+    dedup_keys: list[str | None] | None = None
 
 
 def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -72,7 +74,7 @@ def to_messages(rows: pa.Table, kind: str) -> pa.Table:
 
 
 def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
-    """Rows without priority and deliver_at, in the order given, and which of them go together.
+    """Rows as messages have them, in the order given, and which of them go together, and how.
 
     Each group becomes a publication of its own, so times are rounded up to full seconds.
 
@@ -83,21 +85,32 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
     import pyarrow as pa
 
     given = [name for name in ("priority", "deliver_at") if name in rows.column_names]
+    dedup_keys = pa.nulls(rows.num_rows, pa.string())
+    if "dedup_key" in rows.column_names:
+        dedup_keys = rows["dedup_key"]
+        rows = rows.drop_columns(["dedup_key"])
     if not given:
-        return rows, [Group(multirange(seqs))]
-    keys = pa.table({"seq": seqs})
+        return rows, [Group(multirange(seqs), dedup_keys=_unless_null(dedup_keys))]
+    keys = pa.table({"seq": seqs, "dedup_key": dedup_keys})
     if "priority" in given:
         keys = keys.append_column("priority", rows["priority"].cast(pa.int64()).fill_null(0))
     if "deliver_at" in given:
         keys = keys.append_column("deliver_at", _rounded_up(rows["deliver_at"]))
     # In one thread, which keeps the numbers of a group in their order.
-    found = keys.group_by(given, use_threads=False).aggregate([("seq", "list")]).combine_chunks()
+    lists = [("seq", "list"), ("dedup_key", "list")]
+    found = keys.group_by(given, use_threads=False).aggregate(lists).combine_chunks()
     values = found.select(given).to_pylist()
     groups = [
-        Group(multirange(numbers.values), **each)
-        for numbers, each in zip(found["seq_list"], values, strict=True)
+        Group(multirange(numbers.values), **each, dedup_keys=_unless_null(of_these.values))
+        for numbers, of_these, each in zip(
+            found["seq_list"], found["dedup_key_list"], values, strict=True
+        )
     ]
     return rows.drop_columns(given), groups
+
+
+def _unless_null(dedup_keys: pa.Array | pa.ChunkedArray) -> list[str | None] | None:
+    return None if dedup_keys.null_count == len(dedup_keys) else dedup_keys.to_pylist()
 
 
 def multirange(seqs: pa.Int64Array) -> str:

@@ -156,9 +156,9 @@ class Target:
                 staged = call(
                     cursor,
                     "select pgqueue.stage($1, $2, $3::int4, b.seqs::int8multirange, "
-                    "b.priority::int4, to_timestamp(b.deliver_at)) "
+                    "b.priority::int4, to_timestamp(b.deliver_at), b.dedup_keys) "
                     "from json_to_recordset($4::text::json) "
-                    "as b (seqs text, priority int8, deliver_at int8)",
+                    "as b (seqs text, priority int8, deliver_at int8, dedup_keys text[])",
                     (sink, batch, self._stream_id, blocks),
                 )
                 conn.commit()

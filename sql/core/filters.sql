@@ -99,7 +99,7 @@ exception when others then
     return pgqueue._passing(p_consumer, p_seqs, true);
 end $$;
 
--- Sifts the first unsifted messages, _limit_sift() of them; of the most urgent lane first.
+-- Sifts the first unsifted messages, _limit_sift() of them: lane by lane, and in a lane by their place in the line.
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function pgqueue._sift(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
@@ -107,51 +107,37 @@ language plpgsql
 as $$
 declare
     v_first   record;
-    v_below   bigint;  -- the runs of one line_no interleave, and go by seq
+    v_room    bigint := pgqueue._limit_sift();
+    v_runs    pgqueue.consumer_messages[];
     v_run     pgqueue.consumer_messages;
-    v_runs    pgqueue.consumer_messages[] := '{}';
-    v_part    int8multirange;
     v_passing int8multirange;
+    v_part    int8multirange;
+    v_count   bigint;
 begin
     o_cursor := p_cursor;
     o_messages := 0;
-    select lane, line_no into v_first from pgqueue.consumer_messages
-    where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no >= p_cursor.sift_from
-    order by lane, line_no limit 1;
-    if found then
-        for v_pass in 1..2 loop  -- from the first runs that suffice; then once more with those that begin below that bound
-            select pgqueue._bound_of(range_agg(seqs), least(sum(message_count), pgqueue._limit_sift())::bigint) into v_below
-            from (select seqs, message_count, first_seq, sum(message_count) over (order by first_seq) - message_count as before
-                  from pgqueue.consumer_messages
-                  where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no = v_first.line_no and lane = v_first.lane) r
-            where case v_pass when 1 then before < pgqueue._limit_sift() else first_seq < v_below end;
-        end loop;
-        for v_run in
-            delete from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no = v_first.line_no and lane = v_first.lane and first_seq < v_below
-            returning *
-        loop
-            v_part := pgqueue._below(v_run.seqs, v_below);
-            perform pgqueue._store_run(v_run, v_run.seqs - v_part);
-            v_run.seqs := v_part;
-            v_runs := v_runs || v_run;
-        end loop;
+    while v_room > 0 loop
+        select lane, line_no into v_first from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no >= p_cursor.sift_from
+        order by lane, line_no limit 1;
+        exit when not found;
+        v_runs := pgqueue._unsifted(p_consumer.consumer_id, v_first.lane, v_first.line_no, v_room);
+        v_room := v_room - (select sum(message_count) from unnest(v_runs));
         v_passing := pgqueue._passing(p_consumer, (select range_agg(seqs) from unnest(v_runs)));
         foreach v_run in array v_runs loop
             v_part := v_run.seqs * v_passing;
             continue when v_part = '{}';
-            if v_run.not_visible_until <= clock_timestamp() then
-                v_run.not_visible_until := null;
-            end if;
+            v_run.not_visible_until := case when v_run.not_visible_until > clock_timestamp() then v_run.not_visible_until end;
             v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
-            o_messages := o_messages + case when v_run.not_visible_until is null then 1 else 0 end * pgqueue._store_run(v_run, v_part);
+            v_count := pgqueue._store_run(v_run, v_part);
             if v_run.state = 'ready' then
+                o_messages := o_messages + case when v_run.not_visible_until is null then v_count else 0 end;
                 o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, lower(v_part))::pgqueue.line_place]);
             else
                 o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
             end if;
         end loop;
-    end if;
+    end loop;
     o_cursor.sift_from := (select line_no from pgqueue.consumer_messages
                            where consumer_id = p_consumer.consumer_id and state = 'unsifted' and line_no >= p_cursor.sift_from
                            order by line_no limit 1);
@@ -159,4 +145,38 @@ begin
         or exists (select from pgqueue.publications
                    where stream_id = p_consumer.stream_id and publication_id >= o_cursor.next_publication
                      and publication_id < o_cursor.next_publication + pgqueue._limit_unseen());
+end $$;
+
+-- Takes the first p_room unsifted messages of a place in the line, and deletes them there: its runs interleave, and go by seq.
+-- Returns them as runs.
+create or replace function pgqueue._unsifted(p_consumer_id int, p_lane int, p_line_no bigint, p_room bigint) returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_below bigint;
+    v_part  int8multirange;
+    v_run   pgqueue.consumer_messages;
+    v_runs  pgqueue.consumer_messages[] := '{}';
+begin
+    for v_pass in 1..2 loop  -- from the first runs that suffice; then once more with those that begin below that bound
+        select pgqueue._bound_of(range_agg(seqs), least(sum(message_count), p_room)::bigint) into v_below
+        from (select seqs, message_count, first_seq, sum(message_count) over (order by first_seq) - message_count as before
+              from pgqueue.consumer_messages
+              where consumer_id = p_consumer_id and state = 'unsifted' and line_no = p_line_no and lane = p_lane) r
+        where case v_pass when 1 then before < p_room else first_seq < v_below end;
+    end loop;
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and state = 'unsifted' and line_no = p_line_no and lane = p_lane and first_seq < v_below
+        returning *
+    loop
+        v_part := pgqueue._below(v_run.seqs, v_below);
+        if v_part <> v_run.seqs then
+            perform pgqueue._store_run(v_run, v_run.seqs - v_part);
+        end if;
+        v_run.seqs := v_part;
+        v_run.message_count := pgqueue._cardinality(v_part);
+        v_runs := v_runs || v_run;
+    end loop;
+    return v_runs;
 end $$;

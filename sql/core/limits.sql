@@ -38,6 +38,8 @@ create or replace function pgqueue._limit_sifts() returns int language sql immut
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- Publications that one read walks, of those who read without claiming.
 create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
+-- Old dedup keys of a stream that maintain() deletes at once.
+create or replace function pgqueue._limit_forgotten() returns int language sql immutable parallel safe as 'select 100000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
 -- ... messages of the line that are dealt at once, ...

@@ -58,3 +58,22 @@ begin
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Write a message for each of them first.';
     end if;
 end $$;
+
+-- The numbers of the messages that the last statement of this transaction wrote.
+--   p_before, p_last  the last number given out before, and the last one that it took
+--   p_count           how many it took
+create or replace function pgqueue._written_since(p_stream_id int, p_before bigint, p_last bigint, p_count bigint) returns int8multirange
+language plpgsql
+as $$
+declare
+    v_seqs int8multirange;
+begin
+    if p_last - p_before = p_count then
+        return int8multirange(int8range(p_before + 1, p_last, '[]'));
+    end if;
+    -- another producer took numbers in between: this statement's are those whose rows have the same xmin as the last one
+    execute format('select range_agg(int8range(seq, seq, ''[]'')) from pgqueue.messages_%1$s where seq > $1 and seq <= $2 '
+                   'and xmin = (select xmin from pgqueue.messages_%1$s where seq = $2)', p_stream_id)
+    into v_seqs using p_before, p_last;
+    return v_seqs;
+end $$;

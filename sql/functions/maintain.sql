@@ -2,8 +2,8 @@
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
--- without a txnAppId, whose names are used once. It deletes no published message: only what its
--- reservation still has.
+-- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
+-- reservation still has. It lets new partitions of captured tables be captured when they are written to directly.
 -- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of that, which takes a moment; while it
 -- answers that something is unfinished, call it again. maintain_all() does, so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
@@ -59,7 +59,9 @@ begin
     get diagnostics v_count = row_count;
     delete from pgqueue.sink_streams k
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
-    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age));
+    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)),
+                        ('old dedup keys', pgqueue._forget_dedup_keys());
+    perform pgqueue._capture_partitions();
 
     v_count := 0;
     -- by chance, because a stream that always has more to do ends it for the others: locks of its leaves are not kept while others are looked at

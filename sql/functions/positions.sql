@@ -102,7 +102,7 @@ end $$;
 --   p_from  from this position on, see seek
 --   p_to    up to that one, and without what is after it
 -- Returns how many messages these are; of very many publications, about.
--- Errors: PQ001, PQ002, PQ003, PQ007. Locks: the history, shared; then the consumer.
+-- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks: the history, shared; then the consumer.
 create or replace function pgqueue.replay(p_stream text, p_consumer text, p_from text, p_to text default 'latest') returns bigint
 language plpgsql
 as $$
@@ -110,13 +110,13 @@ declare
     v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
     v_from     record;
     v_to       record;
+    v_from_ids int8multirange;  -- the publications that are cut
+    v_to_ids   int8multirange;
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
-    v_cut      record;
     v_less     record;
     v_ids      int8multirange;
     v_kept     int8multirange;
-    v_others   int8multirange;
 begin
     if v_consumer.partitions is not null then
         -- a message of its line is done for the one partition that has it, and nobody knows here which that is
@@ -126,36 +126,51 @@ begin
     perform pgqueue._check_isolation();
     v_from := pgqueue._seen_from(v_consumer.stream_id, p_from, 'p_from');
     v_to := pgqueue._seen_from(v_consumer.stream_id, p_to, 'p_to');
-    -- publications that the end cuts
-    select coalesce(range_agg(int8range(publication_id, publication_id, '[]')), '{}') as ids, coalesce(range_agg(seqs), '{}') - v_to.o_cut as kept into v_cut
-    from unnest(int8multirange(int8range(1, v_to.o_next)) - v_to.o_seen) g
-    cross join lateral (select publication_id, seqs from pgqueue.publications
-                        where stream_id = v_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
-    where v_to.o_cut is not null and seqs && v_to.o_cut;
+    v_from_ids := pgqueue._cut_ids(v_consumer.stream_id, int8multirange(int8range(1, v_from.o_next)) - v_from.o_seen, v_from.o_cut);
+    v_to_ids := pgqueue._cut_ids(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next)) - v_to.o_seen, v_to.o_cut);
+    v_ids := (v_to.o_seen + v_to_ids) - v_from.o_seen;
     perform pgqueue._lock_consumer(v_consumer.consumer_id);
     v_stored := pgqueue._cursor(v_consumer.consumer_id);
-    v_ids := (v_to.o_seen + v_cut.ids) - v_from.o_seen;
     v_kept := coalesce((select range_agg(seqs) from (select seqs from pgqueue.consumer_messages where consumer_id = v_consumer.consumer_id
                                                      union all
-                                                     select seqs from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id) m), '{}')
-        + coalesce(v_from.o_cut, '{}') + coalesce(v_cut.kept, '{}');
-    v_less := pgqueue._keep_less(v_consumer, v_stored, v_ids, v_kept);
+                                                     select seqs from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id) m), '{}');
+    v_less := pgqueue._keep_less(v_consumer, v_stored, v_ids,
+                                 v_kept + pgqueue._cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut, v_to_ids, v_to.o_cut));
     v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_stored.next_publication)) - pgqueue._gap_ids(v_cursor);
-    -- publications that an end cuts, and that it has not taken: these come whole, or as their gap says
-    v_others := (select range_agg(p.seqs)
-                 from unnest(v_cut.ids - v_ids + case when v_from.o_cut is null then '{}'
-                                                      else int8multirange(int8range(1, v_from.o_next)) - v_from.o_seen - v_ids end) g
-                 cross join lateral (select seqs from pgqueue.publications
-                                     where stream_id = v_consumer.stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
-                 where seqs && (coalesce(v_from.o_cut, '{}') + coalesce(v_cut.kept, '{}')));
-    v_kept := v_kept - coalesce(v_others, '{}');
+    -- what is kept holds for all gaps: so nothing of a publication that is in another one
+    v_kept := v_kept + pgqueue._cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut, v_to_ids, v_to.o_cut);
     if v_ids <> '{}' then
         v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return v_less.o_count + pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
 end $$;
+
+-- The publications that a position cuts.
+--   p_ids  among these
+--   p_cut  messages that are before the position; null: none
+create or replace function pgqueue._cut_ids(p_stream_id int, p_ids int8multirange, p_cut int8multirange) returns int8multirange
+language sql stable
+as $$
+    select coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}')
+    from unnest(p_ids) g
+    cross join lateral (select publication_id, seqs from pgqueue.publications
+                        where stream_id = p_stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+    where p_cut is not null and p.seqs && p_cut
+$$;
+
+-- What publications have before one position, which cuts some, and from another one on, which cuts others.
+create or replace function pgqueue._cut_off(p_stream_id int, p_ids int8multirange, p_from_ids int8multirange, p_from_cut int8multirange,
+                                            p_to_ids int8multirange, p_to_cut int8multirange) returns int8multirange
+language sql stable
+as $$
+    select coalesce(range_agg(p.seqs) filter (where p_from_ids @> p.publication_id) * p_from_cut, '{}')
+         + coalesce(range_agg(p.seqs) filter (where p_to_ids @> p.publication_id) - p_to_cut, '{}')
+    from unnest(p_ids * (p_from_ids + p_to_ids)) g
+    cross join lateral (select publication_id, seqs from pgqueue.publications
+                        where stream_id = p_stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+$$;
 
 -- What gaps keep because the consumer had it in hand when they were made, and it has finished since, and what is asked for again now: it arrives.
 --   p_ids   the publications that are asked for

@@ -7,18 +7,21 @@
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
 --   p_consumers   to these only; null: to all
--- Returns its seq. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared.
+--   p_dedup_key   1 to 1,024 bytes: where a message with this key was sent within the stream's dedup_window, this one is not; null: it is
+-- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared; the
+-- dedup key: who sends the same one waits for this transaction.
 -- Its transaction can be prepared (two-phase commit) only where the stream was made with p_notify => false: Postgres prepares
 -- none that has notified.
 create or replace function pgqueue.send(
     p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null)
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null, p_dedup_key text default null)
 returns bigint
 language plpgsql
 as $$
 declare
     v_stream pgqueue.streams;
     v_seq    bigint;
+    v_first  bigint;
     v_id     bigint;
 begin
     select * into v_stream from pgqueue.streams where name = p_stream;
@@ -36,6 +39,12 @@ begin
         perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     v_seq := nextval(('pgqueue.seq_' || v_stream.stream_id)::regclass);
+    if p_dedup_key is not null then
+        v_first := pgqueue._take_dedup_key(v_stream, p_dedup_key, v_seq);
+        if v_first <> v_seq then
+            return v_first;
+        end if;
+    end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
     -- assigned, not performed: so it is called without a statement around it
@@ -46,11 +55,12 @@ end $$;
 
 -- Publishes messages together, in the caller's transaction: they become visible at once, in the order given.
 --   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
+--   p_dedup_keys  one per message, null for a message without, or null; also of two of these messages only the first is published
 --   the rest as in send
--- Returns their seqs in that order. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
+-- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
 create or replace function pgqueue.send_batch(
     p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null)
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null, p_dedup_keys text[] default null)
 returns setof bigint
 language plpgsql
 as $$
@@ -60,20 +70,23 @@ declare
     v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
     v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
     v_before bigint;  -- the last number given out before
-    v_last   bigint;
-    v_seqs   bigint[];
+    v_seqs   int8multirange;
+    v_first  bigint[];
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
 begin
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     if v_count is null then
         raise exception 'p_data is null' using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
     end if;
-    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes)) > 1 then
-        raise exception 'p_data, p_keys, p_headers and p_data_bytes have one dimension' using errcode = 'PQ003', column = 'p_data, p_keys, p_headers, p_data_bytes';
+    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes), array_ndims(p_dedup_keys)) > 1 then
+        raise exception 'p_data, p_keys, p_headers, p_data_bytes and p_dedup_keys have one dimension'
+            using errcode = 'PQ003', column = 'p_data, p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
-    if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count then
-        raise exception 'p_keys, p_headers and p_data_bytes have one element per message or are null: % messages, % keys, % headers, % bytes',
-                        v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes) using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes';
+    if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count
+       or cardinality(p_dedup_keys) <> v_count then
+        raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys have one element per message or are null: % messages, % keys, % headers, % bytes, % dedup keys',
+                        v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes), cardinality(p_dedup_keys)
+            using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if v_count = 0 then
         return;
@@ -88,16 +101,31 @@ begin
            case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end,
            m.data_bytes, m.headers
     from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
-    v_last := currval(v_names);
-    if v_last - v_before = v_count then
-        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids);
-        return query select generate_series(v_before + 1, v_last);
-        return;
+    v_seqs := pgqueue._written_since(v_id, v_before, currval(v_names), v_count);
+    if p_dedup_keys is not null then
+        select k.seqs, k.first_seqs into v_seqs, v_first from pgqueue._keep_first(v_stream, v_seqs, p_dedup_keys) k;
     end if;
-    -- another producer took numbers in between: this statement's are those whose rows have the same xmin as the last one
-    execute format('select array_agg(seq order by seq) from pgqueue.messages_%1$s where seq > $1 and seq <= $2 '
-                   'and xmin = (select xmin from pgqueue.messages_%1$s where seq = $2)', v_stream.stream_id)
-    into v_seqs using v_before, v_last;
-    perform pgqueue._publish(v_stream, pgqueue._set_of(v_seqs), v_count, p_priority, p_deliver_at, v_ids);
-    return query select unnest(v_seqs);
+    if v_seqs <> '{}' then
+        perform pgqueue._publish(v_stream, v_seqs, case when v_first is null then v_count else pgqueue._cardinality(v_seqs) end,
+                                 p_priority, p_deliver_at, v_ids);
+    end if;
+    if v_first is null then
+        return query select generate_series(lower(r), upper(r) - 1) from unnest(v_seqs) r;
+    else
+        return query select unnest(v_first);
+    end if;
+end $$;
+
+-- Says for how long a stream remembers dedup keys, from the next message on: within that time after a message was sent, another one with
+-- the same dedup key is not published. Longer than the longest transaction that sends one; keys that maintain() has deleted stay forgotten.
+--   p_window  longer than 0 and up to 10 years; null: the stream takes no dedup keys, and its old ones are deleted by maintain()
+-- Errors: PQ001, PQ003. Locks: the stream's row for a moment.
+create or replace function pgqueue.set_dedup_window(p_stream text, p_window interval) returns void
+language plpgsql
+as $$
+begin
+    if p_window is not null then
+        perform pgqueue._check_timeout('p_window', p_window);
+    end if;
+    update pgqueue.streams set dedup_window = p_window where stream_id = (pgqueue._stream(p_stream)).stream_id;
 end $$;

@@ -38,7 +38,7 @@ end $$;
 
 -- Begins a new incarnation of each stream. To be called once after a restore or a promotion, before producers come back: what they publish before
 -- counts as restored, and an offset that has read other publications with its numbers would skip it. Without need, it harms nobody.
--- Returns a row per stream: the last publication that counts as restored. Errors: 25006 on a standby; 55P03 when somebody publishes.
+-- Returns a row per stream: the last publication that counts as restored. Errors: PQ011 on a standby; 55P03 when somebody publishes.
 -- Locks: none that others wait for.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql
@@ -47,7 +47,7 @@ declare
     v_stream pgqueue.streams;
 begin
     if pg_is_in_recovery() then
-        raise exception 'this server is a standby' using errcode = 'read_only_sql_transaction', hint = 'Call recover() once it is promoted.';
+        raise exception 'this server is a standby' using errcode = 'PQ011', hint = 'Call recover() once it is promoted.';
     end if;
     select s.* into v_stream from pgqueue.streams s cross join lateral unnest(pgqueue._publishers(s.stream_id)) w where w not like '-1/%' limit 1;
     if found then  -- what is prepared was there before

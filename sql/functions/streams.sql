@@ -8,11 +8,12 @@
 --                       server: where that is too much, turn it off, and readers find messages within their wait.
 --   p_max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
 --   p_max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
+--   p_dedup_window      for how long dedup keys are remembered, see set_dedup_window; null: messages have none
 -- Returns the stream's id. Errors: PQ003, PQ006.
 -- Locks: a share-update-exclusive lock on messages to attach the partition; sends and reads go on.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text', p_if_not_exists boolean default false,
                                                  p_notify boolean default true, p_max_bytes int default 16777216,
-                                                 p_max_header_bytes int default 65536) returns int
+                                                 p_max_header_bytes int default 65536, p_dedup_window interval default null) returns int
 language plpgsql
 set lock_timeout = '10s'
 as $$
@@ -25,8 +26,11 @@ begin
     end if;
     perform pgqueue._check_number('p_max_bytes', p_max_bytes, 1, pgqueue._max_max_bytes());
     perform pgqueue._check_number('p_max_header_bytes', p_max_header_bytes, 2, pgqueue._max_max_header_bytes());
-    insert into pgqueue.streams (name, kind, notify, max_bytes, max_header_bytes)
-    values (p_name, p_kind, coalesce(p_notify, true), p_max_bytes, p_max_header_bytes)
+    if p_dedup_window is not null then
+        perform pgqueue._check_timeout('p_dedup_window', p_dedup_window);
+    end if;
+    insert into pgqueue.streams (name, kind, notify, max_bytes, max_header_bytes, dedup_window)
+    values (p_name, p_kind, coalesce(p_notify, true), p_max_bytes, p_max_header_bytes, p_dedup_window)
     on conflict (name) do nothing
     returning * into v_stream;
     if not found then
@@ -93,7 +97,7 @@ begin
     execute format('revoke all on function pgqueue._payloads_%s from public', p_stream_id);
 end $$;
 
--- Deletes a stream with its consumers and messages. Errors: PQ001.
+-- Deletes a stream with its consumers and messages. Errors: PQ001; 2BP01 when tables are captured to it.
 -- Locks: its consumers, and for moments all of messages to detach the partition (55P03 after 30 s).
 create or replace function pgqueue.drop_stream(p_name text) returns void
 language plpgsql
@@ -101,7 +105,12 @@ as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_name);
     v_until  timestamptz := clock_timestamp() + interval '30 s';
+    v_table  regclass := (select tgrelid from pg_trigger where tgname = format('pgqueue_%s_insert', v_stream.stream_id) order by tgnargs, tgrelid limit 1);
 begin
+    if v_table is not null then
+        raise exception 'table % is captured to stream %', v_table, quote_literal(p_name)
+            using errcode = 'dependent_objects_still_exist', hint = format('First: select pgqueue.release(%L, %L). Nothing was changed.', v_table, p_name);
+    end if;
     perform pgqueue.drop_consumer(p_name, name)
     from pgqueue.consumers where stream_id = v_stream.stream_id order by consumer_id;
     loop
@@ -132,6 +141,7 @@ begin
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;
     delete from pgqueue.incarnations where stream_id = v_stream.stream_id;
+    delete from pgqueue.dedup_keys where stream_id = v_stream.stream_id;
     delete from pgqueue.streams where stream_id = v_stream.stream_id;
 end $$;
 

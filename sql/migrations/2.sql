@@ -109,7 +109,8 @@ begin
     where m.claim_id = c.claim_id and c.reader is not null;
 
     -- limits of the messages of a stream; what writers write is checked when they stage it, not by the table
-    alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false;
+    alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false,
+        add column dedup_window interval;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int;
@@ -122,7 +123,7 @@ begin
     end loop;
 
     -- what was staged has a reservation of what is not published of it
-    alter table pgqueue.staged_writes add column reservation_id bigint;
+    alter table pgqueue.staged_writes add column reservation_id bigint, add column dedup_keys text[];
     for v_staged in select * from pgqueue.staged_writes order by staged_id loop
         insert into pgqueue.reservations (stream_id, xid, seqs, reserved_at)
         values (v_staged.stream_id, '0',

@@ -60,31 +60,42 @@ end $$;
 
 -- Publishes messages that the caller reserved numbers for and wrote into the stream's table, in this transaction: as send_batch does, for
 -- those who have so many that COPY is worth it.
---   p_seqs  of one reservation
+--   p_seqs        of one reservation
+--   p_dedup_keys  one per message in the order of their numbers, null for a message without, or null; duplicates are deleted
 --   the rest as in send
--- Returns how many messages that is. Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004. Locks: as send.
-create or replace function pgqueue.publish_written(p_stream text, p_seqs int8multirange, p_priority int default 0,
-                                                   p_deliver_at timestamptz default null, p_consumers text[] default null) returns bigint
+-- Returns how many messages were published; and, where there are dedup keys, the number of each message, of a duplicate that of the first.
+-- Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004. Locks: as send.
+create or replace function pgqueue.publish_written(p_stream text, p_seqs int8multirange, p_priority int default 0, p_deliver_at timestamptz default null,
+                                                   p_consumers text[] default null, p_dedup_keys text[] default null)
+returns table (published bigint, first_seqs bigint[])
 language plpgsql
 as $$
 declare
     v_stream    pgqueue.streams := pgqueue._stream(p_stream);
     v_consumers int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
+    v_seqs      int8multirange := p_seqs;
 begin
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     -- of this transaction, so that nobody else has it
     perform pgqueue._use_reservation(pgqueue._written_reservation(v_stream, p_seqs), p_seqs);
-    perform pgqueue._publish(v_stream, p_seqs, pgqueue._cardinality(p_seqs), p_priority, p_deliver_at, v_consumers);
-    return pgqueue._cardinality(p_seqs);
+    if p_dedup_keys is not null then
+        select k.seqs, k.first_seqs into v_seqs, first_seqs from pgqueue._keep_first(v_stream, p_seqs, p_dedup_keys) k;
+    end if;
+    published := pgqueue._cardinality(v_seqs);
+    if published > 0 then
+        perform pgqueue._publish(v_stream, v_seqs, published, p_priority, p_deliver_at, v_consumers);
+    end if;
+    return next;
 end $$;
 
 -- Records messages that a task has written, in the transaction that reserved their numbers and wrote them. Nobody sees them yet.
 --   p_seqs        of one reservation
 --   p_deliver_at  rounded up to a second by the writer, so that a row each does not become a publication each
+--   p_dedup_keys  one per message in the order of their numbers, null for a message without, or null; publish_staged looks for duplicates
 -- Returns the id of the staged block. Errors: PQ001; PQ003, also when a message is not written; PQ004 for one that does not fit the stream.
 -- Locks: none.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange, p_priority int default 0,
-                                         p_deliver_at timestamptz default null) returns bigint
+                                         p_deliver_at timestamptz default null, p_dedup_keys text[] default null) returns bigint
 language plpgsql
 as $$
 declare
@@ -95,9 +106,12 @@ begin
     perform pgqueue._check_batch(p_sink, p_batch);
     perform pgqueue._check_publication(p_priority, p_deliver_at);
     v_reservation := pgqueue._written_reservation(v_stream, p_seqs);
+    if p_dedup_keys is not null then
+        perform pgqueue._check_dedup_keys(v_stream, p_dedup_keys, pgqueue._cardinality(p_seqs));
+    end if;
     perform pgqueue._commit_durably();
-    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count, reservation_id)
-    values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs), v_reservation)
+    insert into pgqueue.staged_writes (stream_id, sink, batch, priority, deliver_at, seqs, message_count, reservation_id, dedup_keys)
+    values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, pgqueue._cardinality(p_seqs), v_reservation, p_dedup_keys)
     returning staged_id into v_id;
     return v_id;
 end $$;
@@ -156,8 +170,8 @@ end $$;
 --   p_consumers  to these only; null: to all
 -- Returns true; false when this batch (of a batch write: or a later one) was published before, and nothing was done.
 -- Errors: PQ001, PQ002, PQ003; PQ008 when a block is missing, or one of its messages was published with another; PQ010 for a query's batch
--- that is not the next one, nor the last one with as many messages. Locks: the batch against another commit of it, and the reservations of
--- its blocks. (One transaction that is read from top to bottom, and so longer than 60 lines.)
+-- that is not the next one, nor the last one with as many messages. Locks: the batch against another commit of it, the reservations of
+-- its blocks, and dedup keys as send_batch. What is a duplicate is deleted. (One transaction that is read from top to bottom, and so longer than 60 lines.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[], p_rows bigint,
                                                   p_consumers text[] default null) returns boolean
 language plpgsql
@@ -169,6 +183,9 @@ declare
     v_blocks    bigint;
     v_rows      bigint;
     v_used      record;
+    v_seqs      int8multirange;  -- what has dedup keys, ...
+    v_dedup_keys text[];         -- ... and these
+    v_duplicates int8multirange := '{}';
 begin
     perform pgqueue._check_batch(p_sink, p_batch);
     if p_staged is null or (p_rows >= 0) is not true then
@@ -199,6 +216,13 @@ begin
                 using errcode = 'PQ008', hint = 'Stage each message once. Nothing was published.';
         end if;
     end loop;
+    select range_agg(int8range(k.seq, k.seq, '[]')), array_agg(k.dedup_key order by k.seq) into v_seqs, v_dedup_keys
+    from pgqueue.staged_writes w
+    cross join lateral unnest(w.dedup_keys, array(select generate_series(lower(r), upper(r) - 1) from unnest(w.seqs) r)) k (dedup_key, seq)
+    where w.staged_id = any (p_staged) and w.stream_id = p_stream_id and w.sink = p_sink and w.batch = p_batch and w.dedup_keys is not null;
+    if v_seqs is not null then
+        v_duplicates := v_seqs - (select k.seqs from pgqueue._keep_first(v_stream, v_seqs, v_dedup_keys) k);
+    end if;
     if cardinality(p_staged) > 0 then
         perform pgqueue._lock_publish(p_stream_id);  -- before the publication id, as _publish
         v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);
@@ -209,8 +233,10 @@ begin
         returning priority, deliver_at, seqs, message_count
     ), part as (
         insert into pgqueue.publications (publication_id, part, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers)
-        select v_id, row_number() over (order by priority, deliver_at) - 1, sum(message_count), clock_timestamp(), deliver_at, p_stream_id, priority, range_agg(seqs), v_consumers
-        from block group by priority, deliver_at
+        select v_id, row_number() over (order by b.priority, b.deliver_at) - 1, pgqueue._cardinality(b.seqs), clock_timestamp(), b.deliver_at, p_stream_id, b.priority,
+               b.seqs, v_consumers
+        from (select priority, deliver_at, range_agg(seqs) - v_duplicates as seqs from block group by priority, deliver_at) b
+        where b.seqs <> '{}'
     )
     select count(*), coalesce(sum(message_count), 0) into v_blocks, v_rows from block;
     if v_blocks <> cardinality(p_staged) or v_rows <> p_rows then

@@ -19,6 +19,7 @@ begin
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
         ['group_partitions_lease',    'group_partitions (lease_id, version) where lease_id is not null'],
+        ['dedup_keys_sent',           'dedup_keys (stream_id, sent_at)'],
         ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)'],
         ['reservations_transaction',  'reservations (xid)']]
     loop

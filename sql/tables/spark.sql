@@ -35,7 +35,8 @@ create table if not exists pgqueue.staged_writes (
     seqs          int8multirange not null,
     message_count bigint         not null,
     staged_at     timestamptz    not null default clock_timestamp(),
-    reservation_id bigint        not null
+    reservation_id bigint        not null,
+    dedup_keys    text[]                     -- one per number of seqs in their order, null for those without; null: no message has one
 );
 
 create table if not exists pgqueue.sink_batches (

@@ -13,7 +13,8 @@ create table if not exists pgqueue.streams (
     max_bytes        int not null,    -- of a payload
     max_header_bytes int not null,    -- of the headers of a message, as text
     incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
-    bound      boolean     not null default false  -- what is sent to it is copied to others, see bindings
+    bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
+    dedup_window interval             -- for how long a dedup_key is remembered; null: it takes none
 );
 
 -- To which streams messages are copied, by the topic of their key.
@@ -76,4 +77,14 @@ create table if not exists pgqueue.publications (
     seqs           int8multirange not null,
     consumers      int[],                       -- null: all, also those that do not exist yet
     primary key (stream_id, publication_id, part)
+);
+
+-- The dedup keys of what was sent within the stream's dedup_window, or not long before, with the first message of each. The keys themselves,
+-- not hashes: with two keys of one hash, one message would be lost without a word.
+create table if not exists pgqueue.dedup_keys (
+    stream_id int         not null,
+    dedup_key text        collate "C" not null,
+    seq       bigint      not null,
+    sent_at   timestamptz not null,
+    primary key (stream_id, dedup_key)
 );

@@ -107,3 +107,17 @@ do $view$ begin perform pgqueue._make_view('group_stats', $query$
     left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker
     where c.partitions is not null
 $query$); end $view$;
+
+-- One row per table that is captured. uncaptured_partitions: to which what is written directly is not captured; maintain() changes that where
+-- it may, else capture again as the owner of the table.
+do $view$ begin perform pgqueue._make_view('captures', $query$
+    select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table", pg_get_userbyid(c.relowner)::text as owner,
+           obj_description(t.oid, 'pg_trigger') as options,
+           not exists (select from pg_catalog.pg_trigger d where d.tgrelid = t.tgrelid and d.tgname = format('pgqueue_%s_delete', s.stream_id)) as outbox,
+           (select count(*) from pg_partition_tree(c.oid) r join pg_catalog.pg_class p on p.oid = r.relid and p.relkind in ('r', 'p')
+            where r.level > 0 and not exists (select from pg_catalog.pg_trigger x where x.tgrelid = r.relid and x.tgname = t.tgname)) as uncaptured_partitions
+    from pgqueue.streams s
+    join pg_catalog.pg_trigger t on t.tgname = format('pgqueue_%s_insert', s.stream_id) and t.tgnargs = 0
+    join pg_catalog.pg_class c on c.oid = t.tgrelid
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+$query$); end $view$;

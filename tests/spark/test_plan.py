@@ -104,6 +104,25 @@ def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order
     ]
 
 
+def test_dedup_keys_stay_with_their_rows():
+    rows = pa.table(
+        {
+            "data": list("abcde"),
+            "dedup_key": ["1", None, "3", None, None],
+            "priority": pa.array([7, 0, 7, 0, 7], pa.int32()),
+        }
+    )
+    seqs = pa.array([1, 2, 3, 4, 5], pa.int64())
+    rest, groups = group(rows, seqs)
+    assert rest.column_names == ["data"]
+    assert groups == [
+        Group("{[1,2),[3,4),[5,6)}", 7, dedup_keys=["1", "3", None]),
+        Group("{[2,3),[4,5)}", 0),
+    ]
+    keys = ["1", None, "3", None, None]
+    assert group(rows.drop_columns(["priority"]), seqs)[1] == [Group("{[1,6)}", dedup_keys=keys)]
+
+
 def test_without_priority_and_deliver_at_there_is_one_group():
     seqs = pa.array([5, 6], pa.int64())
     assert group(pa.table({"data": ["a", "b"]}), seqs)[1] == [Group("{[5,7)}")]

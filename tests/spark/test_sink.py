@@ -69,6 +69,26 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
     assert found == [(2, 0, None), (2, 3, "2030-01-01 12:00:01+00")]
 
 
+def test_rows_with_a_dedup_key_that_was_sent_are_left_out(queue: Queue):
+    """Whichever task they are in; the same in the next micro-batch, and from other producers."""
+    queue.create("s")
+    with pytest.raises(Exception, match="has no dedup_window, and so takes no dedup keys"):
+        queue.write(frame(queue, 1, 2).withColumn("dedup_key", F.col("data")), "s")
+    queue.sql("select pgqueue.set_dedup_window('s', '1 day')")
+    queue.sql("select pgqueue.send('s', 'first', p_dedup_key => '3')")
+    numbers = queue.spark.range(1, 11, numPartitions=3).select(
+        F.col("id").cast("string").alias("data"),
+        F.when(F.col("id") < 9, (F.col("id") % 6).cast("string")).alias("dedup_key"),
+        (F.col("id") % 2).cast("int").alias("priority"),
+    )
+    queue.write(numbers, "s")
+    got = {row[0] for row in queue.sql("select data from pgqueue.messages")}
+    assert len(got & {"1", "7"}) == len(got & {"2", "8"}) == 1
+    assert got - {"1", "7", "2", "8"} == {"first", "4", "5", "6", "9", "10"}
+    queue.write(numbers.where("dedup_key is not null"), "s")
+    assert {row[0] for row in queue.sql("select data from pgqueue.messages")} == got
+
+
 def test_times_far_away_and_many_of_them(queue: Queue):
     """Each full second is a part of the publication; Spark's times reach further than Python's."""
     queue.create("s")

@@ -298,6 +298,30 @@ def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     assert {row.seq for row in queue.rows()} == set(numbers(1, 10)) - taken
 
 
+def test_a_query_whose_consumer_is_moved_goes_on_from_there(queue: Queue, fails):
+    """Its batch is not its own any more: the tasks that read find so, and nothing comes twice."""
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+
+    def move(batch, batch_id):
+        queue.sql("select pgqueue.seek('s', 'c', 'seq 4')")
+
+    frame = queue.load("s", "c")
+    assert "PQ012" in fails(queue.collect(frame, each=move))
+    assert queue.data() == []
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.data()) == numbers(4, 10)
+    assert queue.backlog("s", "c") == 0
+
+
+def test_a_query_gets_what_passes_the_filter_of_its_consumer(queue: Queue):
+    queue.sql("select pgqueue.create_stream('s')")
+    queue.sql("select pgqueue.create_consumer('s', 'c', 'earliest', p_topic => 'k1')")
+    queue.send("s", 1, 100, keys=10)
+    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=4)).awaitTermination()
+    assert sorted(queue.data()) == [n for n in range(1, 101) if n % 10 == 1]
+
+
 def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queue: Queue, fails):
     """The driver's process stands still, as on a machine that is suspended; the batch goes on."""
     queue.create("s", "c")

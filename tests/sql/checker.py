@@ -129,6 +129,13 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
                     c.untaken |= seqs
                 elif any(p.publication_id in r for r in c.cursor.gap_ids):
                     c.untaken |= seqs - numbers(c.cursor.kept)
+    lost = cur.execute(
+        "select d.* from pgqueue.dedup_keys d"
+        " join pgqueue.messages m on m.stream_id = d.stream_id and m.seq = d.seq"
+        " where not exists (select from pgqueue.publications p"
+        " where p.stream_id = d.stream_id and p.seqs @> d.seq)"
+    ).fetchall()
+    assert not lost, f"dedup keys of messages that were not published: {lost[:20]}"
     for d in cur.execute("select * from pgqueue.dead_messages").fetchall():
         seqs = numbers(d.seqs)
         assert len(seqs) == d.message_count, f"{d}"

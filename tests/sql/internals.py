@@ -40,6 +40,7 @@ TABLES = {
     "incarnations": "incarnations",
     "bindings": "bindings",
     "filters": "consumer_filters",
+    "dedup keys": "dedup_keys",
 }
 
 

@@ -31,6 +31,7 @@ PARTITIONS = 3  # of the group
 EMPTY_CLAIMS = 20  # by how many claims at most something is found with small limits
 KEYS = st.sampled_from(["a", "b", "c", None])
 TOPICS = st.sampled_from([None, None, "a", "*"])
+DEDUP_KEYS = st.sampled_from([None, None, None, "d", "e"])
 HOURS = st.sampled_from([None, None, None, None, -1, 1, 2])
 SIZES = st.sampled_from([1, 1, 2, 3, 5, 100])
 MODES = st.sampled_from(["auto", "auto", "auto", "wrote", "savepoint", "rollback"])
@@ -124,6 +125,7 @@ class Publication:
     priority: int
     not_before: int | None
     consumers: set[int] | None
+    firsts: dict[str, int] = field(default_factory=dict)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -159,6 +161,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.offset: Any = None  # of somebody who reads without claiming
         self.was_read: set[int] = set()
         self.was_grouped: list[int] = []  # worked off by the group, in order
+        call(self.conn, "set_dedup_window", self.stream, LONG)
+        self.firsts: dict[str, int] = {}  # the first message of each dedup key
 
     # ------------------------------------------------------------------ helpers
 
@@ -199,7 +203,8 @@ class QueueMachine(RuleBasedStateMachine):
                     c.messages[seq] = Message(seq, key, p.priority, p.not_before)
 
     def send_on(self, conn: psycopg.Connection, keys: Any, priority: int, hours: int | None,
-                named: bool) -> Publication:  # fmt: skip
+                named: bool, dedup_keys: Any = None) -> Publication:  # fmt: skip
+        """Send; answers what was published, without duplicates."""
         if named:
             names = [c.name for c in self.consumers[::2]]
             ids = {c.consumer_id for c in self.consumers[::2]}
@@ -214,13 +219,22 @@ class QueueMachine(RuleBasedStateMachine):
             "p_consumers": names,
         }
         if len(keys) == 1:
-            seqs = [value(conn, "send", self.stream, "x", p_key=keys[0], **arguments)]
+            dedup_key = dedup_keys[0] if dedup_keys else None
+            seqs = [value(conn, "send", self.stream, "x", p_key=keys[0], p_dedup_key=dedup_key,
+                          **arguments)]  # fmt: skip
         else:
             rows = call(conn, "send_batch", self.stream, ["x"] * len(keys), p_keys=list(keys),
-                        **arguments)  # fmt: skip
+                        p_dedup_keys=dedup_keys, **arguments)  # fmt: skip
             seqs = [row[0] for row in rows]
+        firsts, messages = dict(self.firsts), []
+        for seq, key, dedup_key in zip(seqs, keys, dedup_keys or [None] * len(keys), strict=True):
+            if dedup_key is None or dedup_key not in firsts:
+                messages.append((seq, key))
+                firsts[dedup_key or ""] = seq
+            else:
+                assert seq == firsts[dedup_key], f"{dedup_key} was sent as {firsts[dedup_key]}"
         not_before = None if hours is None else self.clock + hours
-        return Publication(list(zip(seqs, keys, strict=True)), priority, not_before, ids)
+        return Publication(messages, priority, not_before, ids, firsts)
 
     def done(self) -> dict[int, set[int]]:
         return {
@@ -408,11 +422,15 @@ class QueueMachine(RuleBasedStateMachine):
         value(self.conn, "drop_consumer", self.stream, gone.name)
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=6), priority=st.sampled_from([0, 0, 1, -1]),
-          hours=HOURS, named=st.sampled_from([False, False, True]), mode=MODES)  # fmt: skip
-    def send(self, keys: Any, priority: int, hours: int | None, named: bool, mode: str) -> None:
-        p = self.run(mode, lambda: self.send_on(self.conn, keys, priority, hours, named))
+          hours=HOURS, named=st.sampled_from([False, False, True]), mode=MODES,
+          dedup=st.lists(DEDUP_KEYS, min_size=6, max_size=6) | st.none())  # fmt: skip
+    def send(self, keys: Any, priority: int, hours: int | None, named: bool, mode: str,
+             dedup: list[str | None] | None) -> None:  # fmt: skip
+        once = dedup[: len(keys)] if dedup else None
+        p = self.run(mode, lambda: self.send_on(self.conn, keys, priority, hours, named, once))
         if p is not None:
             self.publish(p)
+            self.firsts = p.firsts
 
     @precondition(lambda self: len(self.slow) < 2)
     @rule(keys=st.lists(KEYS, min_size=1, max_size=3), isolation=st.booleans())

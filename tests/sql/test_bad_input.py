@@ -36,7 +36,7 @@ TIMEOUT = ["longer than 0 and up to 10 years"]
 AGE = ["longer than 0"]
 DELAY = ["from 0 to 10 years"]
 PRIORITY = ["p_priority", "-32768 to 32767"]
-UNKNOWN_STREAM = ["unknown stream", "create_stream", "There are: 'b', 'j', 't'"]
+UNKNOWN_STREAM = ["unknown stream", "create_stream", "There are: 'b', 'd', 'j', 't'"]
 UNKNOWN_CONSUMER = ["unknown consumer", "of stream 't'", "create_consumer", "There are: 'c', 'o'"]
 RECEIVERS = ["p_consumers", "null to publish to all"]
 DROPPED = ["stream", "dropped"]
@@ -54,6 +54,10 @@ CASES: list[Case] = [
     ("create_stream('n', p_max_bytes => null)", "PQ003", ["p_max_bytes", "not null"]),
     ("create_stream('n', p_max_header_bytes => 1)", "PQ003", ["p_max_header_bytes", "2 to 1048576, not 1"]),
     ("create_stream('n', p_max_header_bytes => 1048577)", "PQ003", ["not 1048577"]),
+    ("create_stream('n', p_dedup_window => '0')", "PQ003", ["p_dedup_window", *TIMEOUT]),
+    ("set_dedup_window('no', '1 day')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("set_dedup_window('t', '-1 s')", "PQ003", ["p_window", "'-00:00:01'", *TIMEOUT]),
+    ("set_dedup_window('t', '11 years')", "PQ003", ["'11 years'", *TIMEOUT]),
     ("create_stream('t')", "PQ006", ["'t'", "exists already", "text"]),
     ("create_stream('t', 'json', p_if_not_exists => true)", "PQ006", ["'t'", "kind text"]),
     ("drop_stream('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
@@ -150,6 +154,13 @@ CASES: list[Case] = [
     ("send('t', 'x', p_consumers => '{c, null}')", "PQ002", ["null", *RECEIVERS]),
     ("send('j', '1', p_consumers => '{c}')", "PQ002", ["'c'", *RECEIVERS]),
     ("send('t', 'x', p_consumers => '{}')", "PQ003", ["empty", *RECEIVERS]),
+    ("send('t', 'x', p_dedup_key => 'k')", "PQ003", ["'t' has no dedup_window", "set_dedup_window('t', '1 day')"]),
+    ("send('d', 'x', p_dedup_key => '')", "PQ003", ["p_dedup_key", "1 to 1024 bytes or is null, not 0"]),
+    (f"send('d', 'x', p_dedup_key => {LONG_KEY})", "PQ003", ["p_dedup_key", "1 to 1024 bytes or is null, not 12800"]),
+    ("send_batch('t', '{x}', p_dedup_keys => '{k}')", "PQ003", ["'t' has no dedup_window"]),
+    ("send_batch('d', '{x,y}', p_dedup_keys => '{k}')", "PQ003", ["p_dedup_keys", "2 messages", "1 dedup keys"]),
+    ("send_batch('d', '{x,y}', p_dedup_keys => '{{k},{l}}')", "PQ003", ["p_dedup_keys", "one dimension"]),
+    ("send_batch('d', '{x,y}', p_dedup_keys => '{k,\"\"}')", "PQ003", ["p_dedup_key", "not 0"]),
     # waiting
     ("start_waiting('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("start_waiting(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
@@ -340,6 +351,7 @@ def names(conn: Conn) -> dict[str, Any]:
     t = value(conn, "create_stream", "t")
     j = value(conn, "create_stream", "j", "json")
     value(conn, "create_stream", "b", "binary")
+    value(conn, "create_stream", "d", p_dedup_window="1 day")
     consumer = value(conn, "create_consumer", "t", "c")
     other = value(conn, "create_consumer", "t", "o")
     conn.execute("select pgqueue.send_batch('t', '{x,y,z,w}')")
@@ -448,6 +460,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_query": "PQ009 is tested in test_readers",
         "is_published": "false for an unknown sink",
         "maintain_all": "hands its arguments to maintain",
+        "capture": "its tables are made in test_capture",
+        "release": "its tables are made in test_capture",
     }
     functions = conn.execute(
         "select proname, proargnames[1:pronargs] from pg_proc"

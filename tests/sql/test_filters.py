@@ -155,6 +155,16 @@ def test_an_urgent_message_is_not_behind_what_is_sifted_and_ready(conn: Conn) ->
     assert seqs_of(receive(conn, 1)) == [urgent]
 
 
+def test_an_urgent_message_is_not_behind_others_that_were_taken(conn: Conn) -> None:
+    """Also where what was taken before is of several priorities, and is not claimed yet."""
+    consumer(conn, p_topic="a")
+    low = send(conn, p_key="a", p_priority=-1)
+    sent = send_keys(conn, *"aa")
+    assert seqs_of(receive(conn, 1)) == sent[:1]
+    urgent = send_all(conn, ["x", "x"], p_keys=["a", "b"], p_priority=1)[0]
+    assert seqs_of(receive(conn)) == [urgent, sent[1], low]
+
+
 def test_much_that_does_not_pass_is_gone_through_in_bounds(conn: Conn, stream: int) -> None:
     """A claim looks at so much and no more; the next one goes on there."""
     consumer(conn, p_topic="last", ordering="key")

@@ -97,6 +97,22 @@ def test_a_number_is_a_position_whatever_the_order_of_publication(
         assert sorted(got) == [running, *(s for s in everything if s >= seq)]
 
 
+def test_a_number_is_a_position_beside_many_that_were_published_late(
+    conn: Conn, stream: int
+) -> None:
+    """A hundred batches that were written before: they look like the place, and are not."""
+    blocks = [stage(conn, stream, 2, batch) for batch in range(100)]
+    singles = [send(conn) for _ in range(300)]
+    for batch, block in enumerate(blocks):
+        publish(conn, stream, [block], 2, batch)
+    last = send(conn)
+    for i in (0, 150, 299):
+        consumer(conn, f"at {i}", p_start=f"seq {singles[i]}")
+        assert acked(conn, "s", f"at {i}") == [*singles[i:], last]
+    consumer(conn, "late", p_start=f"seq {singles[0] - 3}")
+    assert acked(conn, "s", "late") == [*range(singles[0] - 3, singles[0]), *singles, last]
+
+
 def test_a_time_is_a_position_and_the_future_is_the_end(conn: Conn) -> None:
     old = [send(conn) for _ in range(5)]
     since = now(conn)
@@ -249,10 +265,15 @@ def test_a_moved_ordered_consumer_gives_a_query_nothing_back(conn: Conn, orderin
     sent = send_keys(conn, *"abcab")
     end = reader.ask()
     seek(conn, "earliest")
+    first = receive(conn, 1)  # by key, the others are dealt now
     assert reader.resume(end).planned == 0
+    value(conn, "ack", claim_of(first))
     reader.move(end)
-    found = reader.ask()
-    assert sorted(reader.plan(found)) == sent
+    got = seqs_of(first)
+    while (found := reader.ask()).claimed:
+        got += reader.plan(found)
+        reader.move(found)
+    assert sorted(got) == sent
 
 
 def test_a_move_waits_for_who_settles_and_says_who_stays(conn: Conn, session: Session) -> None:
@@ -318,6 +339,19 @@ def test_what_was_in_hand_at_a_replay_arrives_again_at_the_next(conn: Conn) -> N
     assert replay(conn, f"seq {sent[1]}") == 1  # the others have not arrived yet
     checker.check(conn)
     assert sorted(acked(conn, "s", "c")) == sent[1:]
+
+
+def test_a_replay_from_within_a_publication_takes_nothing_from_one_before_it(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    value(conn, "ack", claim_of(receive(conn, 3)))
+    rest = receive(conn, 2)
+    assert replay(conn, "earliest") == 3
+    assert replay(conn, f"seq {sent[1]}", f"seq {sent[2]}") == 0
+    value(conn, "ack", claim_of(rest))
+    assert replay(conn, f"seq {sent[4]}") == 1
+    assert replay(conn, f"seq {sent[1]}", f"seq {sent[2]}") == 0
+    assert acked(conn, "s", "c") == [*sent[:3], sent[4]]
 
 
 def test_a_replay_between_two_times(conn: Conn) -> None:

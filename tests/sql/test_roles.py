@@ -24,7 +24,9 @@ ROLES = ("producer", "consumer", "observer", "admin")
 FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
-        "reserve", "publish_written", "stage", "publish_staged",
+        "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
+        "_send_captured", "_lock_captured", "_drop_capture", "_capture_function", "_make_capture",
+        "_make_triggers", "_column_names",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
@@ -40,6 +42,7 @@ FUNCTIONS = {
         "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
         "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
+        "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath",
     },
     "stranger": set(),
@@ -53,6 +56,7 @@ VIEWS = (
     "stream_stats",
     "stream_retention",
     "group_stats",
+    "captures",
 )
 
 # What each may do with which tables and views; {s} is any stream.
@@ -262,6 +266,8 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
     value(conn, "send", "s", "x")
+    conn.execute("create table captured (id int primary key)")
+    call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:
         body = "language plpgsql as 'begin raise exception ''hijacked''; end'"
         for function, returns in (

@@ -205,7 +205,8 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     stage(conn, new, 2)
     publish(conn, new, [stage(conn, new, 1)], 1)
     dead_publication(conn)  # leaves a gap in what is taken next
-    send_all(conn, ["x"])
+    value(conn, "set_dedup_window", "s", "1 day")
+    send_all(conn, ["x"], p_dedup_keys=["k"])
     assert len(receive(conn, 100)) > 1
     call(conn, "bind", "s", "never", "kept")
     consumer(conn, "filtered", p_topic="a")

@@ -70,6 +70,36 @@ def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
         schema.check(conn)
 
 
+def test_a_message_is_sent_once_per_dedup_key(queue, run):
+    error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
+    assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error
+    run("stream", "dedup", "s", "1 day")
+    assert len({run("send", "s", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
+    run("stream", "dedup", "s", "off")
+    assert "has no dedup_window" in run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
+    run("stream", "create", "t", "--dedup-window", "1h")
+    assert len({run("send", "t", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
+
+
+def test_a_table_is_captured_listed_and_released(url, queue, run):
+    with connection.connect(url) as conn:
+        conn.execute("create table t (id int primary key, name text)")
+    run("capture", "t", "s", "--key", "name", "--column", "id", "--old")
+    (listed,) = map(json.loads, run("capture", "--json").splitlines())
+    assert (listed["table"], listed["stream"], listed["outbox"]) == ("public.t", "s", False)
+    assert listed["options"] == "key: name; columns: id; old rows: yes"
+    with connection.connect(url) as conn:
+        conn.execute("insert into t values (1, 'a')")
+    message = json.loads(run("receive", "s", "c", "--json"))
+    assert (message["key"], json.loads(message["data"])) == ("a", {"old": None, "new": {"id": 1}})
+    assert "p_table" not in run("capture", "pg_class", "s", code=1)
+    assert 'relation "no" does not exist' in run("capture", "no", "s", code=1)
+    run("capture", "t", code=2)
+    run("release", "t", "s")
+    assert run("capture", "--json") == ""
+    assert "captured to stream" in run("release", "t", "s", code=1)
+
+
 def test_uninstall_says_what_goes_and_asks(url, queue, run):
     queue.send("s", "x")
     result = CliRunner().invoke(cli.app, ["uninstall"], input="n\n")
