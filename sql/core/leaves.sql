@@ -53,27 +53,33 @@ begin
               and database = (select oid from pg_database where datname = current_database()));
 end $$;
 
--- Does one thing that the leaves of a stream need, if there is one. Needs the stream's maintenance lock.
--- Returns whether it did, so that there may be more; false also where it would have had to wait. Locks: at most
--- those of the step, for the rest of the transaction: end it at once.
+-- Does what the leaves of a stream need, each step if it gets its locks. Needs the stream's maintenance lock.
+-- Returns whether it did something, so that there may be more. Locks: for 50 ms at most it waits for those of a step, and has them
+-- for the rest of the transaction: end it at once.
 create or replace function pgqueue._tend_leaves(p_stream_id int) returns boolean
 language plpgsql
 set lock_timeout = '50ms'
 as $$
+declare
+    v_step text;
+    v_done boolean;
+    v_some boolean := false;
 begin
     -- drop_stream and an installer are kept out
     perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;
     if not found then
         return false;
     end if;
-    return pgqueue._note_closed(p_stream_id)
-        or pgqueue._seal_leaf(p_stream_id)
-        or pgqueue._add_leaf(p_stream_id)
-        or pgqueue._close_leaf(p_stream_id)
-        or pgqueue._empty_leaf(p_stream_id)
-        or pgqueue._drop_leaves(p_stream_id);
-exception when lock_not_available or deadlock_detected then
-    return false;
+    foreach v_step in array array['_note_closed', '_close_leaf', '_seal_leaf', '_add_leaf', '_empty_leaf', '_drop_leaves'] loop
+        begin
+            execute format('select pgqueue.%I($1)', v_step) into v_done using p_stream_id;
+            v_some := v_some or v_done;
+        exception when lock_not_available or deadlock_detected then
+            null;
+        end;
+        exit when v_step = '_add_leaf' and v_done;  -- it may have locks that all wait for, see _enclose
+    end loop;
+    return v_some;
 end $$;
 
 -- Notes that all numbers of a leaf were given out or passed over. Returns whether there was one.
@@ -98,13 +104,14 @@ begin
     return true;
 end $$;
 
--- Notes which closed leaf nobody can publish anything of any more. Returns false: it is no work that others follow.
+-- Notes which closed leaf nobody can publish anything of any more. Returns whether there was one.
 create or replace function pgqueue._seal_leaf(p_stream_id int) returns boolean
 language plpgsql
 as $$
 declare
     v_leaf    pgqueue.leaves;
     v_writers text[];
+    v_sealed  boolean := false;
 begin
     for v_leaf in
         select * from pgqueue.leaves
@@ -124,8 +131,9 @@ begin
         set writers = null, last_publication = pgqueue._last_publication_id(p_stream_id)
         where stream_id = p_stream_id and leaf = v_leaf.leaf
           and not exists (select from pgqueue.reservations r where r.stream_id = p_stream_id and r.seqs && int8range(v_leaf.lo, v_leaf.hi));
+        v_sealed := v_sealed or found;
     end loop;
-    return false;
+    return v_sealed;
 end $$;
 
 -- Makes the table of a stream its first leaf, or adds a leaf where fewer than two are ready. Returns whether it did something.

@@ -303,5 +303,9 @@ begin
     o_count := v_trim.o_count;
     update pgqueue.retention set maintained_at = clock_timestamp()
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
-    o_more := pgqueue._tend_leaves(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;  -- a leaf goes after its messages
+    o_more := v_trim.o_more or o_dead > 0 or o_count > 0;
+    -- not with locks of consumers
+    if o_count = 0 or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
+        o_more := pgqueue._tend_leaves(p_stream_id) or o_more;
+    end if;
 end $$;

@@ -65,7 +65,7 @@ def retention(bench: Bench) -> None:
 
 def _keep(seconds: float) -> float:
     """For how many seconds messages are kept."""
-    return min(max(seconds / 10, 20), seconds / 4)
+    return min(max(seconds / 10, 30), seconds / 2)
 
 
 def _ingest(url: str, side: Side, seconds: float) -> None:

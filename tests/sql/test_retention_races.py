@@ -45,6 +45,11 @@ class Race:
         self.maintainers: list[int] = []
         self.chance = random.Random(7)
 
+    def begin(self) -> None:
+        """The longer races begin with one table, which becomes a leaf when it gets its locks."""
+        if self.ends - time.monotonic() < 10:
+            maintain(self.conn)
+
     def over(self) -> bool:
         return time.monotonic() > self.ends
 
@@ -149,6 +154,7 @@ def test_keep_loses_nothing_but_what_everybody_was_done_with(race: Race) -> None
     for ordering in ("none", "key"):
         consumer(conn, ordering, ordering)
     value(conn, "set_retention", "s", p_done=True)
+    race.begin()
     before: dict[str, set[int]] = {}
 
     def create() -> None:
@@ -187,6 +193,7 @@ def test_drop_lets_each_message_be_acknowledged_or_skipped(race: Race) -> None:
     for ordering in ("none", "key", "stream"):
         consumer(conn, ordering, ordering)
     value(conn, "set_retention", "s", p_messages=500, p_unread="drop")
+    race.begin()
     race.run(
         race.send, race.send,
         *(lambda name=name: race.work(name, 0.2) for name in ("none", "key", "stream", "key")),
