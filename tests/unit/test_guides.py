@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_pgqueue import embedded
-from tests.pages import blocks_of, run, run_commands
+from tests.pages import blocks_of, environment_of, run, run_commands
 
 GUIDE = Path(__file__).parents[2] / "sql" / "guide"
 PAGES = sorted(GUIDE.glob("*.md"))
@@ -22,7 +22,8 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
     next one.
     """
     psql = shutil.which("psql") or str(embedded.find_binaries(18) / "psql")
-    monkeypatch.setenv("PGQUEUE_URL", url)
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     python: dict[str, object] = {"__name__": "__main__"}
     for number, (language, text) in enumerate(blocks_of(page.read_text())):
