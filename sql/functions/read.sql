@@ -15,12 +15,12 @@ begin
 end $$;
 
 -- The offset after the next messages.
---   p_from  an offset; or, to begin, null for "earliest", or what start_offset takes, as a JSON string
---   p_max   messages at most, and exactly so many if there are; null: what there is (of up to 100,000 publications)
---   p_upto  no publication after this one; null: all
--- Returns p_from when there is nothing new. An offset that differs may have no messages between: then all that came was for named consumers.
+--   p_offset  an offset; or, to begin, null for "earliest", or what start_offset takes, as a JSON string
+--   p_max     messages at most, and exactly so many if there are; null: what there is (of up to 100,000 publications)
+--   p_upto    no publication after this one; null: all
+-- Returns p_offset when there is nothing new. An offset that differs may have no messages between: then all that came was for named consumers.
 -- Errors: PQ001, PQ003, PQ005, PQ010 when retention was faster. Locks: none. (Read committed: at an old snapshot gaps stay open.)
-create or replace function pgqueue.read_to(p_stream text, p_from jsonb, p_max bigint default null, p_upto bigint default null) returns jsonb
+create or replace function pgqueue.read_to(p_stream text, p_offset jsonb, p_max bigint default null, p_upto bigint default null) returns jsonb
 language plpgsql
 as $$
 declare
@@ -31,21 +31,21 @@ begin
     if p_max < 1 then
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
     end if;
-    v_from := pgqueue._offset_or_start(v_stream, 'p_from', p_from);
+    v_from := pgqueue._offset_or_start(v_stream, p_offset);
     v_to := pgqueue._read_on(v_stream, v_from, coalesce(p_max, 9223372036854775807), p_upto);
-    perform pgqueue._check_not_trimmed(v_stream, 'p_from', v_from, v_to);
+    perform pgqueue._check_not_trimmed(v_stream, 'p_offset', v_from, v_to);
     return pgqueue._offset_json(v_stream, v_to);
 end $$;
 
 -- An offset, or what stands for one at the beginning. Errors: PQ003, PQ005.
-create or replace function pgqueue._offset_or_start(p_stream pgqueue.streams, p_argument text, p_offset jsonb) returns pgqueue.reading_offset
+create or replace function pgqueue._offset_or_start(p_stream pgqueue.streams, p_offset jsonb) returns pgqueue.reading_offset
 language plpgsql
 as $$
 begin
     if p_offset is null or jsonb_typeof(p_offset) in ('null', 'string') then
         return pgqueue._offset_at(p_stream, coalesce(p_offset #>> '{}', 'earliest'));
     end if;
-    return pgqueue._parse_offset(p_stream, p_argument, p_offset);
+    return pgqueue._parse_offset(p_stream, 'p_offset', p_offset);
 end $$;
 
 -- The messages between two offsets as ranges [lo, hi) of seq, in the order of reading: for who reads the payloads by COPY.
@@ -68,7 +68,7 @@ begin
 end $$;
 
 -- Reads the next messages of a stream, without claiming them.
---   p_offset  as p_from of read_to
+--   p_offset  as in read_to
 --   p_max     messages at most, 1 to 100,000
 -- Returns a row per message, in order of seq, each with the offset to read on from; when there is nothing new, one row with that alone.
 -- Messages of a publication that is published later may have lower numbers. Errors: PQ001, PQ003, PQ005, PQ010. Locks: none.
@@ -84,7 +84,7 @@ declare
     v_next   jsonb;
 begin
     perform pgqueue._check_number('p_max', p_max, 1, 100000);
-    v_from := pgqueue._offset_or_start(v_stream, 'p_offset', p_offset);
+    v_from := pgqueue._offset_or_start(v_stream, p_offset);
     v_to := pgqueue._read_on(v_stream, v_from, p_max, null);
     v_next := pgqueue._offset_json(v_stream, v_to);
     v_seqs := pgqueue._messages_between(v_stream.stream_id, v_from, v_to);
