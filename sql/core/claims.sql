@@ -119,6 +119,8 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
+    v_ack      bigint := p_ack;  -- what is still to be acknowledged
+    v_acked    bigint;
     v_quick    record;
     v_done     boolean := false;
     v_now      timestamptz;
@@ -126,9 +128,6 @@ declare
 begin
     if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1 or p_visibility_timeout is not null then
         perform pgqueue._check_claim(p_max, p_visibility_timeout);
-    end if;
-    if p_ack is not null then
-        o_count := pgqueue._ack(p_ack);
     end if;
     select * into v_consumer from pgqueue.consumers
     where stream_id = (select stream_id from pgqueue.streams where name = p_stream) and name = p_consumer;
@@ -140,11 +139,16 @@ begin
     end if;
     o_count := 0;
     if v_consumer.paused then
+        perform pgqueue._ack(p_ack) where p_ack is not null;
         return;
     end if;
     o_claim_id := pgqueue._new_claim_id();
     if v_consumer.ordering <> 'stream' then
         begin
+            if p_ack is not null then
+                v_acked := pgqueue._ack(p_ack);
+                v_ack := null;
+            end if;
             if v_consumer.ordering = 'none' then
                 v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
             else
@@ -164,11 +168,14 @@ begin
                 v_done := true;
             end if;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-            null;  -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock
+            -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock; and takes back the acknowledgement:
+            -- who has the lock may come upon those runs, and wait for them although it skips what is locked, where Postgres follows a run to
+            -- its last version
+            v_ack := case when v_acked > 0 then p_ack end;
         end;
     end if;
     if not v_done then
-        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count);
+        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count, v_ack);
     end if;
     o_stream_id := v_consumer.stream_id;
     if o_count > 0 then
@@ -241,15 +248,18 @@ end $$;
 
 -- Claims with the consumer's lock, whatever is there to be had; see claim. The caller records the claim.
 --   p_held  how many messages the claim has already
+--   p_ack   a claim to acknowledge before; null: none
 -- Returns how many it has then.
-create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint) returns bigint
+create or replace function pgqueue._claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, p_held bigint, p_ack bigint) returns bigint
 language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_fill   record;
 begin
+    perform from pgqueue.claims where claim_id = p_ack for update;  -- in the order of locks
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    perform pgqueue._ack(p_ack) where p_ack is not null;
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
     v_fill := pgqueue._fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held);
     perform pgqueue._save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);

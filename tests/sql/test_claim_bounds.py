@@ -27,6 +27,7 @@ from tests.sql.queue import (
     send_keys,
     seqs_of,
     value,
+    wait_for_a_lock,
 )
 
 
@@ -351,6 +352,31 @@ def test_workers_that_settle_and_claim_in_one_call_do_not_stand_still(
             each.result()
     long = sum(wait for wait in waits if wait > 0.15)
     assert long < 0.05 * 4 * 3, f"{long:.1f} s of 12 stood still, of {len(waits)} claims"
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
+    conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    """Or else who has the lock, and comes upon that run, would wait for one who waits for it."""
+    id_ = consumer(conn, ordering=ordering)
+    send_key(conn)
+    claim = claim_of(call(conn, "receive", "s", "c"))
+    second = send_key(conn)
+    holder, worker = session(), session()
+    holder.execute("begin")
+    internals.lock_consumer(holder, id_)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call, worker, "receive", "s", "c", 1, None, claim)
+        wait_for_a_lock(conn)
+        with conn.transaction():
+            conn.execute("set local lock_timeout = '1s'")
+            internals.lock_runs(conn)
+        assert internals.held_by(conn, claim), "nor is anything acknowledged yet"
+        holder.execute("commit")
+        assert seqs_of(waiting.result()) == [second]
+    assert internals.held_by(conn, claim) == []
+    assert internals.count(conn, "claims") == 1
 
 
 def test_pollers_do_not_queue_up_for_a_run_that_a_long_transaction_holds(
