@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from spark_pgqueue.client.results import Claim, Message
 
 if TYPE_CHECKING:
-    from spark_pgqueue.client.client import Client
+    from spark_pgqueue.client.calls.claiming import ClaimCalls
 
 
 def consume(
-    client: Client,
+    client: ClaimCalls,
     stream: str,
     consumer: str,
     prefetch: int,

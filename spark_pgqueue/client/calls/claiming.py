@@ -1,0 +1,245 @@
+"""Messages claimed by a consumer's workers, and what becomes of a claim."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from spark_pgqueue.client import arguments, consuming
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import (
+    Claim,
+    Message,
+)
+
+
+class ClaimCalls(Calls):
+    """Messages claimed by a consumer's workers, and what becomes of a claim."""
+
+    def receive(
+        self,
+        stream: str,
+        consumer: str,
+        max_messages: int = 1,
+        *,
+        visibility_timeout: timedelta | None = None,
+        ack: Claim | int | None = None,
+        wait: timedelta | None = None,
+    ) -> Claim | None:
+        """Claim messages for a consumer, and read them.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            max_messages: claim at most so many.
+            visibility_timeout: after how long other workers may take them over, unless `extend` is
+                called; None for the consumer's.
+            ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
+                round trip; None for none. A warning is logged for one that is not live.
+            wait: when there is nothing, wait so long for a message; None for not at all. It ends
+                at once with a publication, within a second with a delay or another worker's lease
+                that is over; behind a pooler it looks once a second. Other threads that share
+                the client wait too. The connection goes on listening to the stream.
+
+        Returns:
+            the claim, or None when there is nothing to deliver now, or was nothing in that time. A
+            message of it that cannot be read has an `error`; the others are there all the same.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
+                PQ007 a transaction that is not read committed; an argument of the wrong type;
+                `wait` inside a transaction, or on a connection of the caller's.
+        """
+        patience = arguments.maybe(arguments.patience, "wait", wait)
+        if patience is not None:
+            self._check_can_wait()
+        claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
+        if patience:
+            first, again = partial(claim_now, ack), partial(claim_now, None)
+            return self._waiting.first(stream, first, again, patience)
+        return claim_now(ack)
+
+    def consume(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        prefetch: int = 100,
+        visibility_timeout: timedelta | None = None,
+        wait: timedelta | None = None,
+    ) -> Iterator[Message]:
+        """Iterate over messages one at a time, claimed many at a time: for work on single messages.
+
+            for message in queue.consume("orders", "billing", wait=timedelta(minutes=1)):
+                bill(message.data)
+
+        A message is done when the next one is asked for. Those of a claim are acknowledged
+        together, in the call that makes the next claim; so after a worker that died, another one
+        gets up to `prefetch` messages again which were done. The claim is extended while messages
+        of it are left, unless one takes longer than the visibility timeout: then they go to other
+        workers, and the iteration goes on with others. Who leaves the loop, by break or by an
+        error, returns the message at hand and those behind it, as `nack` does.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            prefetch: claim at most so many messages at once.
+            visibility_timeout: as in `receive`; None for the consumer's.
+            wait: as in `receive`: the iteration ends when there was nothing for so long; None for
+                as soon as there is nothing.
+
+        Raises:
+            PgQueueError: as `receive`.
+        """
+        arguments.number("prefetch", prefetch, 1, 2**31 - 1)
+        timeout = visibility_timeout
+        if timeout is None:
+            timeout = self._value(
+                "select visibility_timeout from pgqueue.open_consumer(%s::text, %s::text)",
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+            )
+        arguments.duration("visibility_timeout", timeout)
+        arguments.maybe(arguments.patience, "wait", wait)
+        return consuming.consume(self, stream, consumer, prefetch, timeout, wait)
+
+    def _claim(
+        self,
+        stream: str,
+        consumer: str,
+        max_messages: int,
+        visibility_timeout: timedelta | None,
+        ack: Claim | int | None,
+    ) -> Claim | None:
+        rows = self._statements.rows(
+            "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
+            " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
+            " %s::bigint)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.number("max_messages", max_messages, 1, 2**31 - 1),
+                arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
+                arguments.maybe(
+                    arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
+                ),
+            ],
+        )
+        if not rows:
+            return None
+        messages = tuple(_message(*row[1:]) for row in rows)
+        return Claim(rows[0][0], messages, self)
+
+    def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
+        """Acknowledge a claim: its messages are done.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+
+        Returns:
+            how many messages that were. 0, and a warning is logged, for a claim that was settled
+            before, or that another worker took over.
+
+        Raises:
+            PgQueueError: PQ007 a transaction that is not read committed; an argument of the wrong
+                type.
+        """
+        return self._value(
+            "select pgqueue.ack(%s::bigint, %s::bigint[])", *arguments.target(claim_id, seqs)
+        )
+
+    def nack(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        reason: str | None = None,
+    ) -> int:
+        """Return a claim, to be delivered again.
+
+        A message that was delivered its consumer's max_deliver_count times is dead-lettered. With
+        ordering, later messages of the same keys in the claim go back too, not counted as failed.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            delay: deliver them after this time, not before.
+            reason: kept as their last error.
+
+        Returns:
+            how many messages left the claim; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: PQ003 a delay below 0, and as `ack`.
+        """
+        return self._value(
+            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text)",
+            *arguments.target(claim_id, seqs),
+            arguments.duration("delay", delay),
+            arguments.maybe(arguments.text, "reason", reason),
+        )
+
+    def extend(self, claim_id: int, by: timedelta | None = None) -> int:
+        """Hold a claim longer.
+
+        Args:
+            claim_id: the claim's number.
+            by: from now on at least so long; None for its visibility timeout.
+
+        Returns:
+            how many messages it holds; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: PQ003 not longer than 0, and as `ack`.
+        """
+        return self._value(
+            "select pgqueue.extend(%s::bigint, %s::interval)",
+            arguments.target(claim_id, None)[0],
+            arguments.maybe(arguments.duration, "by", by),
+        )
+
+    def dead_letter(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        details: Any = None,
+    ) -> int:
+        """Give up on a claim: its messages are kept as dead, and not delivered again.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            reason: why, for people.
+            details: why, for programs: a value that JSON can hold.
+
+        Returns:
+            how many messages that were; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: as `ack`.
+        """
+        return self._value(
+            "select pgqueue.dead_letter(%s::bigint, %s::bigint[], %s::text, %s::jsonb)",
+            *arguments.target(claim_id, seqs),
+            arguments.maybe(arguments.text, "reason", reason),
+            arguments.maybe(arguments.json_text, "details", details),
+        )
+
+
+def _message(
+    seq: int, key: str | None, text: str | None, binary: bytes, headers: str | None, *others: Any
+) -> Message:
+    """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
+    data = binary if text is None else text
+    try:
+        return Message(seq, key, data, json.loads(headers) if headers else {}, *others)
+    except (ValueError, RecursionError) as error:
+        why = f"its headers cannot be read: {error}"
+        return Message(seq, key, data, {}, *others, error=why)

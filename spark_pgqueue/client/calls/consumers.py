@@ -1,0 +1,162 @@
+"""Consumers: where they begin, where they go on, and what they have before them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import (
+    Consumer,
+    ConsumerStats,
+)
+
+
+class ConsumerCalls(Calls):
+    """Consumers: where they begin, where they go on, and what they have before them."""
+
+    def create_consumer(
+        self,
+        stream: str,
+        name: str,
+        *,
+        start: str | datetime = "latest",
+        ordering: str = "none",
+        max_deliver_count: int | None = None,
+        visibility_timeout: timedelta = timedelta(seconds=30),
+        if_not_exists: bool = False,
+        topic: str | None = None,
+        where: str | None = None,
+    ) -> int:
+        """Create a consumer of a stream.
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters.
+            start: "earliest" for all messages that there are, "latest" for what is published from
+                now on, a time (with its zone) for what was published since, or "seq 41" for the
+                messages from that number on.
+            ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
+            max_deliver_count: dead-letter a message that failed so often; None for never.
+            visibility_timeout: how long a claim is held without being extended.
+            if_not_exists: accept an existing one of the same ordering and filter.
+            topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
+                between them; * stands for one word, # for any number of them.
+            where: only messages for which this jsonpath finds something, neither false nor null,
+                in {key, headers, data}: "$.data.total > 100".
+
+        Returns:
+            its id.
+        """
+        return self._value(
+            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
+            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text))",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.position("start", start),
+            arguments.text("ordering", ordering),
+            arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
+            arguments.duration("visibility_timeout", visibility_timeout),
+            arguments.flag("if_not_exists", if_not_exists),
+            arguments.maybe(arguments.text, "topic", topic),
+            arguments.maybe(arguments.text, "where", where),
+        )
+
+    def drop_consumer(self, stream: str, name: str) -> None:
+        """Delete a consumer with all that it has not finished; its claims end."""
+        self._value(
+            "select pgqueue.drop_consumer(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+        )
+
+    def consumers(self, stream: str | None = None) -> list[Consumer]:
+        """The consumers of a stream, or of all streams, by name."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
+            " created_at, paused, topic, condition::text as where from pgqueue.consumer_settings"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(Consumer),
+        )
+
+    def stats(self, stream: str | None = None) -> list[ConsumerStats]:
+        """What the consumers of a stream, or of all streams, have before them; counts no rows."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
+            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerStats),
+        )
+
+    def seek(self, stream: str, consumer: str, to: str | datetime) -> int:
+        """Move a consumer, as if it were created there.
+
+        What it has taken and not finished it forgets, and its claims end: their owners are told
+        when they come back. Dead letters stay dead.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            to: as `start` of `create_consumer`.
+
+        Returns:
+            how many messages it forgot: what it had in hand, and what it skips; about, where that
+            is very many.
+
+        Raises:
+            PgQueueError: PQ003 no position; 55P03 a transaction that holds some of it stays open
+                for 10 s.
+        """
+        return self._value(
+            "select pgqueue.seek(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("to", to),
+        )
+
+    def replay(
+        self, stream: str, consumer: str, start: str | datetime, to: str | datetime = "latest"
+    ) -> int:
+        """Deliver messages once more that a consumer has finished, or skipped.
+
+        They arrive again at the end of its line. What it has in hand, or not taken yet, comes as it
+        would; dead letters stay dead.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            start: the first position, as `start` of `create_consumer`.
+            to: the position behind the last one.
+
+        Returns:
+            how many messages these are; about, where that is very many.
+        """
+        return self._value(
+            "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("start", start),
+            arguments.position("to", to),
+        )
+
+    def pause(self, stream: str, consumer: str) -> None:
+        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever."""
+        self._value(
+            "select pgqueue.pause(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+        )
+
+    def resume(self, stream: str, consumer: str) -> None:
+        """Let a paused consumer claim again."""
+        self._value(
+            "select pgqueue.resume(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+        )

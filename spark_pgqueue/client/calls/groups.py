@@ -1,0 +1,120 @@
+"""Groups: workers that share a stream by partitions of its keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.results import (
+    GroupStats,
+    PartitionStats,
+)
+from spark_pgqueue.postgres.errors import PgQueueError
+
+
+class GroupCalls(Calls):
+    """Groups: workers that share a stream by partitions of its keys."""
+
+    def create_group(
+        self,
+        stream: str,
+        name: str,
+        *,
+        partitions: int = 16,
+        start: str | datetime = "latest",
+        if_not_exists: bool = False,
+    ) -> int:
+        """Create a group: workers that share a stream by partitions of its keys.
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters, none of a consumer of the stream.
+            partitions: so many workers can share it, 1 to 1,024. It never changes.
+            start: as in `create_consumer`.
+            if_not_exists: accept an existing one with as many partitions.
+
+        Returns:
+            its id.
+        """
+        return self._value(
+            "select pgqueue.create_group(%s::text, %s::text, %s::int, %s::text, %s::boolean)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.number("partitions", partitions),
+            arguments.position("start", start),
+            arguments.flag("if_not_exists", if_not_exists),
+        )
+
+    def drop_group(self, stream: str, name: str) -> None:
+        """Delete a group; its workers are told when they come back."""
+        self._value(
+            "select pgqueue.drop_group(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+        )
+
+    def reset_group(self, stream: str, name: str, to: str | datetime) -> int:
+        """Move a group to another position of its stream; its workers go on from there.
+
+        Args:
+            stream: the stream's name.
+            name: the group's name.
+            to: "earliest", "latest", a time (with its zone), or "seq" and a number.
+
+        Returns:
+            how many messages it forgot and skipped, about.
+        """
+        return self._value(
+            "select pgqueue.reset_group(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.position("to", to),
+        )
+
+    def group(self, stream: str, name: str) -> Group:
+        """A group, to work in: see `Group.run`.
+
+        Raises:
+            PgQueueError: the client is on a connection of the caller's.
+        """
+        self._check_can_wait()
+        return Group(
+            self._statements,
+            self._waiting,
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            self._statements.another,
+        )
+
+    def groups(self, stream: str | None = None) -> list[GroupStats]:
+        """The groups of a stream, or of all streams, and how far behind they are."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            'select stream, "group" as name, count(*)::int as partitions,'
+            " count(distinct worker)::int as workers, max(behind) as behind"
+            " from pgqueue.group_stats where stream = coalesce(%s::text, stream)"
+            ' group by stream, "group" order by stream, "group"',
+            [stream],
+            row_factory=class_row(GroupStats),
+        )
+
+    def partitions(self, stream: str, name: str) -> list[PartitionStats]:
+        """The partitions of a group: who has them, and how far behind they are."""
+        found = self._statements.rows(
+            "select partition, worker, lease_until, committed_at, behind from pgqueue.group_stats"
+            ' where stream = %s::text and "group" = %s::text order by partition',
+            [arguments.text("stream", stream), arguments.text("name", name)],
+            row_factory=class_row(PartitionStats),
+        )
+        if not found:
+            self._must_exist(stream)
+            raise PgQueueError(
+                f"stream {stream!r} has no group {name!r}",
+                hint="create it, or see which there are: pgqueue group list",
+                sqlstate="PQ002",
+            )
+        return found

@@ -1,0 +1,76 @@
+"""The schema and its housekeeping."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+
+_MAINTAIN_CALLS = 10_000  # of one maintain(), where there is always more to do
+
+
+class UpkeepCalls(Calls):
+    """The schema and its housekeeping."""
+
+    def install(self) -> int:
+        """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
+
+        Returns:
+            its version.
+
+        Raises:
+            PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
+                is changed then.
+        """
+        return self._statements.install()
+
+    def maintain(
+        self,
+        staged_age: timedelta = timedelta(days=1),
+        reader_age: timedelta = timedelta(days=30),
+    ) -> dict[str, int]:
+        """Trim what need not be kept, and delete what failed writers left.
+
+        Housekeeping, in many short transactions, which also forgets abandoned checkpoints. Streams
+        with a retention need it every half minute or so. Not inside of `transaction`, which would
+        hold all its locks.
+
+        Args:
+            staged_age: longer than any batch of a Spark query takes to be written.
+            reader_age: longer than any Spark query stays away from its checkpoint.
+
+        Returns:
+            how much was deleted, by what it was.
+        """
+        ages = [
+            arguments.duration("staged_age", staged_age),
+            arguments.duration("reader_age", reader_age),
+        ]
+        deleted: Counter[str] = Counter()
+        for _ in range(_MAINTAIN_CALLS):
+            done = dict(
+                self._statements.rows(
+                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                )
+            )
+            unfinished = done.pop("unfinished")
+            deleted.update(done)
+            if not unfinished:
+                break
+        return dict(deleted)
+
+    def recover(self) -> dict[str, int]:
+        """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
+
+        To be called once, before producers come back. Offsets that have read what was not restored
+        are refused from then on; all others go on.
+
+        Returns:
+            by stream, the last publication that counts as restored.
+
+        Raises:
+            PgQueueError: the server is a standby, or somebody publishes (55P03).
+        """
+        return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))

@@ -1,0 +1,133 @@
+"""The program `pgqueue`: its groups of commands, and its errors, which are a line and a hint."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Annotated, Any, NoReturn
+
+import psycopg
+import typer
+from typer.core import TyperGroup
+
+from spark_pgqueue import __version__, client
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
+
+# Hints of the database in this program's words.
+_AS_COMMANDS = {
+    r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
+    r"select pgqueue\.set_dedup_window\(('.*?'), ('.*?')\)": r"pgqueue stream dedup \1 \2",
+    r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
+    r"pass null to publish": "leave --consumer away to publish",
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, with errors as one line and a hint instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if sys.stdout is None:  # what was received would be acknowledged, and seen by nobody
+            fail("standard output is closed", hint="for no output, give > /dev/null")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
+        try:
+            return super().invoke(ctx)
+        except PgQueueError as error:
+            fail(error.message, error.hint)
+        except psycopg.Error as error:
+            fail(error.diag.message_primary or str(error), error.diag.message_hint)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            raise  # typer ends without a word
+        except OSError as error:
+            fail(str(error))
+        except Exception as error:
+            if hasattr(error, "format_message") and hasattr(error, "message"):
+                _clarify(error)
+            raise
+
+
+# No pretty exceptions: they show local variables, and a url may hold a password.
+PLAIN: dict[str, Any] = {
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+_HELP = (
+    "A message queue and stream in Postgres.\n\n"
+    "A command takes its database from --url, else from PGQUEUE_URL, else from libpq's own "
+    "environment (PGHOST, PGSERVICE, ...). Other users of the machine see a command line, and so a "
+    "password in --url: keep it in PGQUEUE_URL, a password file (~/.pgpass, or PGPASSFILE) or a "
+    "service."
+)
+
+
+app = typer.Typer(cls=_Commands, help=_HELP, **PLAIN)
+
+
+stream_app = typer.Typer(help="Create, drop and list streams.", **PLAIN)
+
+
+consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **PLAIN)
+
+
+app.add_typer(stream_app, name="stream")
+
+
+app.add_typer(consumer_app, name="consumer")
+
+
+group_app = typer.Typer(help="Create, drop, list and move groups of workers.", **PLAIN)
+
+
+app.add_typer(group_app, name="group")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pgqueue {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None: ...
+
+
+def connect(url: str | None) -> client.Client:
+    # No patience: whoever types a command wants to hear at once that Postgres is away.
+    return client.connect(url, patience=0)
+
+
+def fail(message: str, hint: str | None = None) -> NoReturn:
+    print("pgqueue:", one_line(message), file=sys.stderr)
+    if hint:
+        for sql, command in _AS_COMMANDS.items():
+            hint = re.sub(sql, command, hint)
+        print("hint:", one_line(hint), file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _clarify(error: Any) -> None:
+    """Put right the message of an error about the command line itself."""
+    # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
+    error.message = printable(redact(error.message))
+    context = getattr(error, "ctx", None)
+    if context and context.command.name == "send" and "extra argument" in error.message:
+        error.message += ": give the payload with --data"
+
+
+def one_line(text: str) -> str:
+    return printable(redact(" ".join(text.split())))

@@ -1,0 +1,156 @@
+"""What commands take: how it is written, and what it becomes."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue.spark import options
+
+
+class Kind(StrEnum):
+    """What a stream's messages hold."""
+
+    text = "text"
+    json = "json"
+    binary = "binary"
+
+
+class Ordering(StrEnum):
+    """What a consumer delivers one after the other."""
+
+    none = "none"
+    key = "key"
+    stream = "stream"
+
+
+class Unread(StrEnum):
+    """What becomes of messages that may go, and that a consumer still owes."""
+
+    keep = "keep"
+    drop = "drop"
+
+
+class Group(StrEnum):
+    """What a role may do."""
+
+    producer = "producer"
+    consumer = "consumer"
+    observer = "observer"
+    admin = "admin"
+
+
+def duration(text: str) -> timedelta:
+    try:
+        return options.duration(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a duration longer than 0 with a unit: 500ms, 30s or '5 minutes'"
+        ) from None
+
+
+def size(text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size: 1000000, 500MB or 10GB")
+    return int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ")
+
+
+def moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
+
+
+POSITION = "earliest|latest|TIME|'seq N'"
+
+
+def position(text: str) -> datetime | str:
+    if text in ("earliest", "latest") or text.startswith("seq "):
+        return text
+    try:
+        return moment(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
+
+
+def place(text: str) -> datetime | str | dict[str, Any]:
+    try:
+        offset = json.loads(text)
+    except (ValueError, RecursionError):
+        offset = None
+    return offset if isinstance(offset, dict) else position(text)
+
+
+def header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+START = (
+    "All messages that there are, those from now on, those published since TIME (ISO 8601, local "
+    "unless it has a zone), or those from a number on."
+)
+
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PGQUEUE_URL",
+        show_default=False,
+        help="The database: a libpq URI or conninfo string. Without it, libpq's own environment "
+        "(PGHOST, PGSERVICE, ...) decides. A password in it shows in `ps`: see pgqueue --help.",
+    ),
+]
+
+
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
+
+
+ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+
+
+ToStream = Annotated[str, typer.Argument(metavar="TO_STREAM", show_default=False)]
+
+
+Position = Annotated[
+    Any,
+    typer.Argument(
+        parser=position, metavar=POSITION, show_default=False, help="TIME is ISO 8601, local."
+    ),
+]
+
+
+ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min=1)]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Accept an existing one.")]
+
+
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Accept that there is none.")]
+
+
+Seqs = Annotated[
+    list[int] | None,
+    typer.Option("--seq", min=1, help="Only this message of the claim; can be repeated."),
+]

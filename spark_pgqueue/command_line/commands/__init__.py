@@ -1,0 +1,1 @@
+"""The commands. Each is one or two calls of the client."""

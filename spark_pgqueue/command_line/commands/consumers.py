@@ -1,0 +1,142 @@
+"""Commands of `pgqueue consumer`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import connect, consumer_app
+from spark_pgqueue.command_line.arguments import (
+    POSITION,
+    ConsumerName,
+    IfExists,
+    IfNotExists,
+    Json,
+    Ordering,
+    Position,
+    StreamName,
+    Url,
+    Yes,
+    duration,
+    position,
+)
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import count_of, show
+
+
+@consumer_app.command("create")
+def consumer_create(
+    stream: StreamName,
+    name: ConsumerName,
+    start: Annotated[
+        Any,
+        typer.Option(
+            parser=position,
+            metavar=POSITION,
+            help="All messages that there are, those from now on, those published since TIME "
+            "(ISO 8601, local unless it has a zone), or those from number N on.",
+        ),
+    ] = "latest",
+    ordering: Annotated[
+        Ordering, typer.Option(help="What to deliver one after the other.")
+    ] = Ordering.none,
+    max_deliver_count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dead-letter a message that failed so often. Default: never."),
+    ] = None,
+    visibility_timeout: Annotated[
+        timedelta,
+        typer.Option(parser=duration, metavar="DURATION", help="How long a claim is held."),
+    ] = "30s",  # type: ignore[assignment]  # typer parses the default
+    if_not_exists: IfNotExists = False,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Only messages whose key is of this topic: 'orders.*.eu', 'orders.#'."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSONPATH",
+            help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
+        ),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Create a consumer of a stream."""
+    with connect(url) as queue:
+        queue.create_consumer(
+            stream,
+            name,
+            start=start,
+            ordering=ordering.value,
+            max_deliver_count=max_deliver_count,
+            visibility_timeout=visibility_timeout,
+            if_not_exists=if_not_exists,
+            topic=topic,
+            where=where,
+        )
+
+
+@consumer_app.command("drop")
+def consumer_drop(
+    stream: StreamName,
+    name: ConsumerName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    url: Url = None,
+) -> None:
+    """Delete a consumer with all that it has not finished."""
+    with connect(url) as queue:
+        if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
+            confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
+        queue.drop_consumer(stream, name)
+
+
+@consumer_app.command("seek")
+def consumer_seek(stream: StreamName, name: ConsumerName, to: Position, url: Url = None) -> None:
+    """Move a consumer, as if it were created there; its claims end. Dead letters stay dead."""
+    with connect(url) as queue:
+        print(f"{count_of(queue.seek(stream, name, to))} forgotten")
+
+
+@consumer_app.command("replay")
+def consumer_replay(
+    stream: StreamName,
+    name: ConsumerName,
+    start: Position,
+    to: Annotated[Any, typer.Argument(parser=position, metavar="TO", show_default=True)] = "latest",
+    url: Url = None,
+) -> None:
+    """Deliver messages once more that a consumer has finished or skipped."""
+    with connect(url) as queue:
+        print(f"{count_of(queue.replay(stream, name, start, to))} to arrive again")
+
+
+@consumer_app.command("pause")
+def consumer_pause(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+    """Let a consumer claim nothing, until it is resumed."""
+    with connect(url) as queue:
+        queue.pause(stream, name)
+
+
+@consumer_app.command("resume")
+def consumer_resume(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+    """Let a paused consumer claim again."""
+    with connect(url) as queue:
+        queue.resume(stream, name)
+
+
+@consumer_app.command("list")
+def consumer_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the consumers of a stream, or of all."""
+    with connect(url) as queue:
+        show(queue.consumers(stream), client.Consumer, as_json)

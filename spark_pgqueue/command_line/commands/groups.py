@@ -1,0 +1,95 @@
+"""Commands of `pgqueue group`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import connect, group_app
+from spark_pgqueue.command_line.arguments import (
+    POSITION,
+    START,
+    GroupName,
+    IfExists,
+    IfNotExists,
+    Json,
+    StreamName,
+    Url,
+    Yes,
+    position,
+)
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import show
+
+
+@group_app.command("create")
+def group_create(
+    stream: StreamName,
+    name: GroupName,
+    partitions: Annotated[
+        int, typer.Option(help="So many workers can share it. It never changes.")
+    ] = 16,
+    start: Annotated[Any, typer.Option(parser=position, metavar=POSITION, help=START)] = "latest",
+    if_not_exists: IfNotExists = False,
+    url: Url = None,
+) -> None:
+    """Create a group: workers that share a stream by partitions of its keys."""
+    with connect(url) as queue:
+        queue.create_group(
+            stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
+        )
+
+
+@group_app.command("drop")
+def group_drop(
+    stream: StreamName,
+    name: GroupName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    url: Url = None,
+) -> None:
+    """Delete a group."""
+    with connect(url) as queue:
+        if any((each.stream, each.name) == (stream, name) for each in queue.groups()):
+            confirm(f"Delete group {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
+        queue.drop_group(stream, name)
+
+
+@group_app.command("list")
+def group_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the groups, and how far the slowest partition of each is behind."""
+    with connect(url) as queue:
+        show(queue.groups(stream), client.GroupStats, as_json)
+
+
+@group_app.command("lag")
+def group_lag(stream: StreamName, name: GroupName, as_json: Json = False, url: Url = None) -> None:
+    """Show who has which partition, and how far behind each is, in messages of all keys."""
+    with connect(url) as queue:
+        show(queue.partitions(stream, name), client.PartitionStats, as_json)
+
+
+@group_app.command("reset")
+def group_reset(
+    stream: StreamName,
+    name: GroupName,
+    to: Annotated[
+        Any,
+        typer.Option("--to", parser=position, metavar=POSITION, help=START),
+    ],
+    yes: Yes = False,
+    url: Url = None,
+) -> None:
+    """Move a group to another position; its workers go on from there."""
+    with connect(url) as queue:
+        confirm(f"Move group {name!r} of stream {stream!r} to {to}?", yes)
+        count = queue.reset_group(stream, name, to)
+        print(f"{count} {'message' if count == 1 else 'messages'} forgotten or skipped")

@@ -1,0 +1,217 @@
+"""Commands about messages: send, receive, look at, acknowledge and return them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue.command_line.app import app, connect, fail
+from spark_pgqueue.command_line.arguments import (
+    POSITION,
+    ClaimId,
+    ConsumerName,
+    Json,
+    Seqs,
+    StreamName,
+    Url,
+    duration,
+    header,
+    moment,
+    place,
+)
+from spark_pgqueue.command_line.input import batches, payload_of, standard_input
+from spark_pgqueue.command_line.output import (
+    count_of,
+    json_of_row,
+    json_of_stored,
+    line_of,
+    settled,
+)
+
+TAIL = 1_000  # messages that `tail` holds at once
+
+
+@app.command()
+def send(
+    stream: StreamName,
+    data: Annotated[
+        str | None, typer.Option(help="The payload. Default: all of standard input, as it is.")
+    ] = None,
+    lines: Annotated[
+        bool,
+        typer.Option("--lines", help="A message per line of standard input, all or none of them."),
+    ] = False,
+    key: Annotated[str | None, typer.Option(help="What ordering by key goes by.")] = None,
+    header: Annotated[
+        list[Any] | None,
+        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
+    deliver_at: Annotated[
+        datetime | None,
+        typer.Option(
+            parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
+        ),
+    ] = None,
+    consumer: Annotated[
+        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
+    ] = None,
+    dedup_key: Annotated[
+        str | None,
+        typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Publish a message, and print its seq; or a message per line, and print how many."""
+    if lines and data is not None:
+        raise typer.BadParameter("--lines reads standard input: leave --data away")
+    if lines and dedup_key is not None:
+        raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
+    headers = dict(header) if header else None
+    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    given = b""
+    if data is not None:
+        given = os.fsencode(data)
+    elif not lines:
+        given = standard_input()
+    with connect(url) as queue:
+        binary = queue.kind(stream) == "binary"
+        if not lines:
+            payload = payload_of(given, binary)
+            print(
+                queue.send(
+                    stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
+                )
+            )
+            return
+        sent = 0
+        with queue.transaction():
+            for batch in batches(binary):
+                publish["keys"] = [key] * len(batch)
+                publish["headers"] = [headers] * len(batch)
+                sent += len(queue.send_batch(stream, batch, **publish))
+    print(f"{count_of(sent)} sent")
+
+
+@app.command()
+def receive(
+    stream: StreamName,
+    consumer: ConsumerName,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most so many.")] = 1,
+    visibility_timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="With --no-ack: how long they are yours. Default: the consumer's.",
+        ),
+    ] = None,
+    no_ack: Annotated[
+        bool,
+        typer.Option("--no-ack", help="Keep the claim, for `pgqueue ack` or `pgqueue nack`."),
+    ] = False,
+    wait: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Wait so long if there is none."),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Receive messages, print them, and acknowledge them.
+
+    A line has seq, key and data, with tabs between them and unprintable characters escaped; --json
+    has everything as it is, binary data in base64.
+    """
+    with connect(url) as queue:
+        claim = queue.receive(
+            stream, consumer, max_messages, visibility_timeout=visibility_timeout, wait=wait
+        )
+        if claim is None:
+            print("Nothing to receive.", file=sys.stderr)
+            return
+        try:
+            for message in claim.messages:
+                print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
+            sys.stdout.flush()
+        except BaseException:
+            claim.nack(reason="pgqueue receive could not print it")
+            raise
+        if no_ack:
+            if not as_json:
+                print(f"Claim {claim.claim_id}: pgqueue ack {claim.claim_id}", file=sys.stderr)
+        elif claim.ack() < len(claim.messages):
+            fail("not acknowledged: these messages will be delivered again")
+
+
+@app.command()
+def tail(
+    stream: StreamName,
+    start: Annotated[
+        Any,
+        typer.Option(
+            "--from",
+            parser=place,
+            metavar=POSITION + "|OFFSET",
+            help="Messages from now on, all that there are, those published since TIME (ISO 8601, "
+            "local unless it has a zone), or those after an offset, as JSON.",
+        ),
+    ] = "latest",
+    max_messages: Annotated[
+        int | None, typer.Option("--max", min=1, help="End after so many.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option(help="Wait for more, until Ctrl-C; else end with what there is.")
+    ] = True,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print the messages of a stream, without claiming them: nobody else misses one.
+
+    As `receive` prints them. --no-follow prints the offset where it ended to standard error.
+    """
+    left = max_messages
+    with connect(url) as queue:
+        offset = start if isinstance(start, dict) else queue.start_offset(stream, start)
+        wait = timedelta(days=1) if follow else None
+        while left is None or left > 0:
+            size = min(left or TAIL, TAIL)
+            batch = next(queue.read(stream, offset, max_messages=size, wait=wait), None)
+            if batch is None and not follow:
+                break
+            if batch is not None:
+                for message in batch.messages:
+                    print(json_of_stored(message) if as_json else line_of(message))
+                sys.stdout.flush()
+                offset = batch.offset
+                left = None if left is None else left - len(batch.messages)
+    if not follow:
+        print(f"Offset: {json.dumps(offset)}", file=sys.stderr)
+
+
+@app.command()
+def ack(claim: ClaimId, seq: Seqs = None, url: Url = None) -> None:
+    """Acknowledge a claim, or messages of it."""
+    with connect(url) as queue:
+        settled(queue.ack(claim, seq), claim, "acknowledged")
+
+
+@app.command()
+def nack(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Deliver it again after that."),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    url: Url = None,
+) -> None:
+    """Return a claim, or messages of it, to be delivered again."""
+    with connect(url) as queue:
+        count = queue.nack(claim, seq, delay=delay or timedelta(), reason=reason)
+        settled(count, claim, "returned")

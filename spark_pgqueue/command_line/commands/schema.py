@@ -1,0 +1,59 @@
+"""Commands about the schema: install it, print it, remove it, say who may do what."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue.command_line.app import app, connect
+from spark_pgqueue.command_line.arguments import Group, Url, Yes
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.postgres import connection, schema
+
+
+@app.command()
+def install(url: Url = None) -> None:
+    """Install or upgrade the schema pgqueue. Safe to repeat."""
+    with connect(url) as queue:
+        print(f"The schema pgqueue is installed, version {queue.install()}.")
+
+
+@app.command("sql")
+def print_sql(
+    transaction: Annotated[
+        bool,
+        typer.Option(
+            "--transaction/--no-transaction",
+            help="Begin and commit one; not for Flyway and others that begin their own.",
+        ),
+    ] = True,
+) -> None:
+    """Print what `install` runs, as one file: for `psql <`, Flyway, or `docker exec`."""
+    print(schema.script(transaction=transaction), end="")
+
+
+@app.command()
+def uninstall(yes: Yes = False, url: Url = None) -> None:
+    """Delete the schema pgqueue with all streams, unless others' objects depend on it."""
+    with connection.connect(url, patience=0) as conn:
+        content = schema.content(conn)
+        if content is None:
+            print("There is no schema pgqueue.", file=sys.stderr)
+            return
+        confirm(f"Delete the schema pgqueue in database {conn.info.dbname!r}: {content}?", yes)
+        schema.uninstall(conn)
+        print(f"Deleted: {content}. The group roles, if there are any, are the server's, and stay.")
+
+
+@app.command()
+def grant(
+    group: Annotated[Group, typer.Argument(show_default=False, help="What it may do.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", show_default=False)],
+    url: Url = None,
+) -> None:
+    """Let a role send, receive, look, or create and drop; in all streams."""
+    with connection.connect(url, patience=0) as conn:
+        schema.check(conn)
+        schema.grant(conn, group.value, role)

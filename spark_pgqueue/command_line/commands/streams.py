@@ -1,0 +1,175 @@
+"""Commands of `pgqueue stream`."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import connect, fail, stream_app
+from spark_pgqueue.command_line.arguments import (
+    IfExists,
+    IfNotExists,
+    Json,
+    Kind,
+    StreamName,
+    Topic,
+    ToStream,
+    Unread,
+    Url,
+    Yes,
+    duration,
+    size,
+)
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import _cell, json_of_row, show
+
+
+@stream_app.command("create")
+def stream_create(
+    name: StreamName,
+    kind: Annotated[Kind, typer.Option(help="What its messages hold.")] = Kind.text,
+    if_not_exists: IfNotExists = False,
+    notify: Annotated[bool, typer.Option(help="Wake up who waits at each publication.")] = True,
+    max_bytes: Annotated[int, typer.Option(help="Bytes of a payload.")] = 16 << 20,
+    max_header_bytes: Annotated[
+        int, typer.Option(help="Bytes of a message's headers, as JSON.")
+    ] = 64 << 10,
+    dedup_window: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=duration, metavar="DURATION", help="Remember dedup keys so long. Default: none."
+        ),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Create a stream."""
+    with connect(url) as queue:
+        queue.create_stream(
+            name,
+            kind.value,
+            if_not_exists=if_not_exists,
+            notify=notify,
+            max_bytes=max_bytes,
+            max_header_bytes=max_header_bytes,
+            dedup_window=dedup_window,
+        )
+
+
+@stream_app.command("dedup")
+def stream_dedup(
+    name: StreamName,
+    window: Annotated[
+        str,
+        typer.Argument(metavar="DURATION|off", show_default=False, help="How long: '1 day'."),
+    ],
+    url: Url = None,
+) -> None:
+    """Say for how long a stream remembers dedup keys: no other message with one is published."""
+    with connect(url) as queue:
+        queue.set_dedup_window(name, None if window == "off" else duration(window))
+
+
+@stream_app.command("drop")
+def stream_drop(
+    name: StreamName, yes: Yes = False, if_exists: IfExists = False, url: Url = None
+) -> None:
+    """Delete a stream with its messages and consumers."""
+    with connect(url) as queue:
+        if any(each.name == name for each in queue.streams()):
+            confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
+        elif if_exists:
+            return
+        queue.drop_stream(name)
+
+
+@stream_app.command("retention")
+def stream_retention(
+    name: StreamName,
+    keep_for: Annotated[
+        timedelta | None,
+        typer.Option("--for", parser=duration, metavar="DURATION", help="From publication: 7d."),
+    ] = None,
+    messages: Annotated[
+        int | None, typer.Option(help="As long as not so many came after it.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes", parser=size, metavar="SIZE", help="As long as what came after: 10GB."
+        ),
+    ] = None,
+    done: Annotated[bool, typer.Option("--done", help="Until all consumers are done.")] = False,
+    unread: Annotated[
+        Unread, typer.Option(help="What a consumer still owes when it may go.")
+    ] = Unread.keep,
+    keep_dead: Annotated[
+        timedelta | None,
+        typer.Option("--dead", parser=duration, metavar="DURATION", help="Dead letters."),
+    ] = None,
+    forever: Annotated[bool, typer.Option("--forever", help="Keep all, as at first.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Set how long messages are kept, or show it; `pgqueue maintain` does it.
+
+    The options are all that is kept to then: what is not given is no limit.
+    """
+    limits = (keep_for, messages, size, keep_dead)
+    with connect(url) as queue:
+        if forever and (done or any(limit is not None for limit in limits)):
+            fail("--forever is no limit, and another one was given")
+        if forever or done or unread != Unread.keep or any(limit is not None for limit in limits):
+            queue.set_retention(
+                name,
+                keep_for=keep_for,
+                messages=messages,
+                size=size,
+                done=done,
+                unread=unread.value,
+                keep_dead=keep_dead,
+            )
+        for each in queue.retention(name):
+            if as_json:
+                print(json_of_row(each))
+                continue
+            for field in dataclasses.fields(each):
+                value = getattr(each, field.name)
+                if value not in (None, []) and field.name != "stream":
+                    print(f"{field.name.replace('_', ' ')}: {_cell(value)}")
+
+
+@stream_app.command("list")
+def stream_list(as_json: Json = False, url: Url = None) -> None:
+    """List the streams; the number of messages is an estimate."""
+    with connect(url) as queue:
+        show(queue.streams(), client.Stream, as_json)
+
+
+@stream_app.command("bind")
+def stream_bind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy what is sent from now on, and has a key of this topic, to another stream."""
+    with connect(url) as queue:
+        queue.bind(stream, topic, to_stream)
+
+
+@stream_app.command("unbind")
+def stream_unbind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+    """Copy nothing of this topic any more."""
+    with connect(url) as queue:
+        if not queue.unbind(stream, topic, to_stream):
+            fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
+
+
+@stream_app.command("bindings")
+def stream_bindings(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what is copied to other streams."""
+    with connect(url) as queue:
+        show(queue.bindings(stream), client.Binding, as_json)

@@ -1,0 +1,143 @@
+"""Commands that look at the queue and look after it, and the demo."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import app, connect, fail, one_line
+from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import show, table
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
+
+
+@app.command()
+def stats(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between looks, with --watch.")
+    ] = 2.0,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show what each consumer has before it. Counts no messages, and so costs little."""
+    with connect(url) as queue:
+        if watch and not as_json and sys.stdout.isatty():
+            with Live(auto_refresh=False) as live:
+                while True:
+                    live.update(table(queue.stats(stream), client.ConsumerStats), refresh=True)
+                    time.sleep(interval)
+        show(queue.stats(stream), client.ConsumerStats, as_json)
+        while watch:
+            time.sleep(interval)
+            show(queue.stats(stream), client.ConsumerStats, as_json)
+
+
+@app.command()
+def recover(yes: Yes = False, url: Url = None) -> None:
+    """Begin anew after a restore or a failover: once, before producers come back.
+
+    Offsets that have read what was not restored are refused from then on; all others go on.
+    """
+    with connect(url) as queue:
+        confirm("Was the database restored, or a standby promoted, and do producers wait?", yes)
+        for stream, last in queue.recover().items():
+            print(f"{printable(stream)}: restored up to publication {last}")
+
+
+@app.command()
+def maintain(
+    staged_age: Annotated[
+        timedelta,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Longer than any batch of a Spark query takes to be written.",
+        ),
+    ] = "1 day",  # type: ignore[assignment]
+    reader_age: Annotated[
+        timedelta,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Longer than any Spark query stays away from its checkpoint.",
+        ),
+    ] = "30 days",  # type: ignore[assignment]
+    every: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Again and again, so often."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Trim what need not be kept, and delete what failed writers left. Run it now and then.
+
+    With --every it goes on until it is interrupted, also while the database is away, and prints
+    only what it did.
+    """
+    while True:
+        begun = time.monotonic()
+        try:
+            with connect(url) as queue:
+                for what, count in queue.maintain(staged_age, reader_age).items():
+                    if count or every is None:
+                        print(f"{what}: {count} deleted", flush=True)
+        except (PgQueueError, psycopg.Error) as error:
+            if every is None:
+                raise
+            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
+        if every is None:
+            return
+        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where its embedded Postgres lives, to look at afterwards."),
+    ] = None,
+    # Not from PGQUEUE_URL: the demo must not take a database that is meant for something else.
+    url: Annotated[str | None, typer.Option(help="A database to use in its place.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Only so many flights.")] = None,
+) -> None:
+    """Send a year of flights through Postgres and Spark, and check what comes out."""
+    try:
+        from spark_pgqueue.command_line.demo import run
+    except ModuleNotFoundError as error:
+        raise PgQueueError(
+            f"the demo needs the module {error.name}", hint=how_to_install("demo")
+        ) from None
+    if not run(directory, url, rows):
+        fail("what came out is not what went in")
+
+
+@app.command()
+def doctor(url: Url = None) -> None:
+    """Check Java, Spark, the libraries, Postgres and the schema, and say what to do."""
+    from spark_pgqueue.command_line import doctor
+
+    console, failed = Console(soft_wrap=True, highlight=False), False
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in doctor.checks(url):
+        line = Text(f"{check.status:4} ", styles[check.status])
+        line.append(f"{check.name}: {one_line(check.found)}", "default")
+        console.print(line)
+        if check.advice:
+            console.print(Text(f"     -> {one_line(check.advice)}"))
+        failed = failed or check.status == "fail"
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""What commands read: payloads from standard input, and answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, BinaryIO
+
+import typer
+
+from spark_pgqueue.command_line.app import fail
+from spark_pgqueue.postgres.errors import PgQueueError
+
+BATCH = 10_000  # lines that `send --lines` holds at once
+
+
+def confirm(question: str, yes: bool) -> None:
+    if not yes:
+        if sys.stdin is None:
+            fail("standard input is closed, so nobody can be asked", hint="give --yes")
+        typer.confirm(question, abort=True, err=True)
+
+
+def open_input() -> BinaryIO:
+    if sys.stdin is None:
+        fail("standard input is closed, so there is nothing to send", hint="give --data")
+    return sys.stdin.buffer
+
+
+def standard_input() -> bytes:
+    file = open_input()
+    if sys.stdin.isatty():
+        print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
+    # Where it holds nothing, as in a job of cron, a message was hardly meant.
+    data = file.read()
+    if not data:
+        fail("standard input is empty", hint="for an empty message, give --data ''")
+    return data
+
+
+def batches(binary: bool) -> Iterator[list[Any]]:
+    lines = (payload_of(line.removesuffix(b"\n"), binary) for line in open_input())
+    while batch := list(islice(lines, BATCH)):
+        yield batch
+
+
+def payload_of(data: bytes, binary: bool) -> str | bytes:
+    if binary:
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PgQueueError(
+            f"the data is not UTF-8 text: {error}", hint="a stream of kind binary takes any bytes"
+        ) from None

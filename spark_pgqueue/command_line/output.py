@@ -1,0 +1,93 @@
+"""What commands print: lines, JSON objects and tables."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import fail
+from spark_pgqueue.printable import printable
+
+
+def settled(count: int, claim: int, done: str) -> None:
+    if count == 0:
+        fail(f"claim {claim}: no message {done}")
+    print(f"{count} {'message' if count == 1 else 'messages'} {done}")
+
+
+def count_of(count: int) -> str:
+    return f"{count} message" if count == 1 else f"{count} messages"
+
+
+def line_of(message: client.Message | client.StoredMessage) -> str:
+    data = message.data
+    shown = data if isinstance(data, str) else f"\\x{data.hex()}"
+    return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
+
+
+def json_of_row(row: Any, claim_id: int | None = None) -> str:
+    fields = {} if claim_id is None else {"claim_id": claim_id}
+    return json_of_fields(fields | dataclasses.asdict(row))
+
+
+def json_of_stored(message: client.StoredMessage) -> str:
+    return json_of_fields(message._asdict() | {"headers": message.headers or {}})
+
+
+def json_of_fields(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, default=_plain, ensure_ascii=False)
+    if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
+        return text
+    # All escapes that JSON has, which are exact: also of U+009B, which it otherwise leaves alone.
+    return json.dumps(fields, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
+
+
+def show(rows: list[Any], kind: type, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print(json_of_row(row), flush=True)
+    elif not rows:
+        print("Nothing to show.", file=sys.stderr)
+    else:
+        # Not cut to 80 columns in a file or a pipe.
+        Console(width=None if sys.stdout.isatty() else 250).print(table(rows, kind))
+
+
+# Told by other columns, or by --json; a terminal is 80 columns wide.
+_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry", "skipped")}
+
+
+def table(rows: list[Any], kind: type) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in _HIDDEN.get(kind, ())]
+    for name in names:
+        if rows and isinstance(getattr(rows[0], name), int):
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(getattr(row, name))) for name in names))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else printable(str(value))
