@@ -218,7 +218,7 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Consumer:
+class ConsumerInfo:
     """A consumer.
 
     Attributes:

@@ -9,7 +9,7 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import (
-    Consumer,
+    ConsumerInfo,
     ConsumerStats,
 )
 
@@ -72,7 +72,7 @@ class ConsumerCalls(Calls):
             arguments.text("name", name),
         )
 
-    def consumers(self, stream: str | None = None) -> list[Consumer]:
+    def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)
         return self._statements.rows(
@@ -80,7 +80,7 @@ class ConsumerCalls(Calls):
             " created_at, paused, topic, condition::text as where from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
-            row_factory=class_row(Consumer),
+            row_factory=class_row(ConsumerInfo),
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
