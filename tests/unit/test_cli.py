@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue.command_line import cli
+from spark_pgqueue.command_line import input as command_input
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.printable import printable
 
@@ -211,7 +212,7 @@ def test_send_and_receive(run, queue):
 
 
 def test_send_lines(run, queue, monkeypatch):
-    monkeypatch.setattr(cli, "_BATCH", 2)
+    monkeypatch.setattr(command_input, "BATCH", 2)
     sent = run("send", "s", "--lines", "--key", "k", "--header", "a=b", stdin=b"1\n\n3\r\n4\n5")
     assert sent == "5 messages sent\n"
     messages = queue.receive("s", "c", 9).messages
