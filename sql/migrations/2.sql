@@ -93,7 +93,8 @@ begin
 
     alter table pgqueue.consumers
         add column paused boolean not null default false,
-        add column filtered boolean not null default false;
+        add column filtered boolean not null default false,
+        add column max_backlog bigint, add column on_full text not null default 'reject';
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);
@@ -110,7 +111,7 @@ begin
 
     -- limits of the messages of a stream; what writers write is checked when they stage it, not by the table
     alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false,
-        add column dedup_window interval;
+        add column dedup_window interval, add column limited boolean not null default false;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int;
