@@ -19,6 +19,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/checks.sql
 \ir core/settings.sql
 \ir core/locks.sql
+\ir core/back_pressure.sql
 \ir core/publish.sql
 \ir core/dedup.sql
 \ir core/runs.sql

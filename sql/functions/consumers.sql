@@ -106,9 +106,15 @@ create or replace function pgqueue._drop_consumer(p_consumer_id int) returns voi
 language plpgsql
 set lock_timeout = '300ms'
 as $$
+declare
+    v_stream_id int;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
-    delete from pgqueue.consumers where consumer_id = p_consumer_id;
+    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id into v_stream_id;
+    perform pgqueue._note_limited(v_stream_id);
+    if to_regclass(pgqueue._room_of(p_consumer_id)) is not null then
+        execute 'drop sequence ' || pgqueue._room_of(p_consumer_id);
+    end if;
     perform pgqueue._forget_runs(p_consumer_id);
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;

@@ -137,6 +137,15 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
     )
 
 
+def forget_claimers(conn: psycopg.Connection, consumer_id: int) -> None:
+    """As if nobody had claimed for an hour."""
+    conn.execute(
+        "update pgqueue.consumer_cursors set lease_probe = lease_probe - interval '1 hour'"
+        " where consumer_id = %s",
+        [consumer_id],
+    )
+
+
 def readers(conn: psycopg.Connection) -> list[Any]:
     """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
     return rows(
