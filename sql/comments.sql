@@ -77,6 +77,8 @@ comment on function pgqueue.recover        is 'Begins a new incarnation of each 
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
 comment on function pgqueue.schema_version is 'The version of this schema.';
 
+comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
+
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';

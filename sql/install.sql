@@ -51,6 +51,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql
+\ir functions/seeing.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

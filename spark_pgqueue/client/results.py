@@ -220,7 +220,7 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Consumer:
+class ConsumerInfo:
     """A consumer.
 
     Attributes:

@@ -15,6 +15,7 @@ create table if not exists pgqueue.streams (
     incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
     dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
+    passed_over bigint not null default 0, -- numbers that were passed over when leaves were closed: no message had them
     limited    boolean not null default false -- sends fail when a consumer has its max_backlog before it
 );
 

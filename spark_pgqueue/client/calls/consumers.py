@@ -11,8 +11,8 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import (
-    Consumer,
     ConsumerHealth,
+    ConsumerInfo,
     ConsumerStats,
 )
 
@@ -104,7 +104,7 @@ class ConsumerCalls(Calls):
             arguments.text("name", name),
         )
 
-    def consumers(self, stream: str | None = None) -> list[Consumer]:
+    def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)
         return self._statements.rows(
@@ -113,7 +113,7 @@ class ConsumerCalls(Calls):
             " from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
-            row_factory=class_row(Consumer),
+            row_factory=class_row(ConsumerInfo),
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:

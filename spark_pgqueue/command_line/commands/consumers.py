@@ -168,4 +168,4 @@ def consumer_list(
 ) -> None:
     """List the consumers of a stream, or of all."""
     with connect(url) as queue:
-        show(queue.consumers(stream), client.Consumer, as_json)
+        show(queue.consumers(stream), client.ConsumerInfo, as_json)
