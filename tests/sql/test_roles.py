@@ -31,6 +31,7 @@ FUNCTIONS = {
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
+        "next_due",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
@@ -44,6 +45,7 @@ FUNCTIONS = {
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath",
+        "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -53,6 +55,7 @@ VIEWS = (
     "consumer_settings",
     "consumer_stats",
     "stream_bindings",
+    "stream_schedules",
     "stream_stats",
     "stream_retention",
     "group_stats",
