@@ -19,7 +19,7 @@ as $$
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
                                   claim, receive,
                                   ack, nack, extend, dead_letter,
-                                  start_waiting, still_publishing, stop_waiting, last_publication,
+                                  start_waiting, still_publishing, stop_waiting, next_due, last_publication,
                                   read, start_offset, read_to, read_plan,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),
@@ -32,6 +32,7 @@ as $$
                                   seek, replay, pause, resume,
                                   create_group, drop_group, reset_group,
                                   bind, unbind, test_topic,
+                                  create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,
                                   maintain, maintain_all,
                                   is_restored, recover,
                                   explain_message}')

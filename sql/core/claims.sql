@@ -140,6 +140,9 @@ begin
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
     end if;
+    if v_consumer.scheduled then
+        perform pgqueue._run_schedules(v_consumer.stream_id);
+    end if;
     o_count := 0;
     if v_consumer.paused then
         perform pgqueue._ack(p_ack) where p_ack is not null;

@@ -266,6 +266,9 @@ declare
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_number('p_max', p_max, 1, 1000000);
+    if v_group.scheduled then
+        perform pgqueue._run_schedules(v_group.stream_id);
+    end if;
     select min(array[p.line_no, p.seq]) into v_here from pgqueue._partitions(v_group) p where p.lease_id = any (p_lease_ids);
     select array_agg(p.lease_id order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
            array_agg(p.partition order by p.partition) filter (where array[p.line_no, p.seq] = v_here),

@@ -74,6 +74,7 @@ begin
         v_unfinished := v_done.o_more::int;
         exit when v_done.o_more;
     end loop;
+    perform pgqueue._run_schedules(t.stream_id) from (select distinct stream_id from pgqueue.schedules where not paused and next_at <= clock_timestamp()) t;
     return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished);
 end $$;
 

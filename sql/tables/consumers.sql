@@ -13,6 +13,7 @@ create table if not exists pgqueue.consumers (
     filtered           boolean     not null default false,  -- it gets only what passes its filter
     max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
     on_full            text        not null default 'reject',  -- or drop_oldest
+    scheduled          boolean     not null default false,  -- its stream has schedules
     unique (stream_id, name)
 );
 
