@@ -3,8 +3,10 @@
 comment on schema pgqueue is 'A message queue and stream: see the comments of its functions and views.';
 
 comment on function pgqueue.create_stream   is 'Creates a stream, an append-only sequence of messages.';
+comment on function pgqueue.alter_stream    is 'Changes settings of a stream while it is in use.';
 comment on function pgqueue.drop_stream     is 'Deletes a stream with its messages and consumers.';
 comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
+comment on function pgqueue.alter_consumer  is 'Changes settings of a consumer while it is in use.';
 comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
 
 comment on function pgqueue.seek   is 'Moves a consumer to a position in its stream, as if it were created there.';
@@ -74,6 +76,8 @@ comment on function pgqueue.is_restored    is 'Whether this database is on anoth
 comment on function pgqueue.recover        is 'Begins a new incarnation of each stream, after a restore or failover: offsets beyond that state are refused.';
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
 comment on function pgqueue.schema_version is 'The version of this schema.';
+
+comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';

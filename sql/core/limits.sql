@@ -35,7 +35,7 @@ create or replace function pgqueue._limit_sift() returns int language sql immuta
 -- ... and how often for one claim.
 create or replace function pgqueue._limit_sifts() returns int language sql immutable parallel safe as 'select 20';
 -- Publications that are counted for the statistics of a consumer.
-create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
+create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 10000';
 -- Publications that one read walks, of those who read without claiming.
 create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
 -- Old dedup keys of a stream that maintain() deletes at once.

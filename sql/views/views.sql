@@ -45,33 +45,42 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created.
+-- One row per consumer: how it was created, and its settings that are not the default.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused,
-           f.topic, f.condition
+           f.topic, f.condition, pgqueue._settings_of('consumer', to_jsonb(c)) as settings
     from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
--- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
--- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all.
+-- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 10,000 publications, and close
+-- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all. taken, settled: in all, so
+-- that two looks tell a rate: messages that it took in hand, and that were acknowledged or died, once or again; both also of what was sent
+-- to it before. oldest_at: when the oldest message was sent that could be delivered now; oldest_claim_at: since when the oldest claim is held.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     select s.name as stream, c.name as consumer, c.ordering, w.new + r.unsifted as new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
            w.new + r.unsifted + r.ready + r.delayed + r.waiting as backlog,
            l.claims, l.expired, l.next_expiry,
-           coalesce((select k.message_count from pgqueue.skips k where k.consumer_id = c.consumer_id), 0) as skipped
+           k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
+           least(pgqueue._oldest_new(c.consumer_id), pgqueue._sent_at(c.stream_id, r.oldest)) as oldest_at, l.oldest_claim_at
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
     cross join lateral (
-        select coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
+        select f.taken, f.forgotten as gone, coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
+        from pgqueue._cursor(c.consumer_id) f) k
+    cross join lateral (
+        select coalesce(sum(message_count), 0)::bigint as in_hand,
+               min(first_seq) filter (where state in ('unsifted', 'ready') and (not_visible_until > clock_timestamp()) is not true) as oldest,
+               coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
                coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
                coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
                coalesce(sum(message_count) filter (where state = 'waiting' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as waiting,
                coalesce(sum(message_count) filter (where state = 'claimed'), 0)::bigint as claimed
         from pgqueue.consumer_messages where consumer_id = c.consumer_id) r
     cross join lateral (
-        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry
+        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry,
+               min(claimed_at) as oldest_claim_at
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
@@ -82,7 +91,7 @@ do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
 $query$); end $view$;
 
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a
--- bound of what was ever sent (a retention passes over many).
+-- bound of what was ever sent (a retention passes over many); sent, without those: numbers of what was rolled back count.
 do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
@@ -91,7 +100,8 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
             from pgqueue._message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
            (select sum(x.bytes)::bigint from pgqueue._message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
-           pgqueue._last_seq(s.stream_id) as last_seq
+            pgqueue._last_seq(s.stream_id) as last_seq, pgqueue._settings_of('stream', to_jsonb(s)) as settings,
+            pgqueue._last_seq(s.stream_id) - s.passed_over as sent
     from pgqueue.streams s
 $query$); end $view$;
 
