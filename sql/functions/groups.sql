@@ -249,7 +249,7 @@ end $$;
 
 -- What a worker reads next: the same messages as read_partitions, as ranges [lo, hi) of seq in the order of delivery, for who reads the payloads itself.
 --   p_lease_ids  of the worker's partitions; those of other workers are passed over
---   p_max        messages at most, of all partitions of the group, that are looked at
+--   p_max        messages at most, 1 to 1,000,000, of all partitions of the group, that are looked at
 -- Returns one row, or none when there is nothing: the ranges, and the line_no of each; the leases of those partitions which are furthest
 -- behind, whose messages these are; what these have of the ranges, as a condition on the columns key and seq; and the offset to commit for each
 -- of these leases, when all that is done. Errors, locks: as read_partitions.
@@ -266,6 +266,10 @@ declare
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_number('p_max', p_max, 1, 1000000);
+    if p_lease_ids is null then
+        raise exception 'p_lease_ids is an array of lease ids, not null'
+            using errcode = 'PQ003', column = 'p_lease_ids', hint = 'Give those that lease_partitions returned; none is an empty array.';
+    end if;
     select min(array[p.line_no, p.seq]) into v_here from pgqueue._partitions(v_group) p where p.lease_id = any (p_lease_ids);
     select array_agg(p.lease_id order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
            array_agg(p.partition order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
