@@ -55,6 +55,21 @@ def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
+def leaves(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str], list[str]]:
+    """The tables of a stream, of numbers as data: with messages from `since` on, and the others."""
+    names = rows(
+        conn,
+        "select t.name::text from pgqueue.streams s, pgqueue._message_tables(s.stream_id) t"
+        " where s.name = %s order by 1",
+        stream,
+    )
+    found: tuple[list[str], list[str]] = [], []
+    for (name,) in names:
+        ((some,),) = rows(conn, f"select exists (select from {name} where data::int >= {since})")
+        found[not some].append(name)
+    return found
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
