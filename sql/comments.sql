@@ -3,8 +3,10 @@
 comment on schema pgqueue is 'A message queue and stream: see the comments of its functions and views.';
 
 comment on function pgqueue.create_stream   is 'Creates a stream, an append-only sequence of messages.';
+comment on function pgqueue.alter_stream    is 'Changes settings of a stream while it is in use.';
 comment on function pgqueue.drop_stream     is 'Deletes a stream with its messages and consumers.';
 comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
+comment on function pgqueue.alter_consumer  is 'Changes settings of a consumer while it is in use.';
 comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
 
 comment on function pgqueue.seek   is 'Moves a consumer to a position in its stream, as if it were created there.';

@@ -17,6 +17,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/sets.sql
 \ir core/names.sql
 \ir core/checks.sql
+\ir core/settings.sql
 \ir core/locks.sql
 \ir core/publish.sql
 \ir core/dedup.sql

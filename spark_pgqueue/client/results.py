@@ -153,6 +153,7 @@ class Stream:
         consumers: how many there are.
         messages: how many are stored, by the planner's estimate.
         bytes: what they take on disk.
+        settings: those that are not the default, as `alter_stream` takes them.
     """
 
     name: str
@@ -161,6 +162,7 @@ class Stream:
     consumers: int
     messages: int
     bytes: int
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ class Consumer:
         paused: whether it claims nothing until it is resumed.
         topic: of the keys of its messages; None for all.
         where: a jsonpath that its messages pass; None for all.
+        settings: those that are not the default, as `alter_consumer` takes them.
     """
 
     stream: str
@@ -242,6 +245,7 @@ class Consumer:
     paused: bool
     topic: str | None
     where: str | None
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)

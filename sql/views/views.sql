@@ -45,10 +45,10 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created.
+-- One row per consumer: how it was created, and its settings that are not the default.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused,
-           f.topic, f.condition
+           f.topic, f.condition, pgqueue._settings_of('consumer', to_jsonb(c)) as settings
     from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
@@ -91,7 +91,7 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
             from pgqueue._message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
            (select sum(x.bytes)::bigint from pgqueue._message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
-           pgqueue._last_seq(s.stream_id) as last_seq
+           pgqueue._last_seq(s.stream_id) as last_seq, pgqueue._settings_of('stream', to_jsonb(s)) as settings
     from pgqueue.streams s
 $query$); end $view$;
 

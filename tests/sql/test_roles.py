@@ -41,8 +41,9 @@ FUNCTIONS = {
     },
     "observer": {"schema_version", "open_stream", "is_restored"},
     "admin": {
-        "schema_version", "open_stream", "create_stream", "drop_stream", "create_consumer",
-        "drop_consumer", "seek", "replay", "pause", "resume", "create_group", "drop_group",
+        "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
+        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "pause", "resume",
+        "create_group", "drop_group",
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath",
