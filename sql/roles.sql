@@ -7,6 +7,14 @@
 --     without having reserved it makes a later message fail that gets it;
 --   * the views, for observers.
 
+-- Capture and release, and what they call: with the rights of their caller.
+create or replace function pgqueue._capture_functions() returns text[]
+language sql immutable
+as $$
+    select '{capture, release, _captured_table, _check_captured, _lock_captured, _is_captured, _drop_capture, _drop_left_behind, _make_capture,
+             _column_names, _each_column, _make_triggers, _capture_function, _capture_rows, _capture_updates, _capture_pieces}'::text[]
+$$;
+
 -- The group roles, and the functions that each may call. _check_timeout is asked by the source when it is opened.
 create or replace function pgqueue._role_functions() returns table (role text, functions text[])
 language sql immutable
@@ -14,8 +22,7 @@ as $$
     values ('pgqueue_producer', '{schema_version, open_stream, open_sink, is_published,
                                   send, send_batch,
                                   reserve, publish_written, stage, publish_staged,
-                                  capture, release, _send_captured, _lock_captured, _drop_capture, _capture_function, _make_capture, _make_triggers,
-                                  _column_names}'::text[]),
+                                  _send_captured}'::text[] || pgqueue._capture_functions()),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
                                   claim, receive,
                                   ack, nack, extend, dead_letter,

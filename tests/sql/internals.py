@@ -34,6 +34,7 @@ TABLES = {
     "retention": "retention",
     "leaves": "leaves",
     "trims": "trims",
+    "decided": "decided",
     "skips": "skips",
     "group partitions": "group_partitions",
     "group workers": "group_workers",

@@ -25,8 +25,10 @@ FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
-        "_send_captured", "_lock_captured", "_drop_capture", "_capture_function", "_make_capture",
-        "_make_triggers", "_column_names",
+        "_send_captured", "_captured_table", "_check_captured", "_lock_captured", "_is_captured",
+        "_drop_capture", "_drop_left_behind", "_make_capture", "_column_names", "_each_column",
+        "_make_triggers", "_capture_function", "_capture_rows", "_capture_updates",
+        "_capture_pieces",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
