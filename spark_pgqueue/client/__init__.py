@@ -28,6 +28,7 @@ from spark_pgqueue.client.results import (
     Message,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Message",
     "PartitionStats",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",
