@@ -29,6 +29,7 @@ from spark_pgqueue.client.results import (
     Message,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Message",
     "PartitionStats",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",

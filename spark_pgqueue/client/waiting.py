@@ -16,6 +16,9 @@ T = TypeVar("T")
 ASK_AGAIN = 1.0
 """Seconds. A delay or a lease that is over notifies nobody."""
 
+_AT_LEAST = 0.02
+"""Seconds, where something is due at once, and was not to be had: others are at it."""
+
 
 class Waiting:
     """Looks that wait for something to be found, on a connection that goes on listening."""
@@ -32,6 +35,7 @@ class Waiting:
         look_again: Callable[[], T | None],
         seconds: float,
         is_stopped: Callable[[], bool] = lambda: False,
+        due: Callable[[], float | None] = lambda: None,
     ) -> T | None:
         """Look, and again at each publication and each second, until there is something.
 
@@ -41,6 +45,7 @@ class Waiting:
             look_again: the same, when the first found nothing.
             seconds: how long to wait.
             is_stopped: whether to wait no longer; asked once a second.
+            due: in how many seconds something may be found that notifies nobody; None for never.
 
         Returns:
             what was found; None when the time was over before.
@@ -59,7 +64,9 @@ class Waiting:
             heard = True
             while found is None and (left := end - time.monotonic()) > 0 and not is_stopped():
                 if waiter.is_started:
-                    heard = waiter.wait(min(left, ASK_AGAIN))
+                    soon = due()
+                    until = ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
+                    heard = waiter.wait(min(left, until)) or until < ASK_AGAIN
                 else:
                     waiter.start()
                 found = look_again()

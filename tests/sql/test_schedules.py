@@ -199,7 +199,8 @@ def test_an_interval_is_counted_from_its_start(
     conn: Conn, options: dict[str, Any], expected: list[str]
 ) -> None:
     after = "2026-10-24 10:00+00"
-    assert times(conn, p_after=after, p_time_zone=BERLIN, **options) == expected
+    found = times(conn, None, 3, p_after=after, p_time_zone=BERLIN, **options)
+    assert found == expected
 
 
 @pytest.mark.parametrize(
