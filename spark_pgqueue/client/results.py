@@ -153,6 +153,7 @@ class Stream:
         consumers: how many there are.
         messages: how many are stored, by the planner's estimate.
         bytes: what they take on disk.
+        settings: those that are not the default, as `alter_stream` takes them.
     """
 
     name: str
@@ -161,6 +162,7 @@ class Stream:
     consumers: int
     messages: int
     bytes: int
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ class ConsumerInfo:
         paused: whether it claims nothing until it is resumed.
         topic: of the keys of its messages; None for all.
         where: a jsonpath that its messages pass; None for all.
+        settings: those that are not the default, as `alter_consumer` takes them.
     """
 
     stream: str
@@ -242,6 +245,7 @@ class ConsumerInfo:
     paused: bool
     topic: str | None
     where: str | None
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -279,6 +283,31 @@ class ConsumerStats:
     expired: int
     next_expiry: datetime | None
     skipped: int
+
+
+@dataclass(frozen=True)
+class ConsumerHealth:
+    """How a consumer fares.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        status: the first that is so of: "full", it has its max_backlog before it; "paused";
+            "unattended", there is something to claim, or a lease ended, and for a minute nobody
+            has claimed; "failing", messages died in the last hour; "ok".
+        because: why, for people.
+        backlog: messages before it that nobody has claimed.
+        max_backlog: how many there may be; None for any.
+        attended_at: when somebody last claimed something, to a second or so; None for never.
+    """
+
+    stream: str
+    consumer: str
+    status: str
+    because: str
+    backlog: int
+    max_backlog: int | None
+    attended_at: datetime | None
 
 
 @dataclass(frozen=True)

@@ -90,4 +90,6 @@ def _cell(value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, dict):
+        value = " ".join(f"{name}={each}" for name, each in value.items())
     return "" if value is None else printable(str(value))

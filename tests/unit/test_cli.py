@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue.command_line import cli
+from spark_pgqueue.command_line import input as command_input
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.printable import printable
 
@@ -68,6 +69,23 @@ def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
     with connection.connect(empty_url) as conn:
         conn.execute(plain.encode())
         schema.check(conn)
+
+
+def test_settings_change_by_name_and_value(queue, run):
+    run("consumer", "set", "s", "c", "max-deliver-count=5", "visibility_timeout=5 min")
+    (consumer,) = queue.consumers("s")
+    assert consumer.settings == {"max_deliver_count": 5, "visibility_timeout": "00:05:00"}
+    assert "max_deliver_count=5" in run("consumer", "list")
+    run("consumer", "set", "s", "c", "max_deliver_count=")
+    run("consumer", "create", "s", "d", "--set", "max_deliver_count=2")
+    assert [each.settings.get("max_deliver_count") for each in queue.consumers("s")] == [None, 2]
+    run("stream", "set", "s", "notify=off", "max_bytes=10")
+    assert queue.streams()[0].settings == {"notify": False, "max_bytes": 10}
+    error = run("consumer", "set", "s", "c", "visibility_timout=1s", code=1)
+    assert "no setting 'visibility_timout' hint: Is it visibility_timeout?" in error.replace(
+        "\n", " "
+    )
+    assert "is not NAME=VALUE" in run("stream", "set", "s", "notify", code=2)
 
 
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
@@ -211,7 +229,7 @@ def test_send_and_receive(run, queue):
 
 
 def test_send_lines(run, queue, monkeypatch):
-    monkeypatch.setattr(cli, "_BATCH", 2)
+    monkeypatch.setattr(command_input, "BATCH", 2)
     sent = run("send", "s", "--lines", "--key", "k", "--header", "a=b", stdin=b"1\n\n3\r\n4\n5")
     assert sent == "5 messages sent\n"
     messages = queue.receive("s", "c", 9).messages

@@ -428,6 +428,21 @@ def test_lists_and_statistics(queue):
     }
 
 
+def test_settings_take_a_timedelta_and_none(queue):
+    queue.create_consumer("s", "k", settings={"visibility_timeout": SECOND * 0.25})
+    (consumer,) = [each for each in queue.consumers("s") if each.name == "k"]
+    assert consumer.settings == {"visibility_timeout": "00:00:00.25"}
+    queue.alter_consumer("s", "k", {"visibility_timeout": None, "max_deliver_count": 3})
+    (consumer,) = [each for each in queue.consumers("s") if each.name == "k"]
+    assert consumer.settings == {"max_deliver_count": 3}
+    queue.alter_stream("s", {"max_bytes": 3, "dedup_window": SECOND * 90})
+    assert queue.streams()[0].settings == {"max_bytes": 3, "dedup_window": "00:01:30"}
+    with pytest.raises(PgQueueError, match="settings must be a dict"):
+        queue.alter_stream("s", ["max_bytes"])
+    with pytest.raises(PgQueueError, match="settings must hold what JSON can"):
+        queue.alter_consumer("s", "k", {"max_deliver_count": object()})
+
+
 def test_retention(queue):
     queue.set_retention("s", keep_for=timedelta(days=7), messages=10**6, size=1 << 40, done=True)
     queue.send("s", "x")
