@@ -39,7 +39,7 @@ def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
     Raises:
         PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
     """
-    statements = _make_statements(url=url, patience=patience)
+    statements = make_statements(url=url, patience=patience)
     return Client(statements.connection(), _statements=statements)
 
 
@@ -78,7 +78,7 @@ class Client(
                 f"connection must be a psycopg.Connection, not {type(connection).__name__}",
                 hint="to connect by url, use spark_pgqueue.connect(url)",
             )
-        self._statements = _statements or _make_statements(connection=connection)
+        self._statements = _statements or make_statements(connection=connection)
         self._waiting = Waiting(self._statements)
 
     @contextmanager
@@ -110,7 +110,8 @@ class Client(
         self.close()
 
 
-def _make_statements(**where: Any) -> Statements:
+def make_statements(**where: Any) -> Statements:
+    """Statements as the client makes them: with its names for arguments, and warnings logged."""
     return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
 
 
