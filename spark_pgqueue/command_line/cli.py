@@ -13,9 +13,20 @@ from spark_pgqueue.command_line.commands import (
     streams,
     tables,
     upkeep,
+    work,
 )
 
-__all__ = ["app", "consumers", "groups", "messages", "schema", "streams", "tables", "upkeep"]
+__all__ = [
+    "app",
+    "consumers",
+    "groups",
+    "messages",
+    "schema",
+    "streams",
+    "tables",
+    "upkeep",
+    "work",
+]
 
 if __name__ == "__main__":
     app(prog_name="pgqueue")
