@@ -50,7 +50,7 @@ class Waiting:
             is_stopped: whether to wait no longer; asked once a second.
 
         Returns:
-            what was found; None when the time was over before.
+            what was found; None when the time was over before, or it was woken.
 
         Raises:
             PgQueueError: that of a look, or the connection was lost.
@@ -62,7 +62,12 @@ class Waiting:
             if found is not None:
                 self.note_messages(stream)
             heard = True
-            while found is None and (left := end - time.monotonic()) > 0 and not is_stopped():
+            while (
+                found is None
+                and (left := end - time.monotonic()) > 0
+                and not is_stopped()
+                and not (self._wake is not None and self._wake.wait(0))
+            ):
                 heard = self.pause(stream, min(left, ASK_AGAIN))
                 found = look_again()
             if not heard:
