@@ -17,6 +17,7 @@ connection that does this work: `Client(connection).send(...)`.
 
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
@@ -24,8 +25,11 @@ from spark_pgqueue.client.results import (
     Claim,
     ConsumerInfo,
     ConsumerStats,
+    Explanation,
     GroupStats,
+    Look,
     Message,
+    OpenClaim,
     PartitionStats,
     Retention,
     StoredMessage,
@@ -40,12 +44,17 @@ __all__ = [
     "Client",
     "ConsumerInfo",
     "ConsumerStats",
+    "Explanation",
     "Group",
     "GroupStats",
+    "Look",
     "Message",
+    "OpenClaim",
     "PartitionStats",
+    "Rates",
     "Retention",
     "StoredMessage",
     "Stream",
     "connect",
+    "rates",
 ]

@@ -10,12 +10,23 @@ from spark_pgqueue.command_line.commands import (
     groups,
     messages,
     schema,
+    seeing,
     streams,
     tables,
     upkeep,
 )
 
-__all__ = ["app", "consumers", "groups", "messages", "schema", "streams", "tables", "upkeep"]
+__all__ = [
+    "app",
+    "consumers",
+    "groups",
+    "messages",
+    "schema",
+    "seeing",
+    "streams",
+    "tables",
+    "upkeep",
+]
 
 if __name__ == "__main__":
     app(prog_name="pgqueue")

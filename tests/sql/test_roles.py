@@ -53,6 +53,7 @@ VIEWS = (
     "message_states",
     "consumer_settings",
     "consumer_stats",
+    "open_claims",
     "stream_bindings",
     "stream_stats",
     "stream_retention",
