@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -15,6 +16,7 @@ from spark_pgqueue.serving import Answer, Request
 
 KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PORT = 9187
+DASHBOARD = Path(__file__).with_name("grafana.json")
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float | int | None]

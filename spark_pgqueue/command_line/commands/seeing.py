@@ -181,8 +181,18 @@ AllowHost = Annotated[
 
 
 @app.command("metrics")
-def print_metrics(listen: Listen = None, allow_host: AllowHost = None, url: Url = None) -> None:
+def print_metrics(
+    listen: Listen = None,
+    allow_host: AllowHost = None,
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Print a dashboard for Grafana, to be imported.")
+    ] = False,
+    url: Url = None,
+) -> None:
     """Print all figures as OpenMetrics text; or serve them at /metrics, for Prometheus."""
+    if grafana:
+        print(metrics.DASHBOARD.read_text(), end="")
+        return
     with connect(url) as queue:
         if listen is None:
             print(metrics.look_at(queue), end="")
