@@ -362,6 +362,31 @@ class Look:
 
 
 @dataclass(frozen=True)
+class ConsumerHealth:
+    """How a consumer fares.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        status: the first that is so of: "full", it has its max_backlog before it; "paused";
+            "unattended", there is something to claim, or a lease ended, and for a minute nobody
+            has claimed; "failing", messages died in the last hour; "ok".
+        because: why, for people.
+        backlog: messages before it that nobody has claimed.
+        max_backlog: how many there may be; None for any.
+        attended_at: when somebody last claimed something, to a second or so; None for never.
+    """
+
+    stream: str
+    consumer: str
+    status: str
+    because: str
+    backlog: int
+    max_backlog: int | None
+    attended_at: datetime | None
+
+
+@dataclass(frozen=True)
 class GroupStats:
     """A group.
 
