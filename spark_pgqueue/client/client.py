@@ -16,6 +16,7 @@ from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
+from spark_pgqueue.client.calls.seeing import SeeCalls
 from spark_pgqueue.client.calls.sending import SendCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
 from spark_pgqueue.client.calls.upkeep import UpkeepCalls
@@ -44,6 +45,7 @@ def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
 
 
 class Client(
+    SeeCalls,
     StreamCalls,
     ConsumerCalls,
     SendCalls,
