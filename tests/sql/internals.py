@@ -56,6 +56,12 @@ def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
+def skipped(conn: psycopg.Connection, consumer_id: int) -> set[int]:
+    """The messages that retention ever took from a consumer before it was done with them."""
+    found = rows(conn, "select seqs from pgqueue.skips where consumer_id = %s", consumer_id)
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
