@@ -18,6 +18,7 @@ connection that does this work: `Client(connection).send(...)`.
 from spark_pgqueue.client.asynchronous import AsyncClient, connect_async
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
@@ -26,10 +27,14 @@ from spark_pgqueue.client.results import (
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
+    Explanation,
     GroupStats,
+    Look,
     Message,
+    OpenClaim,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -44,13 +49,19 @@ __all__ = [
     "ConsumerHealth",
     "ConsumerInfo",
     "ConsumerStats",
+    "Explanation",
     "Group",
     "GroupStats",
+    "Look",
     "Message",
+    "OpenClaim",
     "PartitionStats",
+    "Rates",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",
     "connect_async",
+    "rates",
 ]

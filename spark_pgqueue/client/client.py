@@ -15,6 +15,8 @@ from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
+from spark_pgqueue.client.calls.schedules import ScheduleCalls
+from spark_pgqueue.client.calls.seeing import SeeCalls
 from spark_pgqueue.client.calls.sending import SendCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
 from spark_pgqueue.client.calls.upkeep import UpkeepCalls
@@ -46,9 +48,11 @@ def connect(
 
 
 class Client(
+    SeeCalls,
     StreamCalls,
     ConsumerCalls,
     SendCalls,
+    ScheduleCalls,
     ClaimCalls,
     ReadCalls,
     GroupCalls,

@@ -17,6 +17,9 @@ T = TypeVar("T")
 ASK_AGAIN = 1.0
 """Seconds. A delay or a lease that is over notifies nobody."""
 
+_AT_LEAST = 0.02
+"""Seconds, where something is due at once, and was not to be had: others are at it."""
+
 
 class Waiting:
     """Looks that wait for something to be found, on a connection that goes on listening.
@@ -39,6 +42,7 @@ class Waiting:
         look_again: Callable[[], T | None],
         seconds: float,
         is_stopped: Callable[[], bool] = lambda: False,
+        due: Callable[[], float | None] = lambda: None,
     ) -> T | None:
         """Look, and again at each publication and each second, until there is something.
 
@@ -48,6 +52,7 @@ class Waiting:
             look_again: the same, when the first found nothing.
             seconds: how long to wait.
             is_stopped: whether to wait no longer; asked once a second.
+            due: in how many seconds something may be found that notifies nobody; None for never.
 
         Returns:
             what was found; None when the time was over before, or it was woken.
@@ -68,11 +73,26 @@ class Waiting:
                 and not is_stopped()
                 and not (self._wake is not None and self._wake.wait(0))
             ):
-                heard = self.pause(stream, min(left, ASK_AGAIN))
+                until = self.until_due(stream, due)
+                heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
                 found = look_again()
             if not heard:
                 self.doubt(stream)
         return found
+
+    def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
+        """For how many seconds to pause, after a look that found nothing.
+
+        Args:
+            stream: what is looked for.
+            due: as in `first`.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        with self._statements.explained():
+            soon = due() if self._waiter(stream).is_started else None
+        return ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
 
     def forget(self, stream: str) -> None:
         """Forget what was heard. To be called before looking.
