@@ -33,6 +33,7 @@ from spark_pgqueue.client.results import (
     OpenClaim,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "PartitionStats",
     "Rates",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",

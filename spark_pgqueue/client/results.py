@@ -222,6 +222,47 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """A schedule: a message at each of its times.
+
+    Attributes:
+        stream: the stream's name.
+        name: its name.
+        cron: when: a cron expression, or None.
+        every: or an interval, in Postgres's words.
+        time_zone: in which that is meant.
+        next_at: its next time; None while it is paused.
+        paused: whether it sends nothing until it is resumed.
+        last_planned_at: the time for which it sent its last message; None before the first.
+        last_sent_at: when it sent that.
+        last_seq: the number of that message; None where it could not be sent ...
+        last_error: ... and this is why.
+        key: of its messages.
+        data: their payload.
+        headers: theirs, without those that tell the schedule.
+        priority: theirs.
+        consumers: names of those that get them; None for all.
+    """
+
+    stream: str
+    name: str
+    cron: str | None
+    every: str | None
+    time_zone: str
+    next_at: datetime | None
+    paused: bool
+    last_planned_at: datetime | None
+    last_sent_at: datetime | None
+    last_seq: int | None
+    last_error: str | None
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any] | None
+    priority: int
+    consumers: list[str] | None
+
+
+@dataclass(frozen=True)
 class ConsumerInfo:
     """A consumer.
 

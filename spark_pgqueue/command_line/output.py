@@ -73,7 +73,8 @@ _HIDDEN = {
     client.ConsumerStats: (
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
         "oldest_claim_at",
-    )
+    ),
+    client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
 }  # fmt: skip
 
 
