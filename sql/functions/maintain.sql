@@ -3,7 +3,8 @@
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
 -- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
--- reservation still has. It lets new partitions of captured tables be captured when they are written to directly.
+-- reservation still has. It lets new partitions of captured tables be captured when they are written to directly, and notes up to which
+-- publication all are visible or dead.
 -- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of all that, which takes a moment; while it
 -- answers that something is unfinished, call it again. maintain_all() does, so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
@@ -63,6 +64,7 @@ begin
     v_keys := pgqueue._forget_dedup_keys();
     return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)), ('old dedup keys', v_keys.o_deleted);
     perform pgqueue._capture_partitions();
+    perform pgqueue._note_decided(stream_id) from pgqueue.streams;
 
     v_count := 0;
     -- by chance, because a stream that always has more to do ends it for the others: locks of its leaves are not kept while others are looked at
@@ -75,6 +77,7 @@ begin
         v_unfinished := v_done.o_more::int;
         exit when v_done.o_more;
     end loop;
+    perform pgqueue._run_schedules(t.stream_id) from (select distinct stream_id from pgqueue.schedules where not paused and next_at <= clock_timestamp()) t;
     return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished + v_keys.o_unfinished);
 end $$;
 

@@ -34,6 +34,7 @@ TABLES = {
     "retention": "retention",
     "leaves": "leaves",
     "trims": "trims",
+    "decided": "decided",
     "skips": "skips",
     "group partitions": "group_partitions",
     "group workers": "group_workers",
@@ -149,6 +150,15 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
         conn,
         "select message_count, priority, deliver_count, reason, details, claim_id"
         " from pgqueue.dead_messages order by dead_id",
+    )
+
+
+def forget_claimers(conn: psycopg.Connection, consumer_id: int) -> None:
+    """As if nobody had claimed for an hour."""
+    conn.execute(
+        "update pgqueue.consumer_cursors set lease_probe = lease_probe - interval '1 hour'"
+        " where consumer_id = %s",
+        [consumer_id],
     )
 
 

@@ -67,6 +67,20 @@ def test_a_stream_that_nobody_trims_is_warned_of(conn, url):
     assert "maintain() was not called" in str(check.advice)
 
 
+def test_a_consumer_that_needs_somebody_is_a_warning(conn, url):
+    settings = '{"max_backlog": 1}'
+    conn.execute("select pgqueue.create_stream('s')")
+    conn.execute("select pgqueue.create_consumer('s', 'c', p_settings => %s)", [settings])
+    assert "consumer 'c' of 's'" not in looks(url)
+    conn.execute("select pgqueue.send('s', 'x')")
+    check = looks(url)["consumer 'c' of 's'"]
+    assert check.status == "warn"
+    assert "max_backlog is 1" in check.found
+    assert "workers" in str(check.advice)
+    conn.execute("select pgqueue.alter_consumer('s', 'c', '{\"max_backlog\": null}')")
+    assert "nobody has claimed" in looks(url)["consumer 'c' of 's'"].found
+
+
 def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
     conn.execute("select pgqueue.create_stream('s', p_dedup_window => '1 hour')")
     conn.execute("select pgqueue.send('s', 'x', p_dedup_key => 'k')")
