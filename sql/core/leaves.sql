@@ -272,6 +272,7 @@ begin
         return false;
     end if;
     -- (not undone by a rollback, which does no harm: then it is noted the next time)
+    update pgqueue.streams set passed_over = passed_over + v_leaf.hi - 1 - pgqueue._last_seq(p_stream_id) where stream_id = p_stream_id;
     perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_leaf.hi - 1);
     return pgqueue._note_closed(p_stream_id);
 end $$;

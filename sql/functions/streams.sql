@@ -168,6 +168,8 @@ begin
     delete from pgqueue.bindings where v_stream.stream_id in (stream_id, to_stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
     delete from pgqueue.retention where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedules where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedule_turns where stream_id = v_stream.stream_id;
     delete from pgqueue.leaves where stream_id = v_stream.stream_id;
     delete from pgqueue.trims where stream_id = v_stream.stream_id;
     delete from pgqueue.decided where stream_id = v_stream.stream_id;

@@ -14,7 +14,9 @@ create table if not exists pgqueue.streams (
     max_header_bytes int not null,    -- of the headers of a message, as text
     incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
-    dedup_window interval             -- for how long a dedup_key is remembered; null: it takes none
+    dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
+    passed_over bigint not null default 0, -- numbers that were passed over when leaves were closed: no message had them
+    limited    boolean not null default false -- sends fail when a consumer has its max_backlog before it
 );
 
 -- To which streams messages are copied, by the topic of their key.

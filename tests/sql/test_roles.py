@@ -33,20 +33,22 @@ FUNCTIONS = {
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
+        "next_due",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored"},
+    "observer": {"schema_version", "open_stream", "is_restored", "explain_message"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "pause", "resume",
         "create_group", "drop_group",
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
-        "bind", "unbind", "test_topic", "_jsonpath",
+        "bind", "unbind", "test_topic", "_jsonpath", "explain_message",
+        "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -55,7 +57,10 @@ VIEWS = (
     "message_states",
     "consumer_settings",
     "consumer_stats",
+    "open_claims",
+    "consumer_health",
     "stream_bindings",
+    "stream_schedules",
     "stream_stats",
     "stream_retention",
     "group_stats",
@@ -268,6 +273,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
+    value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
     value(conn, "send", "s", "x")
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")

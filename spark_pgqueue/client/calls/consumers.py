@@ -11,7 +11,8 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import (
-    Consumer,
+    ConsumerHealth,
+    ConsumerInfo,
     ConsumerStats,
 )
 
@@ -103,7 +104,7 @@ class ConsumerCalls(Calls):
             arguments.text("name", name),
         )
 
-    def consumers(self, stream: str | None = None) -> list[Consumer]:
+    def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)
         return self._statements.rows(
@@ -112,7 +113,7 @@ class ConsumerCalls(Calls):
             " from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
-            row_factory=class_row(Consumer),
+            row_factory=class_row(ConsumerInfo),
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
@@ -120,10 +121,22 @@ class ConsumerCalls(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
+            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
+            " oldest_claim_at from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
+        )
+
+    def health(self, stream: str | None = None) -> list[ConsumerHealth]:
+        """How the consumers of a stream, or of all streams, fare: which need somebody, and why."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, status, because, backlog, max_backlog, attended_at"
+            " from pgqueue.consumer_health"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerHealth),
         )
 
     def seek(self, stream: str, consumer: str, to: str | datetime) -> int:
