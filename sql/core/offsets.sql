@@ -161,11 +161,11 @@ begin
 end $$;
 
 -- The offset at a position (core/positions.sql). Errors: PQ003. Locks: the history, shared.
-create or replace function pgqueue._offset_at(p_stream pgqueue.streams, p_start text) returns pgqueue.reading_offset
+create or replace function pgqueue._offset_at(p_stream pgqueue.streams, p_start text, p_argument text) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_seen   record := pgqueue._seen_from(p_stream.stream_id, p_start, 'p_start');
+    v_seen   record := pgqueue._seen_from(p_stream.stream_id, p_start, p_argument);
     v_offset pgqueue.reading_offset;
 begin
     v_offset.next_publication := v_seen.o_next;

@@ -375,7 +375,7 @@ def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, sessio
 
 
 NO_OFFSETS: list[tuple[Any, str, str]] = [
-    (lambda o: "x" * 3, "p_start is", "PQ003"),
+    (lambda o: "x" * 3, "p_offset is earliest", "PQ003"),
     (lambda o: 7, "no object", "PQ003"),
     (lambda o: [], "no object", "PQ003"),
     (lambda o: {}, "without stream", "PQ003"),
