@@ -16,7 +16,7 @@ end $$;
 -- only is not copied. Safe to repeat. Sends that are under way are not copied.
 --   p_topic      as test_topic's p_pattern
 --   p_to_stream  of the same kind, with limits as wide, and not one that is copied to p_stream
--- Errors: PQ001, PQ003. Locks: other calls of bind and unbind.
+-- Errors: PQ001, PQ003, PQ007. Locks: other calls of bind and unbind.
 create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream text) returns void
 language plpgsql
 as $$
@@ -25,6 +25,7 @@ declare
     v_to   pgqueue.streams := pgqueue._stream(p_to_stream);
 begin
     perform pgqueue._topic_regex('p_topic', p_topic);
+    perform pgqueue._check_isolation();
     lock table pgqueue.bindings in share row exclusive mode;  -- two at once might make a circle
     if v_to.kind <> v_from.kind or v_to.max_bytes < v_from.max_bytes or v_to.max_header_bytes < v_from.max_header_bytes then
         raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does; not %', v_from.kind, v_from.max_bytes,

@@ -337,6 +337,18 @@ def test_a_circle_is_refused_also_by_two_at_once(conn: Conn, session: Session) -
 
 
 @pytest.mark.usefixtures("targets")
+def test_a_circle_is_refused_at_an_old_snapshot(conn: Conn, session: Session) -> None:
+    other = session()
+    other.execute("begin isolation level repeatable read")
+    other.execute("select from pgqueue.streams")
+    bind(conn, "#", "t")
+    with pytest.raises(psycopg.Error, match="read committed") as caught:
+        call(other, "bind", "t", "#", "s")
+    assert caught.value.sqlstate == "PQ007"
+    send(conn)
+
+
+@pytest.mark.usefixtures("targets")
 def test_a_dropped_stream_is_copied_to_no_more(conn: Conn) -> None:
     bind(conn, "#", "t")
     bind(conn, "#", "u")
