@@ -441,6 +441,34 @@ def test_what_was_rolled_back_is_forgotten_with_what_was_trimmed_around_it(
     assert internals.ranges_trimmed(conn) == 1
 
 
+@pytest.mark.parametrize("number", [2**45, 2**63 - 1])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_that_nobody_reserved_is_in_nobodys_way(
+    conn: Conn, stream: int, number: int, first: bool
+) -> None:
+    """Who may write messages may write any number: no stream is kept from being maintained."""
+    if not first:
+        retention(conn, p_for=HOUR)
+    conn.execute(
+        f"insert into pgqueue.messages_{stream} (seq, data) values ({number}, 'x')".encode()
+    )
+    value(conn, "create_stream", "t")
+    value(conn, "set_retention", "t", p_for=HOUR)
+    retention(conn, p_for=HOUR)
+    leaves = internals.rows(conn, "select stream_id, count(*) from pgqueue.leaves group by 1")
+    assert len(leaves) == (1 if first and number > 2**62 else 2)
+    sent = send_all(conn, ["x"] * 3)
+    consumer(conn)
+    assert acked(conn, "s", "c") == sent
+    if number < 2**62:
+        for _ in range(2):
+            close(conn)
+            send(conn)
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+        assert set(stored(conn)).isdisjoint(sent)
+
+
 def test_numbers_rise_when_a_leaf_is_closed_at_its_end(conn: Conn) -> None:
     """Though they are given out while it is found out that it is to be closed."""
     conn.execute(
