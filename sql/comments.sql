@@ -3,8 +3,10 @@
 comment on schema pgqueue is 'A message queue and stream: see the comments of its functions and views.';
 
 comment on function pgqueue.create_stream   is 'Creates a stream, an append-only sequence of messages.';
+comment on function pgqueue.alter_stream    is 'Changes settings of a stream while it is in use.';
 comment on function pgqueue.drop_stream     is 'Deletes a stream with its messages and consumers.';
 comment on function pgqueue.create_consumer is 'Creates a consumer of a stream: a queue of its own over the stream''s messages.';
+comment on function pgqueue.alter_consumer  is 'Changes settings of a consumer while it is in use.';
 comment on function pgqueue.drop_consumer   is 'Deletes a consumer with all that it has not finished.';
 
 comment on function pgqueue.seek   is 'Moves a consumer to a position in its stream, as if it were created there.';
@@ -18,6 +20,12 @@ comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
 
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
+
+comment on function pgqueue.create_schedule is 'Sends a message at each time that a cron expression, or an interval, says.';
+comment on function pgqueue.drop_schedule   is 'Deletes a schedule; what it sent stays.';
+comment on function pgqueue.pause_schedule  is 'Lets a schedule send nothing, until it is resumed.';
+comment on function pgqueue.resume_schedule is 'Lets a paused schedule send again, from its next time on.';
+comment on function pgqueue.schedule_times  is 'The next times that a cron expression, or an interval, says.';
 
 comment on function pgqueue.capture    is 'Lets what is written to a table become messages of a stream, in the same transaction.';
 comment on function pgqueue.release    is 'Captures a table no more.';
@@ -46,6 +54,7 @@ comment on function pgqueue.commit_offset    is 'Notes how far a partition of a 
 
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
+comment on function pgqueue.next_due         is 'When a claim makes sense again for who got nothing: a delay, a lease or a schedule.';
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
@@ -75,11 +84,16 @@ comment on function pgqueue.recover        is 'Begins a new incarnation of each 
 comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.';
 comment on function pgqueue.schema_version is 'The version of this schema.';
 
+comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
+
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
+comment on view pgqueue.open_claims       is 'One row per live claim: who has which messages, since when and until when.';
+comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares, and why: ok, full, paused, unattended or failing.';
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
+comment on view pgqueue.stream_schedules is 'One row per schedule: when it sends next, what it sent last, and what.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
 comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

@@ -11,13 +11,16 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/groups.sql
 \ir tables/spark.sql
 \ir tables/retention.sql
+\ir tables/schedules.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
 \ir core/sets.sql
 \ir core/names.sql
 \ir core/checks.sql
+\ir core/settings.sql
 \ir core/locks.sql
+\ir core/back_pressure.sql
 \ir core/publish.sql
 \ir core/dedup.sql
 \ir core/runs.sql
@@ -31,6 +34,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/leases.sql
 \ir core/filters.sql
 \ir core/settle.sql
+\ir core/cron.sql
+\ir core/schedules.sql
 \ir core/claims.sql
 \ir core/leaves.sql
 \ir core/retention.sql
@@ -38,6 +43,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/consumers.sql
 \ir functions/positions.sql
 \ir functions/publish.sql
+\ir functions/schedules.sql
 \ir functions/filters.sql
 \ir functions/capture.sql
 \ir functions/waiting.sql
@@ -49,6 +55,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql
+\ir functions/seeing.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

@@ -17,17 +17,23 @@ connection that does this work: `Client(connection).send(...)`.
 
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
     Capture,
     Claim,
-    Consumer,
+    ConsumerHealth,
+    ConsumerInfo,
     ConsumerStats,
+    Explanation,
     GroupStats,
+    Look,
     Message,
+    OpenClaim,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -38,14 +44,21 @@ __all__ = [
     "Capture",
     "Claim",
     "Client",
-    "Consumer",
+    "ConsumerHealth",
+    "ConsumerInfo",
     "ConsumerStats",
+    "Explanation",
     "Group",
     "GroupStats",
+    "Look",
     "Message",
+    "OpenClaim",
     "PartitionStats",
+    "Rates",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",
+    "rates",
 ]

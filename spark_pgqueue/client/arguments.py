@@ -146,6 +146,19 @@ def json_text(name: str, value: Any) -> str:
     return written
 
 
+def settings(name: str, value: Mapping[str, Any]) -> str:
+    """Settings and their values, as JSON; a timedelta as Postgres reads it."""
+    check(name, value, Mapping, "a dict")
+    return json_text(name, {key: _setting(each) for key, each in value.items()})
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        microseconds = value // timedelta(microseconds=1)
+        return f"{microseconds // 1_000_000} seconds {microseconds % 1_000_000} microseconds"
+    return value
+
+
 def headers(name: str, value: Mapping[str, Any] | None) -> str | None:
     if value is None:
         return None

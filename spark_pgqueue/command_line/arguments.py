@@ -95,6 +95,14 @@ def header(text: str) -> tuple[str, str]:
     return name, value
 
 
+def setting(text: str) -> tuple[str, str | None]:
+    """NAME=VALUE; the database reads the value. None, the default, for NAME= alone."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, or NAME= for the default")
+    return name.replace("-", "_"), value or None
+
+
 START = (
     "All messages that there are, those from now on, those published since TIME (ISO 8601, local "
     "unless it has a zone), or those from a number on."
@@ -125,6 +133,14 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
 ToStream = Annotated[str, typer.Argument(metavar="TO_STREAM", show_default=False)]
+
+
+Settings = Annotated[
+    list[Any],
+    typer.Argument(
+        parser=setting, metavar="NAME=VALUE...", show_default=False, help="NAME= for the default."
+    ),
+]
 
 
 Position = Annotated[

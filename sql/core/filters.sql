@@ -129,6 +129,7 @@ begin
         v_passing := pgqueue._passing(p_consumer, (select range_agg(seqs) from unnest(v_runs)));
         foreach v_run in array v_runs loop
             v_part := v_run.seqs * v_passing;
+            o_cursor.forgotten := o_cursor.forgotten + v_run.message_count - pgqueue._cardinality(v_part);
             continue when v_part = '{}';
             v_run.not_visible_until := case when v_run.not_visible_until > clock_timestamp() then v_run.not_visible_until end;
             v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;

@@ -278,11 +278,13 @@ begin
         return false;
     end if;
     -- (not undone by a rollback, which does no harm: then it is noted the next time)
+    v_last := pgqueue._last_seq(p_stream_id);
+    update pgqueue.streams set passed_over = passed_over + greatest(v_leaf.hi - 1 - v_last, 0) where stream_id = p_stream_id;
     if v_leaf.hi - pgqueue._last_seq(p_stream_id) > 100000 then
         perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_leaf.hi - 1);
     else
         -- others may be given numbers of the next leaf at this moment, and must not be given these again
-        perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass) from generate_series(pgqueue._last_seq(p_stream_id) + 1, v_leaf.hi - 1);
+        perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass) from generate_series(v_last + 1, v_leaf.hi - 1);
     end if;
     return pgqueue._note_closed(p_stream_id);
 end $$;

@@ -99,7 +99,8 @@ begin
     v_due.aged := v_due.aged + v_due.now;
     v_issued := pgqueue._last_publication_id(p_stream_id);
     v_decided := case when pgqueue._publishers(p_stream_id) = '{}' then int8multirange(int8range(1, v_issued + 1))
-                      else pgqueue._taken_by_some(p_stream_id) end;
+                      else pgqueue._taken_by_some(p_stream_id)
+                           + coalesce((select int8multirange(int8range(1, below)) from pgqueue.decided where stream_id = p_stream_id), '{}') end;
     v_trim := pgqueue._delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged, clock_timestamp() - v_rules.keep_for,
                                            v_decided);
     if v_trim.o_ids <> '{}' then
@@ -223,8 +224,10 @@ begin
 end $$;
 
 -- Takes messages from a consumer that nobody claimed. Runs that somebody is claiming are left for the next time.
+--   p_reason  they become dead letters, of this reason; null: they are skipped
 -- Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange)
+create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
+                                              p_reason text default null)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -239,7 +242,11 @@ begin
                                 for update skip locked))
         returning *
     loop
-        v_gone := v_gone + v_run.seqs * p_seqs;
+        if p_reason is null then
+            v_gone := v_gone + v_run.seqs * p_seqs;
+        else
+            perform pgqueue._dead_letter(v_run, v_run.seqs * p_seqs, p_reason, null);
+        end if;
         if pgqueue._store_run(v_run, v_run.seqs - p_seqs) = 0 and v_run.state = 'delayed' and v_run.key is not null then
             -- what waits for it is free, as if a piece had held it and were gone (see _end_delays)
             p_cursor.last_line_no := p_cursor.last_line_no + 1;

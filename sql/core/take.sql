@@ -84,7 +84,7 @@ begin
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
     v_run.line_no := o_cursor.last_line_no;
-    perform pgqueue._store_run(v_run, v_plain.o_seqs);
+    o_cursor.taken := o_cursor.taken + pgqueue._store_run(v_run, v_plain.o_seqs);
     if v_run.state = 'ready' then
         o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, 0)::pgqueue.line_place]);
         o_messages := v_plain.o_message_count;
@@ -128,6 +128,7 @@ begin
     v_cursor.version := v_cursor.version + 1;
     v_cursor.next_publication := v_plain.o_last + 1;
     v_cursor.last_line_no := v_cursor.last_line_no + 1;
+    v_cursor.taken := v_cursor.taken + v_hi - v_lo;
     insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
                                            claim_id, last_delivered_at)
     values (p_consumer.consumer_id, 'claimed', v_lane, p_first.priority, 1, v_cursor.last_line_no, v_cursor.last_line_no, v_lo, v_to - v_lo,
@@ -161,10 +162,10 @@ end $$;
 -- It looks into gaps, and beyond from the cursor's next_publication. Which gaps is told after its snapshot: a producer that goes on and commits in
 -- between would otherwise be seen with what is beyond, and not with what is in a gap.
 -- Returns the gaps it looked into (null: none), the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready now, when the first
--- delayed one is due, and how many messages became ready.
+-- delayed one is due, how many messages became ready, and how many became runs.
 create or replace function pgqueue._look(
     p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
-    out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint)
+    out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint, out o_count bigint)
 language plpgsql
 as $$
 declare
@@ -232,8 +233,9 @@ begin
                 else (select range_agg(int8range(publication_id, publication_id, '[]')) from new) end,
            id.in_gaps, id.beyond,
            (select array_agg(distinct lane) from run where state = 'ready'), (select min(not_visible_until) from run where state = 'delayed'),
-           (select coalesce(sum(message_count), 0) from run where state = 'ready' and not_visible_until is null)
-    into o_gaps, o_taken, o_in_gaps, o_beyond, o_lanes, o_due, o_messages
+           (select coalesce(sum(message_count), 0) from run where state = 'ready' and not_visible_until is null),
+           (select coalesce(sum(message_count), 0) from run)
+    into o_gaps, o_taken, o_in_gaps, o_beyond, o_lanes, o_due, o_messages, o_count
     from id;
 end $$;
 
@@ -294,6 +296,7 @@ begin
             o_cursor, array(select (l, o_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_look.o_lanes) l
                             where l <> all (array(select lane from unnest(p_cursor.scan_from)))));
         o_cursor.due_from := least(o_cursor.due_from, v_look.o_due);
+        o_cursor.taken := o_cursor.taken + v_look.o_count;
     end if;
     o_cursor.take_was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
 

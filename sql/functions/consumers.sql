@@ -9,15 +9,18 @@
 --   p_visibility_timeout  how long a claim is held without being extended
 --   p_topic               only messages whose key is of this topic: words with dots between them, * for one word, # for any number of them
 --   p_where               only messages for which this finds something that is neither false nor null in {key, headers, data}; without variables
---   p_if_not_exists       return the id of an existing one of the same ordering instead of failing
+--   p_if_not_exists       return the id of an existing one of the same ordering, whatever its settings, instead of failing
+--   p_settings            these, and others, as alter_consumer takes them: an object with a value for each
 -- Returns the consumer's id. Errors: PQ001, PQ003, PQ006. Locks: the history, shared; none that others wait for.
 create or replace function pgqueue.create_consumer(
     p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
     p_max_deliver_count int default null, p_visibility_timeout interval default '30 s',
-    p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null) returns int
+    p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null,
+    p_settings jsonb default '{}') returns int
 language plpgsql
 as $$
 declare
+    v_settings jsonb;
     v_stream   pgqueue.streams := pgqueue._stream(p_stream);
     v_consumer pgqueue.consumers;
     v_regex    text;
@@ -29,10 +32,9 @@ begin
     if p_ordering is null or p_ordering not in ('none', 'key', 'stream') then
         raise exception 'p_ordering is none, key or stream, not %', coalesce(quote_literal(p_ordering), 'null') using errcode = 'PQ003', column = 'p_ordering';
     end if;
-    if p_max_deliver_count < 1 then
-        raise exception 'p_max_deliver_count is null or at least 1, not %', p_max_deliver_count using errcode = 'PQ003', column = 'p_max_deliver_count';
-    end if;
+    perform pgqueue._check_setting('consumer', 'max_deliver_count', to_jsonb(p_max_deliver_count), 'p_max_deliver_count');
     perform pgqueue._check_timeout('p_visibility_timeout', p_visibility_timeout);
+    v_settings := pgqueue._checked_settings('consumer', p_settings);
     if p_topic is not null then
         v_regex := pgqueue._topic_regex('p_topic', p_topic);
     end if;
@@ -53,9 +55,13 @@ begin
                         concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic), 'where ' || quote_literal(v_filter.condition))
             using errcode = 'PQ006';
     end if;
+    -- (a statement after the one that locks the stream's row: who creates a schedule has that, too)
+    update pgqueue.consumers set scheduled = true
+    where consumer_id = v_consumer.consumer_id and exists (select from pgqueue.schedules where stream_id = v_stream.stream_id);
     if v_consumer.filtered then
         insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
+    perform pgqueue._set_consumer(v_consumer.consumer_id, v_settings);
 
     v_cursor.consumer_id := v_consumer.consumer_id;
     v_cursor.gaps := '{}';
@@ -63,6 +69,17 @@ begin
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
     values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
     return v_consumer.consumer_id;
+end $$;
+
+-- Changes settings of a consumer, while it is in use: the next claim, and the next failure of a message, go by the new ones. Claims that are
+-- open keep the visibility timeout that they were made with. What cannot be changed (its ordering, its filter) is no setting.
+--   p_settings  an object with the new value of each; null: the default. core/settings.sql has all
+-- Errors: PQ001, PQ002; PQ003 also when one contradicts another. Locks: other calls of this function; no claim.
+create or replace function pgqueue.alter_consumer(p_stream text, p_name text, p_settings jsonb) returns void
+language plpgsql
+as $$
+begin
+    perform pgqueue._set_consumer((pgqueue._consumer(p_stream, p_name)).consumer_id, pgqueue._checked_settings('consumer', p_settings));
 end $$;
 
 -- Deletes a consumer with all that it has not finished. Its claims end; their owners are told when they come back.
@@ -92,9 +109,15 @@ create or replace function pgqueue._drop_consumer(p_consumer_id int) returns voi
 language plpgsql
 set lock_timeout = '300ms'
 as $$
+declare
+    v_stream_id int;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
-    delete from pgqueue.consumers where consumer_id = p_consumer_id;
+    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id into v_stream_id;
+    perform pgqueue._note_limited(v_stream_id);
+    if to_regclass(pgqueue._room_of(p_consumer_id)) is not null then
+        execute 'drop sequence ' || pgqueue._room_of(p_consumer_id);
+    end if;
     perform pgqueue._forget_runs(p_consumer_id);
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;

@@ -21,12 +21,14 @@ create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream
 language plpgsql
 as $$
 declare
-    v_from pgqueue.streams := pgqueue._stream(p_stream);
-    v_to   pgqueue.streams := pgqueue._stream(p_to_stream);
+    v_from pgqueue.streams;
+    v_to   pgqueue.streams;
 begin
     perform pgqueue._topic_regex('p_topic', p_topic);
     perform pgqueue._check_isolation();
-    lock table pgqueue.bindings in share row exclusive mode;  -- two at once might make a circle
+    lock table pgqueue.bindings in share row exclusive mode;  -- two at once might make a circle, and limits may change
+    v_from := pgqueue._stream(p_stream);
+    v_to := pgqueue._stream(p_to_stream);
     if v_to.kind <> v_from.kind or v_to.max_bytes < v_from.max_bytes or v_to.max_header_bytes < v_from.max_header_bytes then
         raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does; not %', v_from.kind, v_from.max_bytes,
                         v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream) using errcode = 'PQ003', column = 'p_to_stream';

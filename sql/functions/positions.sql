@@ -47,6 +47,8 @@ begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer.consumer_id);
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
     v_count := pgqueue._forget_runs(p_consumer.consumer_id);
+    v_cursor.taken := v_stored.taken;
+    v_cursor.forgotten := v_stored.forgotten + v_count;
     v_new := pgqueue._gap_ids(v_stored) + int8multirange(int8range(v_stored.next_publication, null));
     v_count := v_count + pgqueue._messages_in(p_consumer, p_seen * v_new, pgqueue._kept(v_stored), pgqueue._max_under_way())
         + coalesce((select sum(pgqueue._cardinality(p.seqs * p_cut - coalesce(pgqueue._kept(v_stored), '{}')))

@@ -54,6 +54,39 @@ begin
     return v_stream.stream_id;
 end $$;
 
+-- Changes settings of a stream: notify, max_bytes, max_header_bytes, dedup_window, as create_stream explains them. What is sent from then on goes
+-- by the new ones; what was sent stays as it is.
+--   p_settings  an object with the new value of each; null: the default
+-- Errors: PQ001; PQ003 also when it would take more than a stream that it is copied to, or less than one that is copied to it.
+-- Locks: other calls of this function; bind and unbind where the limits change.
+create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_settings jsonb := pgqueue._checked_settings('stream', p_settings);
+    v_stream   pgqueue.streams := pgqueue._stream(p_stream);
+    v_other    text;
+begin
+    if v_settings ?| '{max_bytes, max_header_bytes}' then
+        lock table pgqueue.bindings in share row exclusive mode;
+    end if;
+    select * into v_stream from pgqueue.streams where stream_id = v_stream.stream_id for no key update;
+    v_stream := jsonb_populate_record(v_stream, v_settings);
+    select s.name into v_other
+    from pgqueue.bindings b join pgqueue.streams s on s.stream_id in (b.stream_id, b.to_stream_id) and s.stream_id <> v_stream.stream_id
+    where v_settings ?| '{max_bytes, max_header_bytes}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
+      and case s.stream_id when b.to_stream_id then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
+               else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes end
+    order by s.name limit 1;
+    if found then
+        raise exception 'p_settings: stream % is bound to stream %, and one of them would take less than is copied to it', quote_literal(p_stream), quote_literal(v_other)
+            using errcode = 'PQ003', column = 'p_settings', hint = 'Change the limits of that one first.';
+    end if;
+    update pgqueue.streams
+    set notify = v_stream.notify, max_bytes = v_stream.max_bytes, max_header_bytes = v_stream.max_header_bytes, dedup_window = v_stream.dedup_window
+    where stream_id = v_stream.stream_id;
+end $$;
+
 -- Makes, or makes anew, the function of a stream that reads the payloads of a claim, in the order of delivery: _payloads_<stream_id>.
 -- Each stream has one of its own, whose plan is kept: to plan the query costs more than all the rest of a small claim, and a plan over the
 -- parent of all partitions would lock all of them. Of a stream that is stored in leaves it has a plan for each leaf, for claims that are
@@ -135,8 +168,11 @@ begin
     delete from pgqueue.bindings where v_stream.stream_id in (stream_id, to_stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
     delete from pgqueue.retention where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedules where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedule_turns where stream_id = v_stream.stream_id;
     delete from pgqueue.leaves where stream_id = v_stream.stream_id;
     delete from pgqueue.trims where stream_id = v_stream.stream_id;
+    delete from pgqueue.decided where stream_id = v_stream.stream_id;
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;

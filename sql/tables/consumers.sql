@@ -11,6 +11,9 @@ create table if not exists pgqueue.consumers (
     paused             boolean     not null default false,  -- it claims nothing
     partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
     filtered           boolean     not null default false,  -- it gets only what passes its filter
+    max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
+    on_full            text        not null default 'reject',  -- or drop_oldest
+    scheduled          boolean     not null default false,  -- its stream has schedules
     unique (stream_id, name)
 );
 
@@ -39,6 +42,10 @@ create table if not exists pgqueue.consumer_cursors (
     next_publication bigint               not null,
     gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
     take_was_cut     boolean              not null default false,        -- the last take stopped at its limit: more is there
+    -- How many messages became runs of it, in all; and how many of these left without being settled: sifted out, or forgotten by seek. So what
+    -- it has settled is told without counting it (functions/seeing.sql).
+    taken            bigint               not null default 0,
+    forgotten        bigint               not null default 0,
     -- The line. Numbers in it only rise.
     last_line_no     bigint               not null default 0,            -- the last one given out
     -- Where to look, so that dead rows before it cost nothing. Hints: too early costs time, too late would lose messages.

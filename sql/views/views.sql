@@ -45,34 +45,90 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created.
+-- One row per consumer: how it was created, and its settings that are not the default.
 do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at, c.paused,
-           f.topic, f.condition
+           f.topic, f.condition, pgqueue._settings_of('consumer', to_jsonb(c)) as settings
     from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
--- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 100,000 publications, and close
--- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all.
+-- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 10,000 publications, and close
+-- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all. taken, settled: in all, so
+-- that two looks tell a rate: messages that it took in hand, and that were acknowledged or died, once or again; both also of what was sent
+-- to it before. oldest_at: when the oldest message was sent that could be delivered now; oldest_claim_at: since when the oldest claim is held.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     select s.name as stream, c.name as consumer, c.ordering, w.new + r.unsifted as new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
            w.new + r.unsifted + r.ready + r.delayed + r.waiting as backlog,
            l.claims, l.expired, l.next_expiry,
-           coalesce((select k.message_count from pgqueue.skips k where k.consumer_id = c.consumer_id), 0) as skipped
+           k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
+           least(pgqueue._oldest_new(c.consumer_id), pgqueue._sent_at(c.stream_id, r.oldest)) as oldest_at, l.oldest_claim_at
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
     cross join lateral (
-        select coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
+        select f.taken, f.forgotten as gone, coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
+        from pgqueue._cursor(c.consumer_id) f) k
+    cross join lateral (
+        select coalesce(sum(message_count), 0)::bigint as in_hand,
+               min(first_seq) filter (where state in ('unsifted', 'ready') and (not_visible_until > clock_timestamp()) is not true) as oldest,
+               coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
                coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
                coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
                coalesce(sum(message_count) filter (where state = 'waiting' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as waiting,
                coalesce(sum(message_count) filter (where state = 'claimed'), 0)::bigint as claimed
         from pgqueue.consumer_messages where consumer_id = c.consumer_id) r
     cross join lateral (
-        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry
+        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired, min(lease_until) as next_expiry,
+               min(claimed_at) as oldest_claim_at
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
+$query$); end $view$;
+
+-- One row per live claim: who has which messages since when, and until when others leave them to him. query: of a Spark query, whose claims go by
+-- reader; first_seq: the first of its messages.
+do $view$ begin perform pgqueue._make_view('open_claims', $query$
+    select s.name as stream, c.name as consumer, l.claim_id, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
+           l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
+           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
+    left join pgqueue.readers r on r.reader = l.reader
+$query$); end $view$;
+
+-- One row per consumer: how it fares, in one word, and why. full: it has max_backlog before it; paused; unattended: there is something to claim, or a
+-- lease ended, and for a minute nobody has claimed; failing: messages died in the last hour; else ok. The first of these that is so.
+do $view$ begin perform pgqueue._make_view('consumer_health', $query$
+    select s.name as stream, c.name as consumer, h.status,
+           case h.status
+               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', t.backlog, c.max_backlog,
+                                       case c.on_full when 'reject' then 'what is sent is rejected' else 'the oldest are dropped' end)
+               when 'paused' then format('it was paused, with %s messages before it', t.backlog)
+               when 'unattended' then format('%s can be claimed and %s, and %s', t.new + t.ready,
+                                             case t.expired when 0 then 'no lease ended' else format('the leases of %s claims ended', t.expired) end,
+                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since), 'nobody has claimed anything yet'))
+               when 'failing' then format('%s died in the last hour: %s', d.died, d.reason)
+               else format('%s messages are before it, and %s are claimed', t.backlog, t.claimed) end as because,
+           t.backlog, c.max_backlog, a.since as attended_at
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    join pgqueue.consumer_stats t on t.stream = s.name and t.consumer = c.name
+    cross join lateral (
+        -- a claim that finds something looks at the leases each second or so, and notes when to look again
+        select case when c.partitions is null then (select nullif(k.lease_probe, '-infinity') - least(interval '1 s', c.visibility_timeout / 2)
+                                                    from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id order by k.version desc limit 1)
+                    else (select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w where w.consumer_id = c.consumer_id) end as since) a
+    cross join lateral (
+        select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
+        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id order by dead_id desc limit 1000) x
+        where died_at > clock_timestamp() - interval '1 hour') d
+    cross join lateral (
+        select case when t.backlog >= c.max_backlog then 'full'
+                    when c.paused then 'paused'
+                    when t.new + t.ready + t.expired > 0 and t.claims = t.expired
+                         and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
+                    when d.died > 0 then 'failing'
+                    else 'ok' end as status) h
 $query$); end $view$;
 
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
@@ -81,8 +137,17 @@ do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
+-- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
+-- be sent, because of last_error.
+do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
+    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone, case when not h.paused then h.next_at end as next_at, h.paused,
+           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
+    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a
--- bound of what was ever sent (a retention passes over many).
+-- bound of what was ever sent (a retention passes over many); sent, without those: numbers of what was rolled back count.
 do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
@@ -91,7 +156,8 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
             from pgqueue._message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
            (select sum(x.bytes)::bigint from pgqueue._message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_writes w where w.stream_id = s.stream_id) as staged_blocks,
-           pgqueue._last_seq(s.stream_id) as last_seq
+            pgqueue._last_seq(s.stream_id) as last_seq, pgqueue._settings_of('stream', to_jsonb(s)) as settings,
+            pgqueue._last_seq(s.stream_id) - s.passed_over as sent
     from pgqueue.streams s
 $query$); end $view$;
 

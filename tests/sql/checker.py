@@ -66,7 +66,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
             "select k.next_publication, k.gaps, k.take_was_cut, k.last_line_no, k.scan_lanes_from,"
-            " k.pieces_from,"
+            " k.pieces_from, k.taken, k.forgotten,"
+            " (select coalesce(sum(s.message_count), 0) from pgqueue.skips s"
+            " where s.consumer_id = k.consumer_id) as skipped,"
             " g.gap_nos, g.ids as gap_ids, g.total, g.kept, k.sift_from,"
             " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
             " from pgqueue.consumer_cursors k cross join lateral ("
@@ -184,6 +186,9 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
         assert run.first_seq == min(seqs), f"first_seq of {run}"
         assert len(run.seqs) <= c.max_ranges, f"a run of {len(run.seqs)} ranges: {run}"
         places.update(seqs & c.published if run.state == "unsifted" else seqs)
+    in_hand = sum(run.message_count for run in c.runs)
+    settled = c.cursor.taken - c.cursor.forgotten - c.cursor.skipped - in_hand
+    assert settled >= c.dead.total(), f"settled {settled}, of which {c.dead.total()} are dead"
     places.update(c.dead)
     twice = sorted(s for s, n in places.items() if n > 1)
     assert not twice, f"in two places: {twice[:20]}"

@@ -9,6 +9,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker
+from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, value
 
 
@@ -23,6 +24,7 @@ def allowed_afterwards(conn: Conn, stream: int) -> Iterator[None]:
     """The test leaves the tables in a state that the invariants allow."""
     yield
     checker.check(conn)
+    check_explanations(conn)
 
 
 @pytest.fixture

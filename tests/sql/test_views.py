@@ -8,8 +8,10 @@ import pytest
 
 from tests.sql.queue import (
     Conn,
+    acked,
     claim_of,
     consumer,
+    now,
     receive,
     rows,
     seconds,
@@ -58,3 +60,48 @@ def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
     assert row.last_publication == value(conn, "last_publication", stream) == 2
     assert row.staged_blocks == 1
     assert row.bytes > 0
+
+
+def test_what_was_taken_and_settled_is_told_without_counting(conn: Conn) -> None:
+    """Whatever becomes of a message: what is sifted out, or forgotten by seek, was not settled."""
+    consumer(conn)
+    consumer(conn, "picky", p_topic="a")
+    with conn.transaction():
+        send_all(conn, ["x"] * 6, p_keys=list("ababab"))
+    send(conn, p_deliver_at=now(conn) + seconds(60))
+    assert (stats(conn).taken, stats(conn).settled) == (0, 0)
+    claim = claim_of(receive(conn, 4))
+    assert (stats(conn).taken, stats(conn).settled) == (7, 0)
+    value(conn, "ack", claim, [1])
+    value(conn, "dead_letter", claim, [2])
+    value(conn, "nack", claim, [3], seconds(60))
+    assert (stats(conn).taken, stats(conn).settled) == (7, 2)
+    value(conn, "seek", "s", "c", "latest")
+    assert (stats(conn).taken, stats(conn).settled) == (7, 2)
+    value(conn, "seek", "s", "c", "earliest")
+    acked(conn, "s", "c")
+    s = stats(conn)
+    assert (s.taken, s.settled, s.delayed, s.dead) == (13, 7, 1, 1)
+    acked(conn, "s", "picky")
+    assert stats(conn, "picky").settled == 3
+    (row,) = rows(conn, "select sent, last_seq from pgqueue.stream_stats")
+    assert row.sent == row.last_seq == 7
+
+
+def test_the_oldest_message_is_the_one_that_could_be_delivered_now(conn: Conn) -> None:
+    consumer(conn)
+    consumer(conn, "d")
+    assert (stats(conn).oldest_at, stats(conn).oldest_claim_at) == (None, None)
+    send(conn, p_deliver_at=now(conn) + seconds(60))
+    send(conn, p_consumers=["d"])
+    assert stats(conn).oldest_at is None
+    began = now(conn)
+    send_all(conn, ["x"] * 3)
+    ended = now(conn)
+    assert began <= stats(conn).oldest_at <= ended
+    claim = claim_of(receive(conn, 2))
+    assert began <= stats(conn).oldest_at <= ended <= stats(conn).oldest_claim_at <= now(conn)
+    value(conn, "ack", claim_of(receive(conn)))
+    assert stats(conn).oldest_at is None
+    value(conn, "nack", claim)
+    assert began <= stats(conn).oldest_at <= ended

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import (
-    Consumer,
+    ConsumerHealth,
+    ConsumerInfo,
     ConsumerStats,
 )
 
@@ -29,6 +32,7 @@ class ConsumerCalls(Calls):
         if_not_exists: bool = False,
         topic: str | None = None,
         where: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a consumer of a stream.
 
@@ -41,18 +45,21 @@ class ConsumerCalls(Calls):
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
             max_deliver_count: dead-letter a message that failed so often; None for never.
             visibility_timeout: how long a claim is held without being extended.
-            if_not_exists: accept an existing one of the same ordering and filter.
+            if_not_exists: accept an existing one of the same ordering and filter, whatever its
+                settings.
             topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
                 between them; * stands for one word, # for any number of them.
             where: only messages for which this jsonpath finds something, neither false nor null,
                 in {key, headers, data}: "$.data.total > 100".
+            settings: these, and others, as in `alter_consumer`.
 
         Returns:
             its id.
         """
         return self._value(
             "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
-            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text))",
+            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text),"
+            " %s::jsonb)",
             arguments.text("stream", stream),
             arguments.text("name", name),
             arguments.position("start", start),
@@ -62,6 +69,31 @@ class ConsumerCalls(Calls):
             arguments.flag("if_not_exists", if_not_exists),
             arguments.maybe(arguments.text, "topic", topic),
             arguments.maybe(arguments.text, "where", where),
+            arguments.settings("settings", {} if settings is None else settings),
+        )
+
+    def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of a consumer while it is in use.
+
+            queue.alter_consumer("orders", "billing", {"max_deliver_count": 5})
+
+        The next claim, and the next failure of a message, go by the new ones. Claims that are open
+        keep the visibility timeout that they were made with.
+
+        Args:
+            stream: the stream's name.
+            name: the consumer's name.
+            settings: the new value of each: a number, bool, str or timedelta; None for the default.
+
+        Raises:
+            PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
+                contradicts another setting; nothing was changed.
+        """
+        self._value(
+            "select pgqueue.alter_consumer(%s::text, %s::text, %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.settings("settings", settings),
         )
 
     def drop_consumer(self, stream: str, name: str) -> None:
@@ -72,15 +104,16 @@ class ConsumerCalls(Calls):
             arguments.text("name", name),
         )
 
-    def consumers(self, stream: str | None = None) -> list[Consumer]:
+    def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name."""
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused, topic, condition::text as where from pgqueue.consumer_settings"
+            " created_at, paused, topic, condition::text as where, settings"
+            " from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
-            row_factory=class_row(Consumer),
+            row_factory=class_row(ConsumerInfo),
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
@@ -88,10 +121,22 @@ class ConsumerCalls(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
+            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
+            " oldest_claim_at from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
+        )
+
+    def health(self, stream: str | None = None) -> list[ConsumerHealth]:
+        """How the consumers of a stream, or of all streams, fare: which need somebody, and why."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, status, because, backlog, max_backlog, attended_at"
+            " from pgqueue.consumer_health"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerHealth),
         )
 
     def seek(self, stream: str, consumer: str, to: str | datetime) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from psycopg.rows import class_row
 
@@ -58,6 +59,24 @@ class StreamCalls(Calls):
             arguments.maybe(arguments.duration, "dedup_window", dedup_window),
         )
 
+    def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of a stream while it is in use: what is sent from then on goes by them.
+
+        Args:
+            stream: the stream's name.
+            settings: the new value of notify, max_bytes, max_header_bytes or dedup_window, as in
+                `create_stream`; None for the default.
+
+        Raises:
+            PgQueueError: PQ003 an unknown setting, or a value that is not allowed; it would take
+                more than a stream that it is copied to, or less than one that is copied to it.
+        """
+        self._value(
+            "select pgqueue.alter_stream(%s::text, %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.settings("settings", settings),
+        )
+
     def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
         """Say for how long a stream remembers the dedup keys of its messages.
 
@@ -79,7 +98,7 @@ class StreamCalls(Calls):
     def streams(self) -> list[Stream]:
         """All streams, by name."""
         return self._statements.rows(
-            "select stream as name, kind, created_at, consumers, messages, bytes"
+            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings"
             " from pgqueue.stream_stats order by stream",
             row_factory=class_row(Stream),
         )

@@ -17,11 +17,13 @@ from spark_pgqueue.command_line.arguments import (
     Json,
     Ordering,
     Position,
+    Settings,
     StreamName,
     Url,
     Yes,
     duration,
     position,
+    setting,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show
@@ -63,6 +65,12 @@ def consumer_create(
             help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
         ),
     ] = None,
+    settings: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--set", parser=setting, metavar="NAME=VALUE", help="As `set`; can be repeated."
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Create a consumer of a stream."""
@@ -77,7 +85,17 @@ def consumer_create(
             if_not_exists=if_not_exists,
             topic=topic,
             where=where,
+            settings=dict(settings or ()),
         )
+
+
+@consumer_app.command("set")
+def consumer_set(
+    stream: StreamName, name: ConsumerName, settings: Settings, url: Url = None
+) -> None:
+    """Change settings of a consumer while it is in use: max_deliver_count=5."""
+    with connect(url) as queue:
+        queue.alter_consumer(stream, name, dict(settings))
 
 
 @consumer_app.command("drop")
@@ -131,6 +149,17 @@ def consumer_resume(stream: StreamName, name: ConsumerName, url: Url = None) -> 
         queue.resume(stream, name)
 
 
+@consumer_app.command("health")
+def consumer_health(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show which consumers of a stream, or of all, need somebody, and why."""
+    with connect(url) as queue:
+        show(queue.health(stream), client.ConsumerHealth, as_json)
+
+
 @consumer_app.command("list")
 def consumer_list(
     stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
@@ -139,4 +168,4 @@ def consumer_list(
 ) -> None:
     """List the consumers of a stream, or of all."""
     with connect(url) as queue:
-        show(queue.consumers(stream), client.Consumer, as_json)
+        show(queue.consumers(stream), client.ConsumerInfo, as_json)

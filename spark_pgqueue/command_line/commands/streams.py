@@ -15,6 +15,7 @@ from spark_pgqueue.command_line.arguments import (
     IfNotExists,
     Json,
     Kind,
+    Settings,
     StreamName,
     Topic,
     ToStream,
@@ -57,6 +58,13 @@ def stream_create(
             max_header_bytes=max_header_bytes,
             dedup_window=dedup_window,
         )
+
+
+@stream_app.command("set")
+def stream_set(name: StreamName, settings: Settings, url: Url = None) -> None:
+    """Change settings of a stream while it is in use: notify=off max_bytes=1000."""
+    with connect(url) as queue:
+        queue.alter_stream(name, dict(settings))
 
 
 @stream_app.command("dedup")

@@ -1,0 +1,150 @@
+-- Settings of consumers and streams: what can be changed while they are in use. All of them are in one list.
+
+-- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name; the column's default is the one given here.
+-- To add one: the column (tables/, and migrations/2.sql), a row here, and in _check_policies what it contradicts.
+--   type     integer, number, interval, boolean; or text, which is one of the choices
+--   low      and high: from, and to; with an interval 0 as low may be given, and '1 us' is longer than 0
+create or replace function pgqueue._settings()
+returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[])
+language sql immutable
+as $$
+    values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', pgqueue._max_interval()::text, null::text[]),
+           ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
+           ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
+           ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('stream',   'notify',             'boolean',  'true', null, null, null),
+           ('stream',   'max_bytes',          'integer',  '16777216', '1', pgqueue._max_max_bytes()::text, null),
+           ('stream',   'max_header_bytes',   'integer',  '65536', '2', pgqueue._max_max_header_bytes()::text, null),
+           ('stream',   'dedup_window',       'interval', null, '1 us', pgqueue._max_interval()::text, null)
+$$;
+
+-- Raises PQ003 for a consumer of whose settings one makes no sense beside another. Each contradiction is a line of the case.
+create or replace function pgqueue._check_policies(p_consumer pgqueue.consumers) returns void
+language plpgsql stable
+as $$
+declare
+    v_contradiction text := case
+        when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
+        end;
+begin
+    if v_contradiction is not null then
+        raise exception 'p_settings: %', v_contradiction using errcode = 'PQ003', column = 'p_settings', hint = 'Nothing was changed.';
+    end if;
+end $$;
+
+-- What a setting may be, in words.
+create or replace function pgqueue._allowed(p_type text, p_low text, p_high text, p_choices text[]) returns text
+language sql stable
+as $$
+    select case p_type
+        when 'boolean' then 'true or false'
+        when 'text' then regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', ' or \1')
+        when 'interval' then format('an interval %s up to %s', case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
+        when 'integer' then case when p_high = '2147483647' then 'at least ' || p_low else format('%s to %s', p_low, p_high) end
+        else format('a number from %s to %s', p_low, p_high) end
+$$;
+
+-- Raises PQ003 unless a value is allowed for a setting. Null, the default, always is.
+--   p_argument  as the error names it
+create or replace function pgqueue._check_setting(p_of_what text, p_name text, p_value jsonb, p_argument text) returns void
+language plpgsql stable
+as $$
+declare
+    v_setting record;
+    v_text    text := p_value #>> '{}';
+    v_allowed boolean := false;
+begin
+    select * into v_setting from pgqueue._settings() s where s.of_what = p_of_what and s.name = p_name;
+    begin
+        if v_text is null then
+            return;
+        elsif jsonb_typeof(p_value) not in ('object', 'array') then
+            v_allowed := case v_setting.type
+                when 'boolean'  then v_text::boolean is not null
+                when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
+                when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
+                -- a number without a unit would be seconds to Postgres; to people who knows
+                when 'interval' then v_text !~ '^[-+.\d\s]*$' and v_text::interval between v_setting.low::interval and v_setting.high::interval
+                else v_text = any (v_setting.choices) end;
+        end if;
+    exception when data_exception then
+        null;
+    end;
+    if not v_allowed then
+        raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
+                        pgqueue._allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices), left(p_value::text, 100)
+            using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
+    end if;
+end $$;
+
+-- Checks settings, each by itself. Returns them as they are stored: null has become the default. Errors: PQ003.
+create or replace function pgqueue._checked_settings(p_of_what text, p_settings jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_unknown text;
+begin
+    if p_settings is null or jsonb_typeof(p_settings) <> 'object' then
+        raise exception 'p_settings is a JSON object with a value for each setting, such as {"%": null}, not %',
+                        (select min(name) from pgqueue._settings() s where s.of_what = p_of_what), coalesce(left(p_settings::text, 100), 'null')
+            using errcode = 'PQ003', column = 'p_settings';
+    end if;
+    select k into v_unknown
+    from jsonb_object_keys(p_settings) k where k not in (select name from pgqueue._settings() s where s.of_what = p_of_what) order by k limit 1;
+    if found then
+        raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
+            using errcode = 'PQ003', column = 'p_settings',
+                  hint = (select concat_ws(' ', format('Is it %s?', pgqueue._nearest(v_unknown, array_agg(name))),
+                                           format('There are: %s.', string_agg(name, ', ' order by name)))
+                          from pgqueue._settings() s where s.of_what = p_of_what);
+    end if;
+    perform pgqueue._check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
+    return (select coalesce(jsonb_object_agg(e.key, case e.value when 'null' then to_jsonb(s.default_value) else e.value end), '{}')
+            from jsonb_each(p_settings) e join pgqueue._settings() s on s.of_what = p_of_what and s.name = e.key);
+end $$;
+
+-- Which of some words is most like another one: has the most pairs of letters in common with it. Null: none is.
+create or replace function pgqueue._nearest(p_word text, p_words text[]) returns text
+language sql immutable
+as $$
+    select w
+    from unnest(p_words) w
+    cross join lateral (select count(distinct a.pair) as common
+                        from (select substr('^' || lower(left(p_word, 100)), i, 2) from generate_series(1, length(left(p_word, 100))) i) a (pair)
+                        join (select substr('^' || w, i, 2) from generate_series(1, length(w)) i) b (pair) using (pair)) c
+    where 5 * common >= length(w) + length(p_word)
+    order by common::float8 / (length(w) + length(p_word)) desc, w limit 1
+$$;
+
+-- Stores settings that were checked. Locks the consumer's row until the caller commits: claims read it all the same.
+create or replace function pgqueue._set_consumer(p_consumer_id int, p_settings jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    if p_settings = '{}' then
+        return;
+    end if;
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
+    v_consumer := jsonb_populate_record(v_consumer, p_settings);
+    perform pgqueue._check_policies(v_consumer);
+    execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id', string_agg(format('%1$I = ($1).%1$I', k), ', '))
+             from jsonb_object_keys(p_settings) k) using v_consumer;
+    if p_settings ?| '{max_backlog, on_full}' then
+        perform pgqueue._limit_backlog(v_consumer);
+    end if;
+end $$;
+
+-- The settings of a consumer or stream that are not the default.
+--   p_row  its row of pgqueue.consumers or pgqueue.streams
+create or replace function pgqueue._settings_of(p_of_what text, p_row jsonb) returns jsonb
+language sql stable
+as $$
+    select coalesce(jsonb_object_agg(s.name, p_row -> s.name) filter (where p_row -> s.name is distinct from d.row -> s.name), '{}')
+    from pgqueue._settings() s
+    cross join (select case p_of_what when 'consumer' then to_jsonb(jsonb_populate_record(null::pgqueue.consumers, d))
+                                      else to_jsonb(jsonb_populate_record(null::pgqueue.streams, d)) end as row
+                from (select jsonb_object_agg(name, default_value) as d from pgqueue._settings() where of_what = p_of_what) d) d
+    where s.of_what = p_of_what
+$$;

@@ -1,0 +1,228 @@
+-- Seeing it: why a message is where it is, and what keys have before them.
+
+-- A number of messages, in words.
+create or replace function pgqueue._messages_of(p_count bigint) returns text
+language sql immutable parallel safe
+as $$ select case p_count when 1 then '1 message' else p_count || ' messages' end $$;
+
+-- A number of deliveries, in words.
+create or replace function pgqueue._deliveries_of(p_count int) returns text
+language sql immutable parallel safe
+as $$ select case p_count when 1 then 'delivered once' else 'delivered ' || p_count || ' times' end $$;
+
+-- What holds a claim, for people.
+create or replace function pgqueue._holder(p_claim pgqueue.claims) returns text
+language sql stable
+as $$
+    select case when p_claim.reader is null then 'a worker'
+                else format('the Spark query %s', coalesce((select query_id from pgqueue.readers where reader = p_claim.reader), 'of reader ' || p_claim.reader)) end
+           || format(' since %s, in claim %s of %s', date_trunc('second', p_claim.claimed_at), p_claim.claim_id, pgqueue._messages_of(p_claim.message_count))
+           || case when p_claim.lease_until <= clock_timestamp() then '; its lease is over, so the next claim that needs messages takes them over' else '' end
+$$;
+
+-- The publication of a message; no row when it is not visible, or trimmed. It looks where the message's number says; one that a sink wrote long
+-- before it was published is found by reading all publications since.
+create or replace function pgqueue._publication_of(p_stream_id int, p_seq bigint) returns setof pgqueue.publications
+language plpgsql stable
+as $$
+declare
+    v_from bigint := pgqueue._below_position(p_stream_id, null, p_seq);
+begin
+    return query
+        select * from pgqueue.publications
+        where stream_id = p_stream_id and publication_id >= v_from and seqs @> p_seq
+        order by publication_id limit 1;
+end $$;
+
+-- What a key's messages wait for, of an ordered consumer.
+--   p_key   its hash
+--   p_seq   a message that waits; what comes after it does not count
+-- Returns why, and until when at least; nulls when the key is free.
+create or replace function pgqueue._busy_with(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint, out o_because text, out o_until timestamptz)
+language plpgsql stable
+as $$
+declare
+    v_piece   pgqueue.pieces;
+    v_run     pgqueue.consumer_messages;
+    v_claim   pgqueue.claims;
+begin
+    for v_piece in
+        select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and (keys is null or p_key = any (keys)) order by place, piece
+    loop
+        select m.* into v_run from pgqueue.consumer_messages m
+        where consumer_id = p_consumer.consumer_id and piece = v_piece.piece and not seqs @> p_seq order by state limit 1;
+        continue when not found;  -- all of it is settled: the next deal finds that
+        select * into v_claim from pgqueue.claims where claim_id = v_run.claim_id;
+        o_because := format('messages of %s in piece %s, which ', case when v_piece.keys is null then 'all keys are' else 'its key are' end, v_piece.piece)
+            || case when v_claim.claim_id is null then 'nobody has claimed yet' else 'is held by ' || pgqueue._holder(v_claim) end;
+        o_until := v_claim.lease_until;
+        return;
+    end loop;
+    select m.* into v_run from pgqueue.consumer_messages m
+    where consumer_id = p_consumer.consumer_id and key = p_key and first_seq < p_seq and not seqs @> p_seq
+    order by state <> 'delayed', arrival_no, first_seq limit 1;
+    if found then
+        o_because := format('message %s of its key, which %s', v_run.first_seq,
+                            case when v_run.not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end
+                            || coalesce(': ' || v_run.last_error, ''));
+        o_until := v_run.not_visible_until;
+    end if;
+end $$;
+
+-- What is to be said of a message in one of a consumer's runs: see explain_message.
+create or replace function pgqueue._explain_run(p_consumer pgqueue.consumers, p_run pgqueue.consumer_messages, p_seq bigint,
+                                                out o_state text, out o_because text, out o_until timestamptz)
+language plpgsql stable
+as $$
+declare
+    v_claim   pgqueue.claims;
+    v_key     bigint := p_run.key;
+    v_behind  text;
+    v_free    timestamptz;  -- when its key is, at the latest or at the earliest
+    v_before  bigint;
+    v_history text := case when p_run.deliver_count > 0 then format('; %s, last at %s', pgqueue._deliveries_of(p_run.deliver_count),
+                                                                    date_trunc('second', p_run.last_delivered_at)) else '' end
+                      || coalesce(': ' || p_run.last_error, '');
+begin
+    o_state := case when p_run.state in ('ready', 'waiting') and p_run.not_visible_until > clock_timestamp() then 'delayed' else p_run.state end;
+    o_until := p_run.not_visible_until;
+    if o_state = 'claimed' then
+        select * into v_claim from pgqueue.claims where claim_id = p_run.claim_id;
+        o_because := format('held by %s; delivery %s of %s', pgqueue._holder(v_claim), p_run.deliver_count, coalesce(p_consumer.max_deliver_count::text, 'any number'));
+        o_until := v_claim.lease_until;
+        return;
+    elsif o_state = 'unsifted' then
+        o_because := 'taken, and not judged by the consumer''s filter yet: claims do that before they deliver it';
+    elsif o_state = 'delayed' then
+        o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later' || v_history else 'sent to be delivered later' end;
+    end if;
+    if p_consumer.ordering <> 'none' and p_run.piece is null then
+        if v_key is null and p_consumer.ordering = 'stream' then
+            v_key := 0;
+        elsif v_key is null then
+            execute format('select hashtextextended(key, 0) from pgqueue.messages_%s where seq = $1', p_consumer.stream_id) into v_key using p_seq;
+        end if;
+        select b.o_because, b.o_until into v_behind, v_free from pgqueue._busy_with(p_consumer, v_key, p_seq) b;
+    end if;
+    if o_state = 'waiting' then
+        o_because := coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history;
+        o_until := v_free;
+    elsif o_state = 'ready' then
+        select coalesce(sum(message_count), 0) into v_before
+        from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'ready' and (lane, line_no, first_seq) < (p_run.lane, p_run.line_no, p_run.first_seq);
+        o_because := format('to be delivered, after %s before it', pgqueue._messages_of(v_before + pgqueue._cardinality(pgqueue._below(p_run.seqs, p_seq))))
+            || coalesce('; but behind ' || v_behind, '') || v_history;
+        o_until := v_free;
+    end if;
+    if p_consumer.paused then
+        o_because := 'the consumer is paused; ' || o_because;
+    end if;
+end $$;
+
+-- What is to be said of a message that was published and is in none of a consumer's runs: see explain_message.
+create or replace function pgqueue._explain_published(p_consumer pgqueue.consumers, p_publication pgqueue.publications, p_seq bigint,
+                                                      out o_state text, out o_because text, out o_until timestamptz)
+language plpgsql stable
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
+    v_in_gap boolean := pgqueue._gap_ids(v_cursor) @> p_publication.publication_id;
+begin
+    if not pgqueue._is_for(p_publication.consumers, p_consumer.consumer_id) then
+        o_state := 'not for it';
+        o_because := 'it was published to other consumers: '
+            || coalesce((select string_agg(name, ', ' order by name) from pgqueue.consumers where consumer_id = any (p_publication.consumers)), 'dropped ones');
+    elsif p_publication.publication_id >= v_cursor.next_publication or (v_in_gap and (pgqueue._kept(v_cursor) @> p_seq) is not true) then
+        o_state := 'new';
+        o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
+            || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))
+            || case when v_in_gap then 'it was not visible when the consumer looked, or is to be delivered again; the next claim takes it'
+                    when p_publication.publication_id = v_cursor.next_publication then 'the next claim that finds too little ready takes it'
+                    else format('up to %s publications before it are taken first', p_publication.publication_id - v_cursor.next_publication) end;
+        o_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
+    elsif p_consumer.filtered and pgqueue._passing(p_consumer, int8multirange(int8range(p_seq, p_seq, '[]'))) = '{}' then
+        o_state := 'filtered out';
+        o_because := 'it does not pass the consumer''s filter';
+    elsif (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id) then
+        o_state := 'skipped';
+        o_because := 'the stream''s retention took it away before the consumer was done with it';
+    else
+        o_state := 'done';
+        o_because := 'acknowledged; or the consumer was made, or moved, to begin after it';
+    end if;
+end $$;
+
+-- What is to be said of a message that is published nowhere: see explain_message.
+create or replace function pgqueue._explain_unpublished(p_consumer pgqueue.consumers, p_seq bigint, out o_state text, out o_because text)
+language plpgsql stable
+as $$
+declare
+    v_last    bigint := pgqueue._last_seq(p_consumer.stream_id);
+    v_stored  boolean;
+    v_trimmed record := pgqueue._trimmed(p_consumer.stream_id);
+    v_staged  pgqueue.staged_writes;
+    v_skipped boolean := (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id);
+begin
+    execute format('select exists (select from pgqueue.messages_%s where seq = $1)', p_consumer.stream_id) into v_stored using p_seq;
+    if p_seq > v_last then
+        o_state := 'unknown';
+        o_because := case v_last when 0 then 'no message was sent yet' else format('no message has this number yet: the last one given out is %s', v_last) end;
+    elsif v_trimmed.o_seqs @> p_seq then
+        o_state := case when v_skipped then 'skipped' else 'trimmed' end;
+        o_because := case when v_skipped then 'the stream''s retention took it away before the consumer was done with it'
+                          else 'the stream''s retention took it away, when no consumer needed it any more; or the number was passed over' end;
+    elsif v_stored then
+        select * into v_staged from pgqueue.staged_writes where stream_id = p_consumer.stream_id and seqs @> p_seq limit 1;
+        o_state := 'unpublished';
+        o_because := case when v_staged.staged_id is null then 'it is written, and nobody published it'
+                          else format('written at %s for batch %s of sink %s, which is not published', date_trunc('second', v_staged.staged_at), v_staged.batch, v_staged.sink) end;
+    else
+        o_state := 'unknown';
+        o_because := 'the number was given out, and no message is to be seen that has it: its transaction '
+            || case when pgqueue._writers(p_consumer.stream_id) <@ pgqueue._own_ids() then 'was rolled back' else 'is running, or was rolled back' end;
+    end if;
+end $$;
+
+-- Why a message is where it is, for one consumer. For people: it may read all runs and dead letters of the consumer, so it is not for each second.
+-- Returns one row:
+--   state    as in message_states: new, unsifted, ready, delayed, waiting, claimed, dead; or
+--            unknown       no message has the number, or its transaction runs or was rolled back
+--            unpublished   written, and not visible
+--            not for it    published to other consumers only
+--            filtered out  it does not pass the consumer's filter
+--            skipped, trimmed  its stream's retention took it away, before or after the consumer was done
+--            done          acknowledged; or from before the consumer's beginning
+--   because  what it waits for, who has it, what happened to it
+--   until    when that ends by itself, at the latest for a lease, at the earliest for a delay; null: not by time
+-- Errors: PQ001, PQ002, PQ003. Locks: none.
+create or replace function pgqueue.explain_message(p_stream text, p_consumer text, p_seq bigint) returns table (state text, because text, until timestamptz)
+language plpgsql stable
+as $$
+declare
+    v_consumer    pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
+    v_run         pgqueue.consumer_messages;
+    v_dead        pgqueue.dead_messages;
+    v_publication pgqueue.publications;
+begin
+    if (p_seq >= 1) is not true then
+        raise exception 'p_seq is the number of a message, from 1 on, not %', coalesce(p_seq::text, 'null') using errcode = 'PQ003', column = 'p_seq';
+    end if;
+    select * into v_run from pgqueue.consumer_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq;
+    if found then
+        return query select e.o_state, e.o_because, e.o_until from pgqueue._explain_run(v_consumer, v_run, p_seq) e;
+        return;
+    end if;
+    select * into v_dead from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
+    if found then
+        return query select 'dead', format('%s; %s, dead since %s', coalesce(v_dead.reason, 'for no reason that was given'), pgqueue._deliveries_of(v_dead.deliver_count),
+                                           date_trunc('second', v_dead.died_at)), null::timestamptz;
+        return;
+    end if;
+    select * into v_publication from pgqueue._publication_of(v_consumer.stream_id, p_seq);
+    if found then
+        return query select e.o_state, e.o_because, e.o_until from pgqueue._explain_published(v_consumer, v_publication, p_seq) e;
+    else
+        return query select e.o_state, e.o_because, null::timestamptz from pgqueue._explain_unpublished(v_consumer, p_seq) e;
+    end if;
+end $$;

@@ -1,0 +1,227 @@
+"""Why a message is where it is: `explain_message`, for each place that a message can be in.
+
+That its state is the one of the view `message_states` is looked at after each test of the queue.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql import clock
+from tests.sql.queue import (
+    Conn,
+    Reader,
+    Session,
+    call,
+    claim_of,
+    consumer,
+    maintain,
+    now,
+    one,
+    receive,
+    seconds,
+    send,
+    send_keys,
+    seqs_of,
+    stage,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def explain(conn: Conn, seq: int, name: str = "c") -> Any:
+    (row,) = call(conn, "explain_message", "s", name, seq)
+    return row
+
+
+def said(conn: Conn, seq: int, name: str = "c") -> tuple[str, str]:
+    row = explain(conn, seq, name)
+    return row.state, row.because
+
+
+# In no list of the consumer
+
+
+def test_a_number_that_no_message_has(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    assert said(conn, 1) == ("unknown", "no message was sent yet")
+    other = session()
+    other.execute("begin")
+    seq = send(other)
+    state, because = said(conn, seq)
+    assert state == "unknown"
+    assert "is running, or was rolled back" in because
+    other.execute("rollback")
+    assert said(conn, seq)[1].endswith("transaction was rolled back")
+    assert said(conn, 99)[1] == "no message has this number yet: the last one given out is 1"
+
+
+def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    stage(conn, stream, 2, batch=7, sink="copy")
+    state, because = said(conn, 2)
+    assert state == "unpublished"
+    assert "for batch 7 of sink copy" in because
+
+
+def test_for_others_filtered_and_done(conn: Conn) -> None:
+    consumer(conn)
+    consumer(conn, "d")
+    consumer(conn, "picky", p_topic="a.*")
+    seq = send(conn, p_consumers=["d"])
+    assert said(conn, seq) == ("not for it", "it was published to other consumers: d")
+    passes, other = send_keys(conn, "a.1", "b.1")
+    assert said(conn, other, "picky")[0] == "new"
+    assert seqs_of(receive(conn, 10, "picky")) == [passes]
+    assert said(conn, other, "picky")[0] == "filtered out"
+    value(conn, "ack", claim_of(receive(conn)))
+    assert said(conn, other) == (
+        "done", "acknowledged; or the consumer was made, or moved, to begin after it",
+    )  # fmt: skip
+
+
+def test_new_says_what_is_taken_first(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    first, second = send(conn), send(conn)
+    assert "the next claim" in said(conn, first)[1]
+    assert said(conn, second) == ("new", said(conn, second)[1])
+    assert said(conn, second)[1].endswith("up to 1 publications before it are taken first")
+    later = now(conn) + timedelta(hours=1)
+    delayed = send(conn, p_deliver_at=later)
+    assert explain(conn, delayed).until == later
+    value(conn, "pause", "s", "c")
+    assert said(conn, first)[1].startswith("the consumer is paused; ")
+    value(conn, "resume", "s", "c")
+    # one that commits late is in a gap
+    other = session()
+    other.execute("begin")
+    late = send(other)
+    send(conn)
+    receive(conn)
+    other.execute("commit")
+    state, because = said(conn, late)
+    assert state == "new"
+    assert "was not visible when the consumer looked" in because
+
+
+def test_a_sinks_message_is_found_long_after_its_number(conn: Conn, stream: int) -> None:
+    """Published behind thousands of messages with higher numbers."""
+    consumer(conn)
+    block = stage(conn, stream, 3)
+    with conn.transaction():
+        for _ in range(50):
+            send(conn)
+    value(conn, "publish_staged", "sink", 0, stream, [block], 3)
+    for seq in (1, 3, 4, 53):
+        assert explain(conn, seq).state == "new"
+
+
+def test_trimmed_and_skipped(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    consumer(conn, "slow")
+    value(conn, "set_retention", "s", p_for=timedelta(days=1), p_unread="drop")
+    maintain(conn)
+    seq = send(conn)
+    value(conn, "ack", claim_of(receive(conn)))
+    clock.pass_time(conn, timedelta(days=10))
+    for _ in range(3):
+        maintain(conn)
+        clock.pass_time(conn, timedelta(days=1))
+    assert explain(conn, seq).state == "trimmed"
+    assert explain(conn, seq, "slow").state == "skipped"
+
+
+# In the consumer's hands
+
+
+def test_ready_says_how_many_are_before_it(conn: Conn) -> None:
+    consumer(conn)
+    with conn.transaction():
+        for _ in range(5):
+            send(conn)
+    claim = claim_of(receive(conn, 1))
+    assert explain(conn, 2).state == "ready"
+    assert said(conn, 2)[1] == "to be delivered, after 0 messages before it"
+    assert said(conn, 5)[1] == "to be delivered, after 3 messages before it"
+    value(conn, "nack", claim, p_reason="no paper")
+    assert said(conn, 1)[1].endswith(": no paper")
+    assert "delivered once" in said(conn, 1)[1]
+
+
+def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None:
+    seq = send(conn)
+    claim = claim_of(receive(conn, p_visibility_timeout=seconds(60)))
+    row = explain(conn, seq)
+    assert row.state == "claimed"
+    assert f"in claim {claim} of 1 message; delivery 1 of any number" in row.because
+    assert row.until == one(conn, "select lease_until from pgqueue.message_states")
+    clock.end_lease(conn, claim)
+    assert "its lease is over" in explain(conn, seq).because
+    reader.ask()
+    value(conn, "reader_query", reader.id, "the query")
+    assert "held by the Spark query the query since" in explain(conn, seq).because
+
+
+def test_delayed_says_until_when_and_why(conn: Conn) -> None:
+    consumer(conn)
+    later = now(conn) + timedelta(hours=1)
+    sent, failed = send(conn, p_deliver_at=later), send(conn)
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(60), "busy")
+    assert said(conn, sent) == ("delayed", "sent to be delivered later")
+    assert explain(conn, sent).until == later
+    row = explain(conn, failed)
+    assert (row.state, row.because[-6:]) == ("delayed", ": busy")
+    assert row.until - now(conn) < seconds(60)
+
+
+def test_waiting_says_behind_what(conn: Conn) -> None:
+    """Its key in a claim, or delayed; and then it is free."""
+    consumer(conn, ordering="key")
+    send_keys(conn, "k", "k", "l", "k")
+    claims = [claim_of(receive(conn, 1)), claim_of(receive(conn, 1))]
+    row = explain(conn, 2)
+    assert row.state == "waiting"
+    assert "behind messages of its key are in piece" in row.because
+    assert f"in claim {claims[0]} of 1 message" in row.because
+    assert row.until == explain(conn, 1).until
+    value(conn, "nack", claims[0], None, seconds(60), "busy")
+    receive(conn, 1)
+    row = explain(conn, 4)
+    assert row.state == "waiting"
+    assert "behind message 1 of its key, which is delayed: busy" in row.because
+    assert row.until == explain(conn, 1).until
+    # what stands in the line, and will wait
+    assert explain(conn, send_keys(conn, "k")[0]).state == "new"
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_in_the_line_it_says_that_its_key_is_busy(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
+    send_keys(conn, *["k"] * 3)
+    claim = claim_of(receive(conn, 1))
+    row = explain(conn, 3)
+    assert row.state in ("ready", "waiting")
+    assert f"in claim {claim} of 1 message" in row.because
+    assert row.until == explain(conn, 1).until
+
+
+def test_dead_says_of_what(conn: Conn) -> None:
+    consumer(conn)
+    seq = send(conn)
+    value(conn, "dead_letter", claim_of(receive(conn)), None, "no such customer")
+    state, because = said(conn, seq)
+    assert state == "dead"
+    assert because.startswith("no such customer; delivered once, dead since ")
+
+
+@pytest.mark.parametrize("seq", [0, -1, None])
+def test_a_number_that_is_none_is_refused(conn: Conn, seq: Any) -> None:
+    consumer(conn)
+    with pytest.raises(psycopg.Error, match="p_seq is the number of a message") as error:
+        call(conn, "explain_message", "s", "c", seq)
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_seq")

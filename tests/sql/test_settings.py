@@ -1,0 +1,191 @@
+"""Settings of consumers and streams: changed while they are in use, all or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql.queue import (
+    Conn,
+    Session,
+    call,
+    claim_of,
+    consumer,
+    one,
+    receive,
+    rows,
+    send,
+    send_all,
+    states,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def alter(conn: Conn, settings: dict[str, Any], name: str = "c") -> None:
+    value(conn, "alter_consumer", "s", name, Jsonb(settings))
+
+
+def alter_stream(conn: Conn, settings: dict[str, Any], name: str = "s") -> None:
+    value(conn, "alter_stream", name, Jsonb(settings))
+
+
+def settings_of(conn: Conn, name: str = "c") -> dict[str, Any]:
+    return one(conn, "select settings from pgqueue.consumer_settings where consumer = %s", name)
+
+
+def test_the_defaults_in_the_list_are_those_of_a_new_consumer_and_stream(conn: Conn) -> None:
+    """Also of the columns, whose defaults are for consumers of older versions."""
+    consumer(conn)
+    assert settings_of(conn) == {}
+    assert one(conn, "select settings from pgqueue.stream_stats") == {}
+    for of_what, table in (("consumer", "consumers"), ("stream", "streams")):
+        names = rows(conn, "select * from pgqueue._settings() where of_what = %s", of_what)
+        for row in names:
+            alter_of = {"consumer": alter, "stream": alter_stream}[of_what]
+            before = one(conn, f"select to_jsonb(t) from pgqueue.{table} t")
+            alter_of(conn, {row.name: None})
+            assert one(conn, f"select to_jsonb(t) from pgqueue.{table} t") == before, row.name
+
+
+def test_the_next_failure_goes_by_the_new_max_deliver_count(conn: Conn) -> None:
+    """Also that of a claim that was open when it changed."""
+    consumer(conn, p_settings=Jsonb({"max_deliver_count": 5}))
+    assert settings_of(conn) == {"max_deliver_count": 5}
+    seq = send(conn)
+    claim = claim_of(receive(conn))
+    alter(conn, {"max_deliver_count": 1})
+    value(conn, "nack", claim)
+    assert states(conn) == {seq: "dead"}
+
+
+def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_its_own(
+    conn: Conn,
+) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 2)
+    first = claim_of(receive(conn, 1))
+    alter(conn, {"visibility_timeout": "1 hour"})
+    second = claim_of(receive(conn, 1))
+    left = dict(
+        conn.execute(
+            "select claim_id, lease_until - clock_timestamp() < interval '1 minute'"
+            " from pgqueue.message_states where state = 'claimed'"
+        ).fetchall()
+    )
+    assert left == {first: True, second: False}
+    assert settings_of(conn) == {"visibility_timeout": "01:00:00"}
+    alter(conn, {"visibility_timeout": None})
+    assert settings_of(conn) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Is it max_deliver_count?"]),
+        ({"zzz": 1}, ["'zzz'", "There are: ", "visibility_timeout"]),
+        ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
+        ({"visibility_timeout": "30"}, ['not "30"']),
+        ({"visibility_timeout": "11 years"}, ["up to 10 years", "11 years"]),
+        ({"visibility_timeout": "0 s"}, ["null for 30 s, or"]),
+        ({"visibility_timeout": "soon"}, ['not "soon"']),
+        ({"visibility_timeout": {}}, ["not {}"]),
+        ({"max_deliver_count": 1.5}, ["at least 1", "not 1.5"]),
+        ({"max_deliver_count": 10**30}, ["not 1000"]),
+        ({"max_deliver_count": 2, "visibility_timeout": "x"}, ["visibility_timeout"]),
+    ],
+)
+def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(
+    conn: Conn, settings: dict[str, Any], says: list[str]
+) -> None:
+    consumer(conn)
+    before = rows(conn, "select * from pgqueue.consumers")
+    for refused in (
+        lambda: alter(conn, settings),
+        lambda: consumer(conn, "d", p_settings=Jsonb(settings)),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            refused()
+        assert caught.value.sqlstate == "PQ003"
+        assert caught.value.diag.column_name == "p_settings"
+        text = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
+        for part in says:
+            assert part in text
+    assert rows(conn, "select * from pgqueue.consumers") == before
+
+
+@pytest.mark.parametrize("settings", [None, [], 1, "x"])
+def test_settings_are_an_object(conn: Conn, settings: Any) -> None:
+    consumer(conn)
+    with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
+        value(conn, "alter_consumer", "s", "c", Jsonb(settings))
+    with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
+        value(conn, "alter_stream", "s", None)
+
+
+def test_a_group_has_no_settings_of_claims(conn: Conn) -> None:
+    value(conn, "create_group", "s", "g", 2)
+    with pytest.raises(psycopg.Error, match="a group has no such settings"):
+        alter(conn, {"max_deliver_count": 2}, "g")
+
+
+def test_what_is_sent_goes_by_the_streams_new_settings(conn: Conn) -> None:
+    consumer(conn)
+    send(conn, "x" * 10)
+    alter_stream(conn, {"max_bytes": 5, "dedup_window": "1 day", "notify": False})
+    with pytest.raises(psycopg.Error) as caught:
+        send(conn, "x" * 10)
+    assert caught.value.sqlstate == "PQ004"
+    first = send(conn, "y", p_dedup_key="k")
+    assert send(conn, "z", p_dedup_key="k") == first
+    assert one(conn, "select settings from pgqueue.stream_stats") == {
+        "max_bytes": 5, "dedup_window": "1 day", "notify": False,
+    }  # fmt: skip
+    alter_stream(conn, {"max_bytes": None})
+    assert len(receive(conn)) == 2
+    assert send(conn, "x" * 10)
+
+
+def test_a_stream_takes_no_more_than_the_one_that_it_is_copied_to(conn: Conn) -> None:
+    value(conn, "create_stream", "t")
+    call(conn, "bind", "s", "#", "t")
+    for name, settings in (("s", {"max_bytes": 20000000}), ("t", {"max_header_bytes": 100})):
+        with pytest.raises(psycopg.Error, match="is bound to stream"):
+            alter_stream(conn, settings, name)
+    alter_stream(conn, {"max_bytes": 20000000}, "t")
+    alter_stream(conn, {"max_bytes": 20000000}, "s")
+
+
+def test_limits_and_a_binding_that_change_at_once_fit_each_other(
+    conn: Conn, session: Session
+) -> None:
+    """Who binds looks at the limits after whoever changes them."""
+    value(conn, "create_stream", "t")
+    altering, binding = session(), session()
+    altering.execute("begin")
+    alter_stream(altering, {"max_bytes": 10}, "t")
+    binding.execute("set statement_timeout = '20s'")
+    with binding.pipeline():
+        waiting = binding.execute("select pgqueue.bind('s', '#', 't')")
+        wait_for_a_lock(conn)
+        altering.execute("commit")
+        with pytest.raises(psycopg.Error, match="takes 16777216 bytes"):
+            waiting.fetchone()
+
+
+def test_claims_go_on_while_a_setting_is_being_changed(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    send(conn)
+    altering = session()
+    altering.execute("begin")
+    alter(altering, {"max_deliver_count": 3})
+    conn.execute("set statement_timeout = '5s'")
+    claim = claim_of(receive(conn))
+    assert value(conn, "nack", claim) == 1
+    send(conn)
+    altering.execute("commit")
