@@ -51,7 +51,7 @@ create or replace function pgqueue._check_age(p_argument text, p_age interval) r
 language plpgsql
 as $$
 begin
-    if not isfinite(clock_timestamp() + p_age) or p_age <= interval '0' then
+    if not isfinite(clock_timestamp() + p_age) or not isfinite(clock_timestamp() - p_age) or p_age <= interval '0' then
         raise exception '% is an interval longer than 0, not %', p_argument, quote_literal(p_age) using errcode = 'PQ003', column = p_argument;
     end if;
 exception when datetime_field_overflow then

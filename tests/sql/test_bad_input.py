@@ -270,6 +270,7 @@ CASES: list[Case] = [
     ("set_retention('t', '0')", "PQ003", ["p_for", "'00:00:00'", *AGE]),
     ("set_retention('t', '-1 day')", "PQ003", ["p_for", "'-1 days'", *AGE]),
     ("set_retention('t', '400000 years')", "PQ003", ["p_for", "too long", "'400000 years'"]),
+    ("set_retention('t', '60000 years')", "PQ003", ["p_for", "too long", "'60000 years'"]),
     ("set_retention('t', p_dead => '0')", "PQ003", ["p_dead", "'00:00:00'", *AGE]),
     ("set_retention('t', p_messages => 0)", "PQ003", ["p_messages", "at least 1, not 0"]),
     ("set_retention('t', p_bytes => 0)", "PQ003", ["p_bytes", "at least 1, not 0"]),
