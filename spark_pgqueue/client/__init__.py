@@ -15,8 +15,10 @@ made inside of `with queue.transaction():`. To send in the same transaction as o
 connection that does this work: `Client(connection).send(...)`.
 """
 
+from spark_pgqueue.client.asynchronous import AsyncClient, connect_async
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
@@ -25,8 +27,11 @@ from spark_pgqueue.client.results import (
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
+    Explanation,
     GroupStats,
+    Look,
     Message,
+    OpenClaim,
     PartitionStats,
     Retention,
     Schedule,
@@ -35,6 +40,7 @@ from spark_pgqueue.client.results import (
 )
 
 __all__ = [
+    "AsyncClient",
     "Batch",
     "Binding",
     "Capture",
@@ -43,13 +49,19 @@ __all__ = [
     "ConsumerHealth",
     "ConsumerInfo",
     "ConsumerStats",
+    "Explanation",
     "Group",
     "GroupStats",
+    "Look",
     "Message",
+    "OpenClaim",
     "PartitionStats",
+    "Rates",
     "Retention",
     "Schedule",
     "StoredMessage",
     "Stream",
     "connect",
+    "connect_async",
+    "rates",
 ]

@@ -11,9 +11,11 @@ from spark_pgqueue.command_line.commands import (
     messages,
     schedules,
     schema,
+    seeing,
     streams,
     tables,
     upkeep,
+    work,
 )
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     "messages",
     "schedules",
     "schema",
+    "seeing",
     "streams",
     "tables",
     "upkeep",
+    "work",
 ]
 
 if __name__ == "__main__":

@@ -71,6 +71,12 @@ def leaves(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str]
     return found
 
 
+def skipped(conn: psycopg.Connection, consumer_id: int) -> set[int]:
+    """The messages that retention ever took from a consumer before it was done with them."""
+    found = rows(conn, "select seqs from pgqueue.skips where consumer_id = %s", consumer_id)
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
@@ -211,6 +217,23 @@ def data_published(conn: psycopg.Connection, stream: str) -> list[str]:
         stream,
     )
     return sorted(row.data for row in found)
+
+
+def set_published_at(conn: psycopg.Connection, seconds: list[int]) -> None:
+    """The first publications noted these seconds of midnight, on the first day of 2001 (UTC)."""
+    for publication_id, second in enumerate(seconds, 1):
+        conn.execute(
+            "update pgqueue.publications set published_at = '2001-01-01 00:00+00'::timestamptz"
+            " + make_interval(secs => %s) where publication_id = %s",
+            [second, publication_id],
+        )
+
+
+def ranges_trimmed(conn: psycopg.Connection) -> int:
+    """In how many ranges it is noted which publications were trimmed."""
+    return rows(conn, "select count(*)::int as n from pgqueue.trims t, unnest(t.publication_ids)")[
+        0
+    ].n
 
 
 def staged_blocks(conn: psycopg.Connection) -> list[int]:
