@@ -81,7 +81,7 @@ class Settles(Protocol):
         claim_id: int,
         seqs: Iterable[int] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
@@ -120,7 +120,7 @@ class Claim:
         self,
         messages: Iterable[Message] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
@@ -220,6 +220,47 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """A schedule: a message at each of its times.
+
+    Attributes:
+        stream: the stream's name.
+        name: its name.
+        cron: when: a cron expression, or None.
+        every: or an interval, in Postgres's words.
+        time_zone: in which that is meant.
+        next_at: its next time; None while it is paused.
+        paused: whether it sends nothing until it is resumed.
+        last_planned_at: the time for which it sent its last message; None before the first.
+        last_sent_at: when it sent that.
+        last_seq: the number of that message; None where it could not be sent ...
+        last_error: ... and this is why.
+        key: of its messages.
+        data: their payload.
+        headers: theirs, without those that tell the schedule.
+        priority: theirs.
+        consumers: names of those that get them; None for all.
+    """
+
+    stream: str
+    name: str
+    cron: str | None
+    every: str | None
+    time_zone: str
+    next_at: datetime | None
+    paused: bool
+    last_planned_at: datetime | None
+    last_sent_at: datetime | None
+    last_seq: int | None
+    last_error: str | None
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any] | None
+    priority: int
+    consumers: list[str] | None
+
+
+@dataclass(frozen=True)
 class ConsumerInfo:
     """A consumer.
 
@@ -283,6 +324,31 @@ class ConsumerStats:
     expired: int
     next_expiry: datetime | None
     skipped: int
+
+
+@dataclass(frozen=True)
+class ConsumerHealth:
+    """How a consumer fares.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        status: the first that is so of: "full", it has its max_backlog before it; "paused";
+            "unattended", there is something to claim, or a lease ended, and for a minute nobody
+            has claimed; "failing", messages died in the last hour; "ok".
+        because: why, for people.
+        backlog: messages before it that nobody has claimed.
+        max_backlog: how many there may be; None for any.
+        attended_at: when somebody last claimed something, to a second or so; None for never.
+    """
+
+    stream: str
+    consumer: str
+    status: str
+    because: str
+    backlog: int
+    max_backlog: int | None
+    attended_at: datetime | None
 
 
 @dataclass(frozen=True)

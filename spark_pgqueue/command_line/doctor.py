@@ -216,6 +216,7 @@ def _postgres(url: str | None) -> Iterator[Check]:
                 if restored:
                     yield restored
                 yield from _retention(conn)
+                yield from _health(conn)
 
 
 def _schema(conn: psycopg.Connection) -> Check:
@@ -264,6 +265,30 @@ _RETENTION = """
 select quote_literal(stream), pg_size_pretty(bytes), advice from pgqueue.stream_retention
 where advice is not null order by bytes desc limit 10
 """
+
+
+def _health(conn: psycopg.Connection) -> Iterator[Check]:
+    """The consumers that need somebody; none for a role that may not look."""
+    with conn.transaction():
+        conn.execute(f"select {connection.PIN_PATH}".encode())
+        if conn.execute(_MAY_LOOK).fetchone() != (True,):
+            return
+        rows = conn.execute(_HEALTH).fetchall()
+    for consumer, status, because in rows:
+        yield Check("warn", f"consumer {consumer}", because, _REMEDIES[status])
+
+
+_HEALTH = """
+select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because
+from pgqueue.consumer_health where status in ('full', 'unattended', 'failing')
+order by backlog desc limit 10
+"""
+
+_REMEDIES = {
+    "full": "more workers, or a larger max_backlog",
+    "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
+    "failing": "look at dead_messages, or message_states: why do its workers fail?",
+}
 
 
 def _permissions(conn: psycopg.Connection) -> Check | None:

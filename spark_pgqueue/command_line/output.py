@@ -69,7 +69,10 @@ def show(rows: list[Any], kind: type, as_json: bool) -> None:
 
 
 # Told by other columns, or by --json; a terminal is 80 columns wide.
-_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry", "skipped")}
+_HIDDEN = {
+    client.ConsumerStats: ("ordering", "claims", "next_expiry", "skipped"),
+    client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
+}
 
 
 def table(rows: list[Any], kind: type) -> Table:

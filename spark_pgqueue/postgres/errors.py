@@ -38,6 +38,7 @@ READ_TWICE = "PQ009"
 DATA_LOSS = "PQ010"
 SCHEMA_VERSION = "PQ011"
 LEASE_LOST = "PQ012"
+FULL = "PQ013"
 
 NO_PERMISSION = "42501"
 """Postgres's own."""
@@ -86,6 +87,10 @@ CODES = {
         "a lease ended while its messages were worked on, and others took them over",
         "start the query again, which goes on without what was lost; a longer visibilityTimeout "
         "helps; a group's worker rolls back and goes on",
+    ),
+    FULL: Code(
+        "a consumer of the stream has as much before it as it may have; nothing was sent",
+        "send it later, or let more workers claim",
     ),
 }
 """All SQLSTATEs of class PQ that the SQL and this package raise."""

@@ -60,6 +60,9 @@ declare
     v_served record;
 begin
     o_cursor := p_cursor;
+    if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
+        o_cursor := pgqueue._drop_oldest(p_consumer, o_cursor);
+    end if;
     o_count := p_held;
     <<passes>>
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
@@ -140,13 +143,16 @@ begin
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
     end if;
+    if v_consumer.scheduled then
+        perform pgqueue._run_schedules(v_consumer.stream_id);
+    end if;
     o_count := 0;
     if v_consumer.paused then
         perform pgqueue._ack(p_ack) where p_ack is not null;
         return;
     end if;
     o_claim_id := pgqueue._new_claim_id();
-    if v_consumer.ordering <> 'stream' then
+    if v_consumer.ordering <> 'stream' and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
         begin
             if p_ack is not null then
                 v_acked := pgqueue._ack(p_ack);

@@ -9,6 +9,9 @@ as $$
 declare
     v_id bigint;
 begin
+    if p_stream.limited then
+        perform pgqueue._check_room(p_stream, p_count, p_consumers);
+    end if;
     -- before the publication id: consumers rely on it to tell running from dead
     if not pgqueue._try_lock_publish(p_stream.stream_id) then
         perform pgqueue._lock_publish(p_stream.stream_id);

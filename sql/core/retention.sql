@@ -209,8 +209,10 @@ begin
 end $$;
 
 -- Takes messages from a consumer that nobody claimed. Runs that somebody is claiming are left for the next time.
+--   p_reason  they become dead letters, of this reason; null: they are skipped
 -- Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange)
+create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
+                                              p_reason text default null)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -225,7 +227,11 @@ begin
                                 for update skip locked))
         returning *
     loop
-        v_gone := v_gone + v_run.seqs * p_seqs;
+        if p_reason is null then
+            v_gone := v_gone + v_run.seqs * p_seqs;
+        else
+            perform pgqueue._dead_letter(v_run, v_run.seqs * p_seqs, p_reason, null);
+        end if;
         if pgqueue._store_run(v_run, v_run.seqs - p_seqs) = 0 and v_run.state = 'delayed' and v_run.key is not null then
             -- what waits for it is free, as if a piece had held it and were gone (see _end_delays)
             p_cursor.last_line_no := p_cursor.last_line_no + 1;

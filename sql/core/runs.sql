@@ -144,13 +144,14 @@ begin
     from unnest(v_pieces) p;
 end $$;
 
--- Keeps a run as a dead letter.
---   p_owner  of the claim that held it; null: none did
-create or replace function pgqueue._dead_letter(p_run pgqueue.consumer_messages, p_reason text, p_details jsonb, p_owner text) returns void
+-- Keeps messages of a run as dead letters.
+--   p_owner  of the claim that held them; null: none did
+create or replace function pgqueue._dead_letter(p_run pgqueue.consumer_messages, p_seqs int8multirange, p_reason text, p_details jsonb, p_owner text default null)
+returns void
 language sql
 as $$
     insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, details, claim_id, note, owner)
-    select c.stream_id, c.consumer_id, p_run.seqs, p_run.message_count, p_run.priority, p_run.deliver_count, p_reason, p_details, p_run.claim_id,
+    select c.stream_id, c.consumer_id, p_seqs, pgqueue._cardinality(p_seqs), p_run.priority, p_run.deliver_count, p_reason, p_details, p_run.claim_id,
            p_run.note, p_owner
     from pgqueue.consumers c
     where c.consumer_id = p_run.consumer_id

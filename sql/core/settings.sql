@@ -14,6 +14,8 @@ as $$
            ('consumer', 'backoff_base',       'interval', null, '0', pgqueue._max_interval()::text, null),
            ('consumer', 'backoff_cap',        'interval', '1 hour', '0', pgqueue._max_interval()::text, null),
            ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
+           ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
+           ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
            ('stream',   'max_bytes',          'integer',  '16777216', '1', pgqueue._max_max_bytes()::text, null),
            ('stream',   'max_header_bytes',   'integer',  '65536', '2', pgqueue._max_max_header_bytes()::text, null),
@@ -134,6 +136,9 @@ begin
     perform pgqueue._check_policies(v_consumer);
     execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id', string_agg(format('%1$I = ($1).%1$I', k), ', '))
              from jsonb_object_keys(p_settings) k) using v_consumer;
+    if p_settings ?| '{max_backlog, on_full}' then
+        perform pgqueue._limit_backlog(v_consumer);
+    end if;
 end $$;
 
 -- The settings of a consumer or stream that are not the default.

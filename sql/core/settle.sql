@@ -36,7 +36,7 @@ begin
     end if;
     for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
         if p_dead then
-            perform pgqueue._dead_letter(v_run, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
+            perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
         end if;
         v_count := v_count + v_run.message_count;
     end loop;
@@ -100,7 +100,7 @@ begin
         for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
             v_run.note := pgqueue._noted(v_run.note, v_failure.note);
             if pgqueue._is_hopeless(p_consumer, v_run.deliver_count, v_failure) then
-                perform pgqueue._dead_letter(v_run, 'max deliveries', null, p_claim.owner);
+                perform pgqueue._dead_letter(v_run, v_run.seqs, 'max deliveries', null, p_claim.owner);
                 continue;
             end if;
             v_run.not_visible_until := pgqueue._delayed_until(p_consumer, v_run.deliver_count, v_failure);

@@ -55,6 +55,9 @@ begin
                         concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic), 'where ' || quote_literal(v_filter.condition))
             using errcode = 'PQ006';
     end if;
+    -- (a statement after the one that locks the stream's row: who creates a schedule has that, too)
+    update pgqueue.consumers set scheduled = true
+    where consumer_id = v_consumer.consumer_id and exists (select from pgqueue.schedules where stream_id = v_stream.stream_id);
     if v_consumer.filtered then
         insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
@@ -106,9 +109,15 @@ create or replace function pgqueue._drop_consumer(p_consumer_id int) returns voi
 language plpgsql
 set lock_timeout = '300ms'
 as $$
+declare
+    v_stream_id int;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
-    delete from pgqueue.consumers where consumer_id = p_consumer_id;
+    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id into v_stream_id;
+    perform pgqueue._note_limited(v_stream_id);
+    if to_regclass(pgqueue._room_of(p_consumer_id)) is not null then
+        execute 'drop sequence ' || pgqueue._room_of(p_consumer_id);
+    end if;
     perform pgqueue._forget_runs(p_consumer_id);
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;

@@ -223,6 +223,9 @@ begin
     if v_seqs is not null then
         v_duplicates := v_seqs - (select k.seqs from pgqueue._keep_first(v_stream, v_seqs, v_dedup_keys) k);
     end if;
+    if v_stream.limited then
+        perform pgqueue._check_room(v_stream, p_rows, v_consumers, true);
+    end if;
     if cardinality(p_staged) > 0 then
         perform pgqueue._lock_publish(p_stream_id);  -- before the publication id, as _publish
         v_id := nextval(format('pgqueue.publication_%s', p_stream_id)::regclass);

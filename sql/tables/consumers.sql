@@ -15,6 +15,9 @@ create table if not exists pgqueue.consumers (
     paused             boolean     not null default false,  -- it claims nothing
     partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
     filtered           boolean     not null default false,  -- it gets only what passes its filter
+    max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
+    on_full            text        not null default 'reject',  -- or drop_oldest
+    scheduled          boolean     not null default false,  -- its stream has schedules
     unique (stream_id, name)
 );
 

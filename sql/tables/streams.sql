@@ -15,7 +15,8 @@ create table if not exists pgqueue.streams (
     incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
     dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
-    passed_over bigint not null default 0 -- numbers that were passed over when leaves were closed: no message had them
+    passed_over bigint not null default 0, -- numbers that were passed over when leaves were closed: no message had them
+    limited    boolean not null default false -- sends fail when a consumer has its max_backlog before it
 );
 
 -- To which streams messages are copied, by the topic of their key.
@@ -78,6 +79,14 @@ create table if not exists pgqueue.publications (
     seqs           int8multirange not null,
     consumers      int[],                       -- null: all, also those that do not exist yet
     primary key (stream_id, publication_id, part)
+);
+
+-- Up to where all publications of a stream are visible or dead, for all that look from now on: noted by maintain(), for who begins somewhere.
+create table if not exists pgqueue.decided (
+    stream_id  int    primary key,
+    below      bigint not null,  -- ids below it are
+    next_below bigint not null,  -- and those below this one will be, when none of these has the publish lock any more
+    publishers text[] not null
 );
 
 -- The dedup keys of what was sent within the stream's dedup_window, or not long before, with the first message of each. The keys themselves,

@@ -73,5 +73,5 @@ create or replace function pgqueue.reader_backlog(p_consumer_id int) returns big
 language sql stable
 as $$
     select pgqueue._new_messages(p_consumer_id)
-           + coalesce((select sum(message_count) from pgqueue.consumer_messages where consumer_id = p_consumer_id and state <> 'claimed'), 0)::bigint
+           + coalesce((select sum(message_count) from pgqueue._unclaimed(p_consumer_id)), 0)::bigint
 $$;

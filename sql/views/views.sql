@@ -84,10 +84,54 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
+-- One row per consumer: how it fares, in one word, and why. full: it has max_backlog before it; paused; unattended: there is something to claim, or a
+-- lease ended, and for a minute nobody has claimed; failing: messages died in the last hour; else ok. The first of these that is so.
+do $view$ begin perform pgqueue._make_view('consumer_health', $query$
+    select s.name as stream, c.name as consumer, h.status,
+           case h.status
+               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', t.backlog, c.max_backlog,
+                                       case c.on_full when 'reject' then 'what is sent is rejected' else 'the oldest are dropped' end)
+               when 'paused' then format('it was paused, with %s messages before it', t.backlog)
+               when 'unattended' then format('%s can be claimed and %s, and %s', t.new + t.ready,
+                                             case t.expired when 0 then 'no lease ended' else format('the leases of %s claims ended', t.expired) end,
+                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since), 'nobody has claimed anything yet'))
+               when 'failing' then format('%s died in the last hour: %s', d.died, d.reason)
+               else format('%s messages are before it, and %s are claimed', t.backlog, t.claimed) end as because,
+           t.backlog, c.max_backlog, a.since as attended_at
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    join pgqueue.consumer_stats t on t.stream = s.name and t.consumer = c.name
+    cross join lateral (
+        -- a claim that finds something looks at the leases each second or so, and notes when to look again
+        select case when c.partitions is null then (select nullif(k.lease_probe, '-infinity') - least(interval '1 s', c.visibility_timeout / 2)
+                                                    from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id order by k.version desc limit 1)
+                    else (select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w where w.consumer_id = c.consumer_id) end as since) a
+    cross join lateral (
+        select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
+        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id order by dead_id desc limit 1000) x
+        where died_at > clock_timestamp() - interval '1 hour') d
+    cross join lateral (
+        select case when t.backlog >= c.max_backlog then 'full'
+                    when c.paused then 'paused'
+                    when t.new + t.ready + t.expired > 0 and t.claims = t.expired
+                         and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
+                    when d.died > 0 then 'failing'
+                    else 'ok' end as status) h
+$query$); end $view$;
+
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
 do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     select s.name as stream, b.topic, t.name as to_stream, b.bound_at
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
+$query$); end $view$;
+
+-- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
+-- be sent, because of last_error.
+do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
+    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone, case when not h.paused then h.next_at end as next_at, h.paused,
+           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
+    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a

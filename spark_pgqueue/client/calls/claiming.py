@@ -40,9 +40,9 @@ class ClaimCalls(Calls):
             ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
                 round trip; None for none. A warning is logged for one that is not live.
             wait: when there is nothing, wait so long for a message; None for not at all. It ends
-                at once with a publication, within a second with a delay or another worker's lease
-                that is over; behind a pooler it looks once a second. Other threads that share
-                the client wait too. The connection goes on listening to the stream.
+                at once with a publication, with a delay or another worker's lease that is over, or
+                with the time of a schedule; behind a pooler it looks once a second. Other threads
+                that share the client wait too. The connection goes on listening to the stream.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time. A
@@ -59,7 +59,8 @@ class ClaimCalls(Calls):
         claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
         if patience:
             first, again = partial(claim_now, ack), partial(claim_now, None)
-            return self._waiting.first(stream, first, again, patience)
+            due = partial(self._due, stream, consumer)
+            return self._waiting.first(stream, first, again, patience, due=due)
         return claim_now(ack)
 
     def consume(
@@ -105,6 +106,14 @@ class ClaimCalls(Calls):
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
         return consuming.consume(self, stream, consumer, prefetch, timeout, wait)
+
+    def _due(self, stream: str, consumer: str) -> float | None:
+        return self._value(
+            "select extract(epoch from pgqueue.next_due(%s::text, %s::text) - clock_timestamp())"
+            "::float8",
+            stream,
+            consumer,
+        )
 
     def _claim(
         self,
@@ -157,18 +166,21 @@ class ClaimCalls(Calls):
         claim_id: int,
         seqs: Iterable[int] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int:
         """Return a claim, to be delivered again.
 
-        A message that was delivered its consumer's max_deliver_count times is dead-lettered. With
-        ordering, later messages of the same keys in the claim go back too, not counted as failed.
+        With ordering, later messages of the same keys in the claim go back too, not counted as
+        failed. A message that was delivered its consumer's max_deliver_count times is
+        dead-lettered instead: if it is given, or the only one in its claim. If a whole claim of
+        several fails for the second time, they come in smaller claims from then on, until the one
+        to blame is alone.
 
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
-            delay: deliver them after this time, not before.
+            delay: deliver them after this time, not before; None: as the consumer's backoff says.
             reason: kept as their last error.
 
         Returns:
@@ -180,8 +192,29 @@ class ClaimCalls(Calls):
         return self._value(
             "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text)",
             *arguments.target(claim_id, seqs),
-            arguments.duration("delay", delay),
+            arguments.maybe(arguments.duration, "delay", delay),
             arguments.maybe(arguments.text, "reason", reason),
+        )
+
+    def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
+        """End the delays of messages that nobody has claimed: after an outage, say.
+
+        They come in large claims again, also those of claims that failed as a whole.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: these messages, with ordering also those that wait together with them; None: all
+                that were delivered before.
+
+        Returns:
+            how many messages that were.
+        """
+        return self._value(
+            "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.maybe(arguments.seqs, "seqs", seqs),
         )
 
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:

@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import (
+    ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
 )
@@ -124,6 +125,17 @@ class ConsumerCalls(Calls):
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
+        )
+
+    def health(self, stream: str | None = None) -> list[ConsumerHealth]:
+        """How the consumers of a stream, or of all streams, fare: which need somebody, and why."""
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, status, because, backlog, max_backlog, attended_at"
+            " from pgqueue.consumer_health"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerHealth),
         )
 
     def seek(self, stream: str, consumer: str, to: str | datetime) -> int:

@@ -149,6 +149,17 @@ def consumer_resume(stream: StreamName, name: ConsumerName, url: Url = None) -> 
         queue.resume(stream, name)
 
 
+@consumer_app.command("health")
+def consumer_health(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show which consumers of a stream, or of all, need somebody, and why."""
+    with connect(url) as queue:
+        show(queue.health(stream), client.ConsumerHealth, as_json)
+
+
 @consumer_app.command("list")
 def consumer_list(
     stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,

@@ -1,0 +1,297 @@
+"""Back pressure: a consumer that has max_backlog before it, and how consumers fare."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql import internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    one,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_keys,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def limited(conn: Conn, most: int, on_full: str = "reject", ordering: str = "none") -> int:
+    """The consumer c, which may have so many messages before it; its id."""
+    settings = f'{{"max_backlog": {most}, "on_full": "{on_full}"}}'
+    return consumer(conn, ordering=ordering, p_settings=settings)
+
+
+def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
+    """Sends so many messages together, which are rejected, and change nothing."""
+    before = internals.publications(conn), one(conn, "select count(*) from pgqueue.messages")
+    with pytest.raises(psycopg.Error) as error:
+        send_all(conn, ["x"] * n, **options)
+    assert error.value.sqlstate == "PQ013"
+    after = internals.publications(conn), one(conn, "select count(*) from pgqueue.messages")
+    assert after == before
+    return error.value
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
+    conn: Conn, ordering: str
+) -> None:
+    limited(conn, 5, ordering=ordering)
+    send_keys(conn, "a", "b", "c", "d")
+    assert "has 4 before it" in str(rejected(conn, 2)), "all or nothing"
+    send(conn, p_key="e")
+    error = rejected(conn)
+    assert error.diag.message_primary == (
+        "stream 's' takes no message now: consumer 'c' has 5 before it that nobody claimed,"
+        " and max_backlog is 5"
+    )
+    assert "Nothing was sent" in str(error.diag.message_hint)
+    got = receive(conn, 3)
+    wait_until_counted_again(conn)
+    assert len(send_all(conn, ["x"] * 3)) == 3
+    rejected(conn)
+    value(conn, "ack", claim_of(got))
+    assert len(acked(conn, "s", "c", 3)) == 5
+    assert stats(conn).backlog == 0
+
+
+def wait_until_counted_again(conn: Conn) -> None:
+    """That a consumer is full is known for a moment, however fast it is emptied."""
+    conn.execute("select pg_sleep(0.05)")
+
+
+def test_what_goes_back_counts_again(conn: Conn) -> None:
+    limited(conn, 2)
+    send_all(conn, ["x", "x"])
+    claim = claim_of(receive(conn, 2))
+    send_all(conn, ["x", "x"])
+    value(conn, "nack", claim)
+    assert stats(conn).backlog == 4, "a nack never fails"
+    rejected(conn)
+
+
+def test_only_consumers_that_are_to_get_a_message_count(conn: Conn) -> None:
+    limited(conn, 1)
+    consumer(conn, "other")
+    send(conn)
+    rejected(conn)
+    send(conn, p_consumers=["other"])
+    wait_until_counted_again(conn)
+    rejected(conn, p_consumers=["c"])
+
+
+def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
+    limited(conn, 1)
+    send(conn)
+    rejected(conn)
+    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 2}')
+    wait_until_counted_again(conn)
+    send(conn)
+    rejected(conn)
+    value(conn, "alter_consumer", "s", "c", '{"max_backlog": null}')
+    send_all(conn, ["x"] * 10)
+    assert not one(conn, "select limited from pgqueue.streams")
+    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 3}')
+    rejected(conn)
+    value(conn, "drop_consumer", "s", "c")
+    assert not one(conn, "select limited from pgqueue.streams")
+    send(conn)
+    assert not one(conn, "select count(*) from pg_class where relname like 'room%%'")
+
+
+def test_a_batch_of_a_sink_is_rejected_whole(conn: Conn, stream: int) -> None:
+    limited(conn, 3)
+    block = stage(conn, stream, 2)
+    send_all(conn, ["x", "x"])
+    with pytest.raises(psycopg.Error, match="has 2 before it") as error:
+        publish(conn, stream, [block], 2)
+    assert error.value.sqlstate == "PQ013"
+    value(conn, "ack", claim_of(receive(conn, 1)))
+    assert publish(conn, stream, [block], 2), "the same batch, later"
+    assert stats(conn).backlog == 3
+
+
+def test_a_copy_that_is_rejected_rejects_the_message(conn: Conn) -> None:
+    value(conn, "create_stream", "copies")
+    value(conn, "bind", "s", "#", "copies")
+    value(conn, "create_consumer", "copies", "c", p_settings='{"max_backlog": 1}')
+    send(conn)
+    assert "stream 'copies'" in str(rejected(conn))
+
+
+def test_producers_that_race_exceed_the_limit_by_what_they_have_open_at_most(
+    conn: Conn, session: Session
+) -> None:
+    limited(conn, 50)
+    done = threading.Event()
+
+    def produce() -> int:
+        sent = 0
+        with session() as mine:
+            while not done.is_set():
+                try:
+                    send_all(mine, ["x", "x"])
+                    sent += 2
+                except psycopg.Error as error:
+                    assert error.sqlstate == "PQ013"  # noqa: PT017
+        return sent
+
+    with ThreadPoolExecutor(4) as pool:
+        producers = [pool.submit(produce) for _ in range(4)]
+        got = []
+        most = 0
+        for _ in range(60):
+            got += acked_once(conn)
+            most = max(most, stats(conn).backlog)
+        done.set()
+        sent = sum(producer.result(20) for producer in producers)
+    assert 40 <= most <= 50 + 3 * 2
+    got += acked(conn, "s", "c")
+    assert len(got) == len(set(got)) == sent > 50
+
+
+def acked_once(conn: Conn) -> list[int]:
+    """Receives and acknowledges a few."""
+    got = receive(conn, 7)
+    if got:
+        value(conn, "ack", claim_of(got))
+    return seqs_of(got)
+
+
+def test_far_from_full_nobody_counts(conn: Conn) -> None:
+    """The cheap bound suffices: with a counting that fails, messages are sent all the same."""
+    limited(conn, 1000)
+    send(conn)
+    conn.execute(
+        "create or replace function pgqueue._backlog_of(p_consumer_id int) returns bigint"
+        " language plpgsql as 'begin raise exception $$counted$$; end'"
+    )
+    for _ in range(8):
+        send_all(conn, ["x"] * 99)
+    with pytest.raises(psycopg.Error, match="counted"):
+        send_all(conn, ["x"] * 200)
+
+
+def test_a_transaction_counts_what_it_sent_itself(conn: Conn) -> None:
+    limited(conn, 2)
+    conn.execute("begin")
+    send(conn)
+    send(conn)
+    with pytest.raises(psycopg.Error, match="takes no message now"):
+        send(conn)
+    conn.execute("rollback")
+    assert stats(conn).backlog == 0
+    wait_until_counted_again(conn)
+    send_all(conn, ["x", "x"])
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
+    limited(conn, 3, "drop_oldest", ordering)
+    seqs = send_keys(conn, *"aabbccdd")
+    seqs.append(send(conn, p_key="a"))
+    assert sorted(acked(conn, "s", "c", 1)) == seqs[-3:]
+    dead = internals.dead_letters(conn)
+    assert {row.reason for row in dead} == {"dropped"}
+    assert sum(row.message_count for row in dead) == 6
+    assert set(states(conn).values()) == {"dead"}
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_waits_is_dropped_and_what_is_claimed_is_not(
+    conn: Conn, ordering: str, session: Session
+) -> None:
+    limited(conn, 4, "drop_oldest", ordering)
+    first = send_keys(conn, "a", "b")
+    claim = claim_of(receive(conn, 2))
+    delayed = send(conn, p_key="c", p_deliver_at="2100-01-01")
+    later = send_keys(conn, *"aabbab")
+    wait_until_counted_again(conn)
+    assert receive(conn, 1) == [] or ordering == "none"
+    found = states(conn)
+    assert found[delayed] == "dead"
+    assert {found[s] for s in later[:2]} == {"dead"}
+    assert {found[s] for s in first} == {"claimed"}
+    value(conn, "ack", claim)
+    acked(conn, "s", "c", 1)
+    assert sorted(s for s, state in states(conn).items() if state == "dead") == [
+        delayed, *later[:2]
+    ]  # fmt: skip
+
+
+def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> None:
+    reader = Reader(conn, limited(conn, 5, "drop_oldest"))
+    seqs = [send_all(conn, ["x"] * 20) for _ in range(5)][-1]
+    end = reader.ask()
+    assert reader.plan(end) == seqs[-5:]
+
+
+def test_a_filtered_consumer_drops_only_what_passes(conn: Conn) -> None:
+    settings = '{"max_backlog": 2, "on_full": "drop_oldest"}'
+    consumer(conn, p_topic="a", p_settings=settings)
+    seqs = send_keys(conn, *"abababab")
+    assert acked(conn, "s", "c", 1) == [seqs[4], seqs[6]]
+    assert sum(row.message_count for row in internals.dead_letters(conn)) == 2
+
+
+def health(conn: Conn) -> Any:
+    """How the consumer c fares."""
+    (row,) = internals.rows(conn, "select * from pgqueue.consumer_health where consumer = 'c'")
+    return row
+
+
+def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None:
+    consumer_id = limited(conn, 3)
+    assert (health(conn).status, health(conn).because) == (
+        "ok", "0 messages are before it, and 0 are claimed",
+    )  # fmt: skip
+    send(conn)
+    assert health(conn).status == "unattended"
+    assert health(conn).because == (
+        "1 can be claimed and no lease ended, and nobody has claimed anything yet"
+    )
+    claim = claim_of(receive(conn))
+    assert health(conn).status == "ok"
+    assert abs(one(conn, "select clock_timestamp()") - health(conn).attended_at) < seconds(3)
+    value(conn, "dead_letter", claim, None, "no such customer")
+    assert (health(conn).status, health(conn).because) == (
+        "failing", "1 died in the last hour: no such customer",
+    )  # fmt: skip
+    value(conn, "pause", "s", "c")
+    send_all(conn, ["x", "x"])
+    assert (health(conn).status, health(conn).because) == (
+        "paused", "it was paused, with 2 messages before it",
+    )  # fmt: skip
+    send(conn)
+    assert (health(conn).status, health(conn).because) == (
+        "full", "3 messages are before it, and max_backlog is 3: what is sent is rejected",
+    )  # fmt: skip
+    value(conn, "resume", "s", "c")
+    call(conn, "receive", "s", "c", 1, p_visibility_timeout=seconds(0.001))
+    internals.forget_claimers(conn, consumer_id)
+    assert health(conn).status == "unattended"
+    assert "2 can be claimed and the leases of 1 claims ended, and nobody has claimed since" in (
+        health(conn).because
+    )
