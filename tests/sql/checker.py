@@ -234,6 +234,10 @@ def check_claims(c: Consumer) -> None:
         assert accounted <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
         assert claim.ordered == (c.ordering != "none")
+        suspects = [run for run in c.runs if run.claim_id == claim.claim_id and run.note]
+        at_most = [run.note["at_most"] for run in suspects if "at_most" in run.note]
+        if claim.reader is None and at_most:
+            assert claim.remaining <= min(at_most), f"more than {at_most}: {claim}"
     assert not held, f"claimed by no claim: {held}"
 
 
