@@ -161,7 +161,6 @@ class Keeper:
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
             warn("%s; trying again", getattr(error, "message", error), logger=_LOGGER)
-        self._statements.disconnect()
         for held in self._claims:  # what the outage has left of them is told first
             held.extend_at = 0.0
         self._wake.clear()
