@@ -40,14 +40,14 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message"},
+    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "pause", "resume",
         "create_group", "drop_group",
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
-        "bind", "unbind", "test_topic", "_jsonpath", "explain_message",
+        "bind", "unbind", "test_topic", "_jsonpath", "explain_message", "key_stats",
         "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
     },
     "stranger": set(),
@@ -275,6 +275,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
     value(conn, "send", "s", "x")
+    call(conn, "receive", "s", "c")
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:
