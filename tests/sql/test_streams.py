@@ -188,6 +188,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     value(conn, "create_stream", "kept")
     value(conn, "create_consumer", "kept", "c", p_start="earliest")
     value(conn, "send", "kept", "x")
+    maintain(conn)
     before, objects_before = sizes(), one(conn, objects)
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
