@@ -310,6 +310,26 @@ def test_a_large_table_becomes_a_leaf_without_being_read_under_a_lock(
     assert stored(conn) == []
 
 
+def test_consumers_are_created_while_a_large_table_is_checked(conn: Conn, session: Session) -> None:
+    conn.execute(
+        "create or replace function pgqueue._leaf_bytes_at_once() returns bigint"
+        " language sql immutable as 'select 0::bigint'"
+    )
+    sent = send_all(conn, ["x"] * 3)
+    value(conn, "set_retention", "s", p_for=HOUR)
+    assert dict(call(conn, "maintain"))["unfinished"] == 1  # from now on it has a bound
+    other = session()
+    other.execute("begin")
+    assert dict(call(other, "maintain"))["unfinished"] == 1  # which is checked here
+    conn.execute("set statement_timeout = '5s'")
+    consumer(conn)
+    sent.append(send(conn))
+    assert acked(conn, "s", "c") == sent
+    other.execute("commit")
+    maintain(conn)
+    assert send(conn) > 1 << 40
+
+
 def test_numbers_that_get_past_all_leaves_lose_nothing(conn: Conn, stream: int) -> None:
     """They are in the table _rest, which becomes a leaf itself."""
     conn.execute(
