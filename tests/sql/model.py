@@ -54,8 +54,8 @@ class Message:
     state: str = "new"  # new, queued, claimed, dead, acked
     position: int = 0
     deliver_count: int = 0
-    at_most: int | None = None  # no claim with it has more
     dead_hours: int = 0
+    at_most: int | None = None  # no claim with it has more
 
     @property
     def place(self) -> tuple[int, int]:
@@ -371,9 +371,9 @@ class QueueMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ rules
 
     @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS,
-                backoff=BACKOFFS, unread=st.sampled_from(["keep", "keep", "drop"]))  # fmt: skip
-    def start(self, more: bool, limit: int | None, topic: str | None, backoff: Any,
-              unread: str) -> None:  # fmt: skip
+                unread=st.sampled_from(["keep", "keep", "drop"]), backoff=BACKOFFS)  # fmt: skip
+    def start(self, more: bool, limit: int | None, topic: str | None, unread: str,
+              backoff: Any) -> None:  # fmt: skip
         self.unread, self.bounded = unread, self.bounded or unread == "drop"
         self.add_consumer("earliest", limit, None, backoff)
         if more:

@@ -40,7 +40,7 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message"},
+    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
@@ -48,7 +48,7 @@ FUNCTIONS = {
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
-        "bind", "unbind", "test_topic", "_jsonpath", "explain_message",
+        "bind", "unbind", "test_topic", "_jsonpath", "explain_message", "key_stats",
         "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
     },
     "stranger": set(),
