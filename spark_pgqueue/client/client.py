@@ -13,6 +13,7 @@ import psycopg
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
+from spark_pgqueue.client.calls.dead import DeadCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
@@ -54,6 +55,7 @@ class Client(
     SendCalls,
     ScheduleCalls,
     ClaimCalls,
+    DeadCalls,
     ReadCalls,
     GroupCalls,
     UpkeepCalls,

@@ -554,6 +554,28 @@ class QueueMachine(RuleBasedStateMachine):
         claim.expired, claim.ended = True, self.clock
         clock.end_lease(self.conn, claim.claim_id)
 
+    @rule(data=st.data(), mode=MODES, n=st.sampled_from([None, 1, 2]), whole=st.booleans(),
+          function=st.sampled_from(["redrive", "redrive", "purge_dead"]))  # fmt: skip
+    def settle_dead(self, data: Any, mode: str, n: int | None, whole: bool, function: str) -> None:
+        """Dead letters arrive anew, those with the lowest numbers first; or are gone."""
+        c = data.draw(st.sampled_from(self.consumers))
+        dead = sorted(m.seq for m in c.messages.values() if m.state == "dead")
+        chosen = dead if whole else dead[::2]
+        arguments = [self.stream, c.name, None if whole else chosen]
+        count = self.run(mode, lambda: value(self.conn, function, *arguments, p_max=n))
+        if count is None:
+            return
+        chosen = chosen[:n]
+        assert count == len(chosen)
+        arrived = internals.arrivals(self.conn, c.consumer_id) if self.bounded else {}
+        c.takes += 1
+        for seq in chosen:
+            old = c.messages[seq]
+            new = Message(seq, old.key, old.priority, None, "acked")
+            if function == "redrive":
+                new.state, new.position = "queued", arrived.get(seq, c.takes)
+            c.messages[seq] = new
+
     @rule(data=st.data(), mode=MODES)
     def retry(self, data: Any, mode: str) -> None:
         """What failed comes at once, and as much of it in a claim as there is."""
