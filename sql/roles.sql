@@ -18,13 +18,8 @@ as $$
                                   start_waiting, still_publishing, stop_waiting, last_publication,
                                   read, start_offset, read_to, read_plan, lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),
-<<<<<<< HEAD
-           ('pgqueue_observer', '{schema_version, open_stream, is_restored}'),
-           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, alter_stream, drop_stream, create_consumer, alter_consumer, drop_consumer,
-=======
            ('pgqueue_observer', '{schema_version, open_stream, is_restored, explain_message}'),
-           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, drop_stream, create_consumer, drop_consumer,
->>>>>>> seeing10
+           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, alter_stream, drop_stream, create_consumer, alter_consumer, drop_consumer,
                                   seek, replay, pause, resume, set_retention, create_group, drop_group, reset_group, maintain, maintain_all,
                                   is_restored, recover, set_dedup_window, bind, unbind, test_topic, _jsonpath, explain_message}')
 $$;

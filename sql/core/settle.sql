@@ -78,7 +78,7 @@ declare
     v_run    pgqueue.consumer_messages;
     v_places pgqueue.line_place[] := '{}';
 begin
-    if p_claim.ordered and (p_set is not null or (v_until is not null and exists (
+    if p_claim.ordered and p_consumer.ordering <> 'none' and (p_set is not null or p_consumer.per_key_interval is not null or (v_until is not null and exists (
             select from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
         v_places := pgqueue._return_by_key(p_consumer, p_claim, coalesce(p_set, (
             select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed')), v_until, p_reason);
@@ -88,8 +88,10 @@ begin
                 perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'returned'), null);
                 continue;
             end if;
-            if p_claim.ordered and v_run.lane = 1 then
-                v_run.piece := null;  -- back into the line, also with a delay: what follows it of its key waits for it
+            if p_claim.ordered and (v_run.lane = 1 or p_consumer.ordering = 'none') then
+                v_run.piece := null;
+                v_run.lane := 1;
+                v_run.line_no := v_run.arrival_no;  -- back into the line, also with a delay: what follows it of its key waits for it
                 v_run.state := 'ready';
             else
                 v_run.state := case when v_until is null then 'ready' else 'delayed' end;

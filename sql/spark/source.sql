@@ -91,6 +91,8 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
+    elsif v_consumer.limits_keys then
+        perform pgqueue._refuse_limits(v_consumer);
     end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);

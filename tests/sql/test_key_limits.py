@@ -1,0 +1,281 @@
+"""Limits of keys: how many may be in flight, how many in a time, and turns."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    claim_of,
+    consumer,
+    one,
+    receive,
+    seconds,
+    send_keys,
+    seqs_of,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+BY_KEY = ["none", "key"]
+
+
+def limited(conn: Conn, ordering: str, **settings: Any) -> int:
+    """The consumer c with these settings; its id."""
+    return consumer(
+        conn, ordering=ordering, p_settings=json.dumps(settings), p_visibility_timeout=seconds(60)
+    )
+
+
+def keys_of(rows: list[Any]) -> list[str]:
+    """The keys of what `receive` returned."""
+    return [row.key for row in rows]
+
+
+def drained(conn: Conn, size: int = 3, name: str = "c") -> list[Any]:
+    """Receives and acknowledges all that can be had at once."""
+    got: list[Any] = []
+    while rows := receive(conn, size, name):
+        got += rows
+        value(conn, "ack", claim_of(rows))
+    return got
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
+    conn: Conn, ordering: str, size: int
+) -> None:
+    limited(conn, ordering, per_key_limit=2)
+    seqs = send_keys(conn, *"aaaaab", None, None, "b")
+    held = [rows for _ in range(20) if (rows := receive(conn, size))]
+    delivered = Counter(key for rows in held for key in keys_of(rows))
+    assert max(delivered["a"], delivered["b"]) <= 2
+    if ordering == "none":
+        assert delivered == {"a": 2, "b": 2, None: 2}, "and no fewer"
+    assert delivered[None] == 2
+    for rows in held:
+        value(conn, "ack", claim_of(rows))
+    done = [seq for rows in held for seq in seqs_of(rows)] + seqs_of(drained(conn, size))
+    assert sorted(done) == seqs
+    assert stats(conn).backlog == 0
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_what_is_settled_in_part_frees_as_much(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_limit=2)
+    seqs = send_keys(conn, *"aaaaaa")
+    first = receive(conn, 2)
+    assert seqs_of(first) == seqs[:2]
+    assert receive(conn, 2) == []
+    value(conn, "ack", claim_of(first), [seqs[0]])
+    second = receive(conn, 2)
+    assert seqs_of(second) == ([seqs[2]] if ordering == "none" else [])
+    value(conn, "nack", claim_of(first), [seqs[1]])
+    again = receive(conn, 1)
+    assert len(again) == 1
+    for rows in (second, again):
+        if rows:
+            value(conn, "ack", claim_of(rows))
+    assert len(drained(conn)) == 6 - 1 - len(second) - len(again)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_limit=1)
+    seqs = send_keys(conn, *"aaa")
+    receive(conn, 5, p_visibility_timeout=seconds(0.001))
+    rows = receive(conn, 5)
+    assert [(row.seq, row.deliver_count) for row in rows] == [(seqs[0], 2)]
+    assert receive(conn, 5) == []
+    value(conn, "nack", claim_of(rows), p_delay=seconds(0.2))
+    if ordering == "none":
+        assert seqs_of(receive(conn, 5)) == [seqs[1]], "a delayed one is not in flight"
+    else:
+        assert receive(conn, 5) == []
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("size", [1, 10])
+def test_no_more_of_a_key_are_delivered_in_a_time_than_its_burst(
+    conn: Conn, ordering: str, size: int
+) -> None:
+    limited(conn, ordering, per_key_interval="400 ms", per_key_burst=2)
+    seqs = send_keys(conn, *"aaaaab", None)
+    times: dict[int, float] = {}
+    end = time.monotonic() + 10
+    while len(times) < len(seqs) and time.monotonic() < end:
+        before = time.monotonic()
+        for row in drained_once(conn, size):
+            times[row.seq] = before
+        time.sleep(0.005)
+    assert sorted(times) == seqs
+    begin = min(times.values())
+    assert times[seqs[5]] - begin < 0.3, "b does not wait for a"
+    assert times[seqs[6]] - begin < 0.3, "nor what has no key"
+    of_a = sorted(times[s] for s in seqs[:5])
+    for first, third in zip(of_a, of_a[2:], strict=False):
+        assert 0.35 < third - first < 0.9
+    if ordering == "key":
+        assert [times[s] for s in seqs[:5]] == of_a
+
+
+def drained_once(conn: Conn, size: int) -> list[Any]:
+    """Receives and acknowledges one claim."""
+    rows = receive(conn, size)
+    if rows:
+        value(conn, "ack", claim_of(rows))
+    return rows
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_interval="300 ms")
+    (seq,) = send_keys(conn, "a")
+    began = time.monotonic()
+    value(conn, "nack", claim_of(receive(conn, 5)))
+    while not (rows := receive(conn, 5)):
+        time.sleep(0.005)
+    assert seqs_of(rows) == [seq]
+    assert time.monotonic() - began > 0.28
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_keys_take_turns(conn: Conn, ordering: str, has_small_limits: bool) -> None:
+    limited(conn, ordering, fair=True)
+    n = 30 if has_small_limits else 400
+    send_keys(conn, *["hot"] * n)
+    got = keys_of(drained_some(conn, 3))
+    send_keys(conn, "b", "c", "d")
+    got = keys_of(drained_some(conn, 12))
+    assert {"b", "c", "d"} <= set(got), "they need not wait for what was there before"
+    assert len(drained(conn)) == n + 3 - 3 - 12
+
+
+def drained_some(conn: Conn, n: int) -> list[Any]:
+    """Receives and acknowledges so many, one at a time."""
+    got: list[Any] = []
+    for _ in range(20 * n):
+        got += drained_once(conn, 1)
+        if len(got) == n:
+            break
+    return got
+
+
+def test_without_order_all_workers_work_on_the_only_key(conn: Conn) -> None:
+    limited(conn, "none", fair=True)
+    send_keys(conn, *["hot"] * 50)
+    held = [receive(conn, 1) for _ in range(20)]
+    assert all(held)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.longer
+def test_workers_that_race_keep_the_limit_and_the_rate(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    limited(conn, ordering, per_key_limit=2, per_key_interval="200 ms", per_key_burst=3)
+    keys = ["a", "b", "c"]
+    seqs = send_keys(conn, *(keys * 14))
+    events: list[tuple[float, int, str]] = []
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        with session() as mine:
+            end = time.monotonic() + 20
+            while len(done) < len(seqs) and time.monotonic() < end:
+                before = time.monotonic()
+                rows = receive(mine, 1 + number % 3)
+                if not rows:
+                    time.sleep(0.002)
+                    continue
+                with lock:
+                    events.extend((before, 1, row.key) for row in rows)
+                time.sleep(0.003)
+                if number == 0 and len(done) % 5 == 0:
+                    value(mine, "nack", claim_of(rows))
+                    with lock:
+                        events.extend((time.monotonic(), -1, row.key) for row in rows)
+                    continue
+                with lock:
+                    events.extend((time.monotonic(), -1, row.key) for row in rows)
+                value(mine, "ack", claim_of(rows))
+                with lock:
+                    done.extend(seqs_of(rows))
+
+    with ThreadPoolExecutor(4) as pool:
+        for worker in [pool.submit(work, number) for number in range(4)]:
+            worker.result(60)
+    assert sorted(done) == seqs
+    for key in keys:
+        of_key = sorted((at, change) for at, change, k in events if k == key)
+        begun = [at for at, change in of_key if change > 0]
+        for first, fourth in zip(begun, begun[3:], strict=False):
+            assert fourth - first > 0.15, "more than the burst within the interval"
+    assert one(conn, "select count(*) from pgqueue.claims") == 0
+
+
+def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(conn: Conn) -> None:
+    consumer(conn)
+    seqs = send_keys(conn, *"aab", None)
+    change = '{"per_key_limit": 1}'
+    with pytest.raises(psycopg.Error, match="is not paused, and has 0") as error:
+        value(conn, "alter_consumer", "s", "c", change)
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
+    rows = receive(conn, 1)
+    value(conn, "pause", "s", "c")
+    with pytest.raises(psycopg.Error, match="is paused, and has 1"):
+        value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "nack", claim_of(rows), p_delay=seconds(0.001))
+    value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": 2}')
+    value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "resume", "s", "c")
+    held = receive(conn, 10)
+    assert sorted(map(str, keys_of(held))) == ["None", "a", "b"]
+    value(conn, "ack", claim_of(held))
+    value(conn, "pause", "s", "c")
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": null}')
+    value(conn, "resume", "s", "c")
+    assert sorted(acked(conn, "s", "c") + seqs_of(held)) == seqs
+
+
+@pytest.mark.parametrize(
+    ("ordering", "settings", "says"),
+    [
+        ("stream", {"fair": True}, "no key is told from another"),
+        ("none", {"per_key_burst": 2}, "there is none"),
+        ("none", {"per_key_limit": 0}, "at least 1"),
+        ("key", {"per_key_interval": "0 s"}, "longer than 0"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(
+    conn: Conn, ordering: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(psycopg.Error, match=says) as error:
+        limited(conn, ordering, **settings)
+    assert error.value.sqlstate == "PQ003"
+
+
+def test_a_spark_query_is_refused(conn: Conn) -> None:
+    consumer_id = limited(conn, "key", per_key_limit=1)
+    with pytest.raises(psycopg.Error, match="which are for workers") as error:
+        value(conn, "reader_claim", "0" * 32, consumer_id, 0, 0, None)
+    assert error.value.sqlstate == "PQ006"
