@@ -21,6 +21,12 @@ comment on function pgqueue.test_topic is 'Whether a key is of a topic.';
 comment on function pgqueue.send       is 'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on function pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
 
+comment on function pgqueue.create_schedule is 'Sends a message at each time that a cron expression, or an interval, says.';
+comment on function pgqueue.drop_schedule   is 'Deletes a schedule; what it sent stays.';
+comment on function pgqueue.pause_schedule  is 'Lets a schedule send nothing, until it is resumed.';
+comment on function pgqueue.resume_schedule is 'Lets a paused schedule send again, from its next time on.';
+comment on function pgqueue.schedule_times  is 'The next times that a cron expression, or an interval, says.';
+
 comment on function pgqueue.capture    is 'Lets what is written to a table become messages of a stream, in the same transaction.';
 comment on function pgqueue.release    is 'Captures a table no more.';
 comment on function pgqueue.set_dedup_window is 'Says for how long a stream remembers the dedup keys of its messages.';
@@ -48,6 +54,7 @@ comment on function pgqueue.commit_offset    is 'Notes how far a partition of a 
 
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
+comment on function pgqueue.next_due         is 'When a claim makes sense again for who got nothing: a delay, a lease or a schedule.';
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
@@ -86,5 +93,6 @@ comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
+comment on view pgqueue.stream_schedules is 'One row per schedule: when it sends next, what it sent last, and what.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
 comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

@@ -11,6 +11,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/groups.sql
 \ir tables/spark.sql
 \ir tables/retention.sql
+\ir tables/schedules.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
@@ -34,6 +35,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/leases.sql
 \ir core/filters.sql
 \ir core/settle.sql
+\ir core/cron.sql
+\ir core/schedules.sql
 \ir core/claims.sql
 \ir core/leaves.sql
 \ir core/retention.sql
@@ -41,6 +44,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/consumers.sql
 \ir functions/positions.sql
 \ir functions/publish.sql
+\ir functions/schedules.sql
 \ir functions/filters.sql
 \ir functions/capture.sql
 \ir functions/waiting.sql

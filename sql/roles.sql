@@ -7,21 +7,42 @@
 --     without having reserved it makes a later message fail that gets it;
 --   * the views, for observers.
 
+-- Capture and release, and what they call: with the rights of their caller.
+create or replace function pgqueue._capture_functions() returns text[]
+language sql immutable
+as $$
+    select '{capture, release, _captured_table, _check_captured, _lock_captured, _is_captured, _drop_capture, _drop_left_behind, _make_capture,
+             _column_names, _each_column, _make_triggers, _capture_function, _capture_rows, _capture_updates, _capture_pieces}'::text[]
+$$;
+
 -- The group roles, and the functions that each may call. _check_timeout is asked by the source when it is opened.
 create or replace function pgqueue._role_functions() returns table (role text, functions text[])
 language sql immutable
 as $$
-    values ('pgqueue_producer', '{schema_version, open_stream, send, send_batch, open_sink, is_published, reserve, publish_written, stage, publish_staged,
-                                  capture, release, _send_captured, _lock_captured, _drop_capture, _capture_function, _make_capture,
-                                  _make_triggers, _column_names}'::text[]),
-           ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, claim, receive, ack, nack, extend, dead_letter,
-                                  start_waiting, still_publishing, stop_waiting, last_publication,
-                                  read, start_offset, read_to, read_plan, lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
-                                  reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog, _check_timeout}'),
-           ('pgqueue_observer', '{schema_version, open_stream, is_restored, explain_message}'),
-           ('pgqueue_admin',    '{schema_version, open_stream, create_stream, alter_stream, drop_stream, create_consumer, alter_consumer, drop_consumer,
-                                  seek, replay, pause, resume, set_retention, create_group, drop_group, reset_group, maintain, maintain_all,
-                                  is_restored, recover, set_dedup_window, bind, unbind, test_topic, _jsonpath, explain_message}')
+    values ('pgqueue_producer', '{schema_version, open_stream, open_sink, is_published,
+                                  send, send_batch,
+                                  reserve, publish_written, stage, publish_staged,
+                                  _send_captured}'::text[] || pgqueue._capture_functions()),
+           ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
+                                  claim, receive,
+                                  ack, nack, extend, dead_letter,
+                                  start_waiting, still_publishing, stop_waiting, next_due, last_publication,
+                                  read, start_offset, read_to, read_plan,
+                                  lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
+                                  reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),
+           ('pgqueue_observer', '{schema_version, open_stream,
+                                  is_restored,
+                                  explain_message}'),
+           ('pgqueue_admin',    '{schema_version, open_stream,
+                                  create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,
+                                  create_consumer, alter_consumer, drop_consumer, _jsonpath,
+                                  seek, replay, pause, resume,
+                                  create_group, drop_group, reset_group,
+                                  bind, unbind, test_topic,
+                                  create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,
+                                  maintain, maintain_all,
+                                  is_restored, recover,
+                                  explain_message}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

@@ -42,8 +42,7 @@ begin
                or proname in (select unnest(functions) from pgqueue._role_functions()))
     loop
         execute format('alter function %s set search_path = pg_catalog, pg_temp', v_name);
-        if split_part(substr(v_name, 9), '(', 1) not in ('create_roles', 'capture', 'release', '_lock_captured', '_drop_capture', '_capture_function', '_make_capture', '_make_triggers',
-                                                        '_column_names') then
+        if split_part(substr(v_name, 9), '(', 1) <> all (pgqueue._capture_functions() || 'create_roles'::text) then
             execute format('alter function %s security definer', v_name);
         end if;
     end loop;

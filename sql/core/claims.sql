@@ -93,9 +93,6 @@ begin
             exit when o_cursor.scan_from <> '{}';
         end if;
     end loop;
-    if p_consumer.per_key_interval is not null and o_count > p_held then
-        o_cursor := pgqueue._set_gates(p_consumer, o_cursor, p_claim_id);
-    end if;
 end $$;
 
 -- Records a reader's claim, with the set that it has at first. Its lease is computed here, after all waiting.
@@ -142,6 +139,9 @@ begin
     end if;
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
+    end if;
+    if v_consumer.scheduled then
+        perform pgqueue._run_schedules(v_consumer.stream_id);
     end if;
     o_count := 0;
     if v_consumer.paused then

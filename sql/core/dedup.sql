@@ -108,16 +108,17 @@ begin
     end if;
 end $$;
 
--- Deletes dedup keys that no stream remembers any more, the oldest first, at most _limit_forgotten() of each stream. Returns how many.
--- Locks: those that it deletes; it waits for nobody.
-create or replace function pgqueue._forget_dedup_keys() returns bigint
+-- Deletes dedup keys that no stream remembers any more, the oldest first, at most _limit_forgotten() of each stream.
+-- Returns how many, and how many streams may have more. Locks: those that it deletes; it waits for nobody.
+create or replace function pgqueue._forget_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
 language plpgsql
 as $$
 declare
-    v_stream  pgqueue.streams;
-    v_count   bigint;
-    v_deleted bigint := 0;
+    v_stream pgqueue.streams;
+    v_count  bigint;
 begin
+    o_deleted := 0;
+    o_unfinished := 0;
     for v_stream in select * from pgqueue.streams order by stream_id loop
         with old as materialized (
             select dedup_key from pgqueue.dedup_keys
@@ -127,7 +128,7 @@ begin
         )
         delete from pgqueue.dedup_keys d using old where d.stream_id = v_stream.stream_id and d.dedup_key = old.dedup_key;
         get diagnostics v_count = row_count;
-        v_deleted := v_deleted + v_count;
+        o_deleted := o_deleted + v_count;
+        o_unfinished := o_unfinished + (v_count >= pgqueue._limit_forgotten())::int;
     end loop;
-    return v_deleted;
 end $$;

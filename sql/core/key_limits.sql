@@ -19,9 +19,11 @@ as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $
 
 -- Splits messages by key into what may be dealt now, as much as the limits leave to each key, and what is held. Of ordering=none, what may be dealt
 -- becomes single messages. Needs the consumer's lock. One statement, so that all is counted once.
---   p_size  messages of a piece
-create or replace function pgqueue._within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint)
-returns pgqueue.keyed_messages
+--   p_size   messages of a piece
+--   p_heads  how many of them waited, and are of keys that are free
+--   p_more   keys of which more waits, that stays where it is: what comes after that is held
+create or replace function pgqueue._within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint,
+                                                  p_heads int, p_more bigint[]) returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
@@ -32,11 +34,16 @@ declare
     v_keyed pgqueue.keyed_messages;
 begin
     v_keyed.runs := p_keyed.runs;
-    with later as materialized (
-        select ordinality as run_no from unnest(p_keyed.runs) with ordinality where not_visible_until > v_now
-    ), entry as materialized (
-        select e.*, e.key is null or e.run_no in (select run_no from later) as free  -- a message that is not visible yet will come again
+    with source as materialized (
+        select ordinality as run_no, arrival_no, not_visible_until > v_now as later from unnest(p_keyed.runs) with ordinality
+    ), given as materialized (
+        select e.run_no, e.key, e.seqs, e.message_count, e.key is null or s.later is true as free,  -- a message that is not visible yet will come again
+               e.i <= p_heads as head, case when v_none then row_number() over (order by s.arrival_no, lower(e.seqs)) else e.i end as i
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality e (run_no, key, seqs, message_count, i)
+        join source s using (run_no)
+    ), entry as materialized (
+        select g.*, h.key is not null as behind  -- more of its key waits, before it
+        from given g left join (select key, i from given where head and key = any (p_more)) h on h.key = g.key and h.i < g.i
     ), in_pieces as materialized (
         select k as key, count(*) as n, count(*) filter (where not p.claimed) as ready
         from pgqueue.pieces p cross join lateral unnest(p.keys) k
@@ -50,6 +57,7 @@ begin
                             where v_burst is not null and d.consumer_id = p_consumer.consumer_id and d.key = k.key and d.arrival_no = -1) g
     ), judged as (
         select e.*, case when e.free then e.message_count
+                         when e.behind then 0
                          else greatest(0, least(e.message_count,
                               r.room - sum(e.message_count) over (partition by e.key, e.free order by e.i) + e.message_count)) end::bigint as dealt
         from entry e left join room r using (key)
@@ -83,36 +91,43 @@ begin
     return p_keyed;
 end $$;
 
--- Sees to it, for ordering=none, that the next dealer goes on with keys that were free, of which more waits and nothing was held.
--- Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._free_again(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_freed pgqueue.waiting_place[],
-                                               p_keyed pgqueue.keyed_messages) returns pgqueue.consumer_cursors
+-- Deals within the limits, see _deal: what may be dealt becomes pieces, and the rest waits. Returns the cursor. Needs the consumer's lock.
+--   p_keyed  the messages: first p_heads, which waited for keys that are free now
+create or replace function pgqueue._deal_within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages,
+                                                       p_heads pgqueue.keyed_messages, p_size bigint) returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_keys bigint[] := array(
-        select f.key from unnest(p_freed) f
-        where f.key <> all (array(select k from unnest(p_keyed.keys, p_keyed.held) h (k, held) where held))
-          and (select w.state = 'waiting' from pgqueue.consumer_messages w
-               where w.consumer_id = p_consumer.consumer_id and w.key = f.key and w.arrival_no >= 0 order by w.arrival_no, w.first_seq limit 1));
+    v_more  bigint[] := '{}';  -- of ordering=none: keys that are free, of which more waits
+    v_keyed pgqueue.keyed_messages;
 begin
-    if v_keys <> '{}' then
+    if p_consumer.ordering = 'none' and p_heads.keys is not null then
+        v_more := array(select k from unnest(p_heads.keys) k
+                        where exists (select from pgqueue.consumer_messages w where w.consumer_id = p_consumer.consumer_id and w.key = k and w.arrival_no >= 0));
+    end if;
+    v_keyed := pgqueue._within_limits(p_consumer, p_cursor, p_keyed, p_size, coalesce(cardinality(p_heads.keys), 0), v_more);
+    p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_size, null);
+    -- where nothing of a head was held, the next dealer goes on with the key
+    v_more := array(select h.key from unnest(p_heads.keys, p_heads.message_counts) h (key, n)
+                    where h.key = any (v_more)
+                      and (select count(*) from unnest(v_keyed.keys, v_keyed.held) d (key, held) where d.key = h.key and not d.held) >= h.n);
+    if v_more <> '{}' then
         p_cursor.last_line_no := p_cursor.last_line_no + 1;
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
-        values (p_consumer.consumer_id, p_cursor.last_line_no, p_cursor.last_line_no, 0, v_keys, 0, 0);
+        values (p_consumer.consumer_id, p_cursor.last_line_no, p_cursor.last_line_no, 0, v_more, 0, 0);
     end if;
     return p_cursor;
 end $$;
 
--- Makes the gates of a claim: of each key that it delivers, how much. Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._set_gates(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint)
-returns pgqueue.consumer_cursors
+-- Makes the gates of a claim: of each key, how much of it it delivers since p_since. Returns the cursor. Needs the consumer's lock.
+create or replace function pgqueue._set_gates(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+                                              p_since timestamptz) returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
     v_until timestamptz := clock_timestamp() + p_consumer.per_key_interval;
     v_keyed pgqueue.keyed_messages := pgqueue._by_key(p_consumer, array(
-        select m from pgqueue.consumer_messages m where claim_id = p_claim_id and state = 'claimed'));
+        select m from pgqueue.consumer_messages m where claim_id = p_claim_id and state = 'claimed' and last_delivered_at >= p_since));
 begin
     -- what waits of the key comes after what is delivered of it
     insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key, not_visible_until)

@@ -28,18 +28,26 @@ declare
     v_deal   record;
     v_broken record;
     v_looked bigint := 0;
+    v_since  timestamptz;
+    v_count  bigint;
 begin
     o_cursor := p_cursor;
     o_count := 0;
     while o_count < p_want loop
         if p_consumer.ordering <> 'stream' then
-            o_count := o_count + (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null)).o_count;
+            v_since := clock_timestamp();
+            v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null)).o_count;
+            o_count := o_count + v_count;
             if o_count = 0 then
                 v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
-                    o_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null)).o_count;
+                    v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null)).o_count;
+                    o_count := v_count;
                 end if;
+            end if;
+            if v_count > 0 and p_consumer.per_key_interval is not null then
+                o_cursor := pgqueue._set_gates(p_consumer, o_cursor, p_claim_id, v_since);
             end if;
         end if;
         -- what is missing of a claim is not worth pieces of that size, and if pieces are ready the next one did not fit
@@ -101,6 +109,7 @@ declare
     v_parts  bigint := (p_want - 1) / pgqueue._limit_piece_by_key() + 1;
     v_size   bigint := (p_want - 1) / v_parts + 1;  -- of a piece: so that some of them are the claim
     v_keyed  pgqueue.keyed_messages;
+    v_heads  pgqueue.keyed_messages;  -- of what waited
     v_line   record;
 begin
     o_cursor := v_open.o_cursor;
@@ -114,7 +123,8 @@ begin
             return;
         end if;
     elsif v_open.o_freed <> '{}' then
-        v_keyed := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+        v_heads := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+        v_keyed := v_heads;
     end if;
 
     if v_keyed.keys is null and p_claim_id is not null
@@ -132,16 +142,15 @@ begin
     end if;
 
     if p_consumer.limits_keys or coalesce(cardinality(v_keyed.keys), 0) < pgqueue._limit_stock() then
-        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_pieces(), pgqueue._limit_deal())));
+        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(
+            p_consumer, o_cursor, case when p_consumer.fair then pgqueue._limit_looks() else least(v_size * pgqueue._limit_pieces(), pgqueue._limit_deal()) end));
     end if;
     if v_keyed.keys is not null then
         o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);
         if p_consumer.limits_keys then
-            v_keyed := pgqueue._within_limits(p_consumer, o_cursor, v_keyed, v_size);
-        end if;
-        o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
-        if p_consumer.limits_keys and p_consumer.ordering = 'none' and v_open.o_freed <> '{}' then
-            o_cursor := pgqueue._free_again(p_consumer, o_cursor, v_open.o_freed, v_keyed);
+            o_cursor := pgqueue._deal_within_limits(p_consumer, o_cursor, v_keyed, v_heads, v_size);
+        else
+            o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
         end if;
     end if;
 end $$;

@@ -132,3 +132,24 @@ begin
     p_cursor.due_from := case when v_count < pgqueue._limit_due() then v_now else v_last end;
     return p_cursor;
 end $$;
+
+-- When it makes sense to claim again: the next delayed message, or schedule, is due; and, for who got nothing, the next lease ends, or at once
+-- where a claim has looked at as much of what waits as it may, and the next one goes on. Null: when something is published.
+create or replace function pgqueue._next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_got_nothing boolean)
+returns timestamptz
+language plpgsql
+as $$
+begin
+    return case when not p_consumer.paused then least(
+        (select not_visible_until from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+         order by not_visible_until limit 1),
+        -- of an ordered consumer the line is left: its front is not visible yet, or was not looked at
+        (select coalesce(m.not_visible_until, clock_timestamp())
+         from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
+         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
+           and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
+        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.ordering = 'key') or p_cursor.sift_from is not null) then clock_timestamp() end,
+        case when p_consumer.scheduled then pgqueue._schedule_due(p_consumer.stream_id) end,
+        case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
+end $$;

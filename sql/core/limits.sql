@@ -30,6 +30,8 @@ create or replace function pgqueue._limit_lanes() returns int language sql immut
 create or replace function pgqueue._limit_expired() returns int language sql immutable parallel safe as 'select 100';
 -- Delayed runs that one claim makes ready.
 create or replace function pgqueue._limit_due() returns int language sql immutable parallel safe as 'select 1000';
+-- Schedules of a stream whose messages one claim sends.
+create or replace function pgqueue._limit_schedules() returns int language sql immutable parallel safe as 'select 100';
 -- Messages that are sifted at once for a filtered consumer, ...
 create or replace function pgqueue._limit_sift() returns int language sql immutable parallel safe as 'select 10000';
 -- ... and how often for one claim.
@@ -80,6 +82,9 @@ create or replace function pgqueue._lock_class_maintain() returns int language s
 
 -- The first key of streams' history locks; the second is the id.
 create or replace function pgqueue._lock_class_history() returns int language sql immutable parallel safe as 'select 1885826424';
+
+-- The first key of the locks of streams' schedules; the second is the stream's id.
+create or replace function pgqueue._lock_class_schedules() returns int language sql immutable parallel safe as 'select 1885826426';
 
 -- The channel that notifies of a stream's publications.
 create or replace function pgqueue._channel(p_stream_id int) returns text language sql immutable parallel safe

@@ -60,6 +60,7 @@ exception when lock_not_available then
     raise exception 'the % was held for a minute by %',
         case p_class when pgqueue._lock_class_consumer() then 'lock of ' || pgqueue._consumer_name(p_id)
                      when pgqueue._lock_class_history() then 'history of stream ' || p_id
+                     when pgqueue._lock_class_schedules() then 'schedules of stream ' || p_id
                      else 'publish lock of stream ' || p_id end,
         coalesce((select string_agg(format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')), ', ')
                   from pg_locks l left join pg_stat_activity a on a.pid = l.pid

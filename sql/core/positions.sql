@@ -10,7 +10,8 @@
 --
 -- The history is not read. Publication ids are given out in the order in which publishing begins, and the time is noted right afterwards,
 -- so a time is found by halves: in publications, because "since" asks what became visible, and a sink writes messages long before. What is not
--- visible below an id is known from the publish lock (core/gaps.sql): nothing, when nobody has it who had it before; or what no consumer took.
+-- visible below an id is known from the publish lock (core/gaps.sql): nothing, when nobody has it who had it before; or what no consumer took; and
+-- from what maintain() noted (_note_decided).
 
 -- Publications that may be under way at once: that have numbers of messages, and no publication id yet. So further apart than that,
 -- publications stand in the order of their numbers, but for what a sink wrote long before it published it.
@@ -178,12 +179,14 @@ begin
             return;
         end if;
     end if;
-    -- what consumers have taken is visible or dead
-    select coalesce(range_agg(int8multirange(int8range(1, c.next_publication)) - pgqueue._gap_ids(c)), '{}') * int8multirange(int8range(1, p_below))
-    into o_seen
-    from pgqueue.consumers o
-    cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = o.consumer_id order by version desc limit 1) c
-    where o.stream_id = p_stream_id;
+    -- what consumers have taken is visible or dead, and what was noted
+    select coalesce(range_agg(d.ids), '{}') * int8multirange(int8range(1, p_below)) into o_seen
+    from (select int8multirange(int8range(1, c.next_publication)) - pgqueue._gap_ids(c) as ids
+          from pgqueue.consumers o
+          cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = o.consumer_id order by version desc limit 1) c
+          where o.stream_id = p_stream_id
+          union all
+          select int8multirange(int8range(1, below)) from pgqueue.decided where stream_id = p_stream_id) d;
     if v_open <> '{}' and v_below - 1 - pgqueue._cardinality(o_seen) > pgqueue._max_under_way() then
         -- to read so many takes longer than most transactions
         for v_try in 1..10 loop
@@ -209,6 +212,34 @@ begin
         end if;
     end loop;
     o_publishers := pgqueue._publishers(p_stream_id);  -- after the look
+end $$;
+
+-- Notes up to where all publications of a stream are visible or dead: so that who begins somewhere need not read the history when somebody
+-- publishes at that moment. Nothing while another session is at it.
+create or replace function pgqueue._note_decided(p_stream_id int) returns void
+language plpgsql
+as $$
+declare
+    v_decided pgqueue.decided;
+    v_issued  bigint;
+    v_open    text[];
+begin
+    -- what was noted before, then what was given out, then who publishes
+    select * into v_decided from pgqueue.decided where stream_id = p_stream_id for update skip locked;
+    if not found then
+        insert into pgqueue.decided (stream_id, below, next_below, publishers)
+        select p_stream_id, 1, 1, '{}' where not exists (select from pgqueue.decided where stream_id = p_stream_id)
+        on conflict do nothing returning * into v_decided;
+    end if;
+    v_issued := coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0);
+    if v_decided.below <= v_issued then  -- there is something to decide, and nobody else at it
+        v_open := pgqueue._publishers(p_stream_id);
+        if not exists (select from unnest(v_open) w where w = any (v_decided.publishers) or w like '-1/%') then
+            update pgqueue.decided
+            set below = case when v_open = '{}' then v_issued + 1 else v_decided.next_below end, next_below = v_issued + 1, publishers = v_open
+            where stream_id = p_stream_id;
+        end if;
+    end if;
 end $$;
 
 -- The virtual ids of this transaction.

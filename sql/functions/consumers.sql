@@ -55,6 +55,9 @@ begin
                         concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic), 'where ' || quote_literal(v_filter.condition))
             using errcode = 'PQ006';
     end if;
+    -- (a statement after the one that locks the stream's row: who creates a schedule has that, too)
+    update pgqueue.consumers set scheduled = true
+    where consumer_id = v_consumer.consumer_id and exists (select from pgqueue.schedules where stream_id = v_stream.stream_id);
     if v_consumer.filtered then
         insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;

@@ -249,7 +249,7 @@ end $$;
 
 -- What a worker reads next: the same messages as read_partitions, as ranges [lo, hi) of seq in the order of delivery, for who reads the payloads itself.
 --   p_lease_ids  of the worker's partitions; those of other workers are passed over
---   p_max        messages at most, of all partitions of the group, that are looked at
+--   p_max        messages at most, 1 to 1,000,000, of all partitions of the group, that are looked at
 -- Returns one row, or none when there is nothing: the ranges, and the line_no of each; the leases of those partitions which are furthest
 -- behind, whose messages these are; what these have of the ranges, as a condition on the columns key and seq; and the offset to commit for each
 -- of these leases, when all that is done. Errors, locks: as read_partitions.
@@ -266,6 +266,13 @@ declare
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_number('p_max', p_max, 1, 1000000);
+    if p_lease_ids is null then
+        raise exception 'p_lease_ids is an array of lease ids, not null'
+            using errcode = 'PQ003', column = 'p_lease_ids', hint = 'Give those that lease_partitions returned; none is an empty array.';
+    end if;
+    if v_group.scheduled then
+        perform pgqueue._run_schedules(v_group.stream_id);
+    end if;
     select min(array[p.line_no, p.seq]) into v_here from pgqueue._partitions(v_group) p where p.lease_id = any (p_lease_ids);
     select array_agg(p.lease_id order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
            array_agg(p.partition order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
@@ -299,7 +306,7 @@ end $$;
 -- without a message (seq is null): its offset is that to commit when all are done, also where there was none. Nothing: there is nothing new.
 -- Partitions that are behind are read first, alone. It reads the same again until something is committed.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it one of its own: the group's, if it takes what is
--- new; while another worker does, it makes do with what was taken.
+-- new; while another worker does, it waits for a moment, and then makes do with what was taken.
 create or replace function pgqueue.read_partitions(p_stream text, p_group text, p_lease_ids bigint[], p_max int default 1000)
 returns table (partition int, lease_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, inserted_at timestamptz,
                next_offset bigint[])
@@ -383,7 +390,8 @@ begin
     select array_agg(lower(g)), array_agg(upper(g)) into o_lo, o_hi from unnest(p_set) g;
 end $$;
 
--- Takes what is new for a group, unless another worker is at it, and deletes what all partitions have passed.
+-- Takes what is new for a group, and deletes what all partitions have passed. While another worker is at it, waits for him for a moment, because
+-- nobody wakes up those who find nothing: a publication woke all of them at once, and one took it.
 create or replace function pgqueue._take_for_group(p_group pgqueue.consumers) returns void
 language plpgsql
 as $$
@@ -392,9 +400,13 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_take   record;
 begin
-    if not pgqueue._try_lock_consumer(p_group.consumer_id) then
-        return;
-    end if;
+    for v_try in 0..8 loop
+        exit when pgqueue._try_lock_consumer(p_group.consumer_id);
+        if v_try = 8 or not pgqueue._has_new(p_group.stream_id, pgqueue._cursor(p_group.consumer_id), true) then
+            return;
+        end if;
+        perform pg_sleep(0.001 * 2 ^ v_try);
+    end loop;
     v_stored := pgqueue._cursor(p_group.consumer_id);
     v_cursor := v_stored;
     if pgqueue._has_new(p_group.stream_id, v_cursor, true) then

@@ -3,13 +3,14 @@
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
 -- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
--- reservation still has. It lets new partitions of captured tables be captured when they are written to directly.
--- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of that, which takes a moment; while it
+-- reservation still has. It lets new partitions of captured tables be captured when they are written to directly, and notes up to which
+-- publication all are visible or dead.
+-- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of all that, which takes a moment; while it
 -- answers that something is unfinished, call it again. maintain_all() does, so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 --   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long are forgotten, and
 --                 what they hold goes to others; so are sinks of dropped streams
--- Returns what was deleted and how much; unfinished is how many streams have more to trim. Errors: PQ003, PQ007. Locks: the staged blocks
+-- Returns what was deleted and how much; unfinished is how many streams have more to trim, or to forget. Errors: PQ003, PQ007. Locks: the staged blocks
 -- and reservations that it deletes; of streams with a retention what _trim and _tend_leaves say: end the transaction at once.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day', p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
@@ -25,6 +26,7 @@ declare
     v_unfinished  bigint := 0;
     v_stream_id   int;
     v_done        record;
+    v_keys        record;
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
@@ -59,9 +61,10 @@ begin
     get diagnostics v_count = row_count;
     delete from pgqueue.sink_streams k
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
-    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)),
-                        ('old dedup keys', pgqueue._forget_dedup_keys());
+    v_keys := pgqueue._forget_dedup_keys();
+    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)), ('old dedup keys', v_keys.o_deleted);
     perform pgqueue._capture_partitions();
+    perform pgqueue._note_decided(stream_id) from pgqueue.streams;
 
     v_count := 0;
     -- by chance, because a stream that always has more to do ends it for the others: locks of its leaves are not kept while others are looked at
@@ -74,7 +77,8 @@ begin
         v_unfinished := v_done.o_more::int;
         exit when v_done.o_more;
     end loop;
-    return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished);
+    perform pgqueue._run_schedules(t.stream_id) from (select distinct stream_id from pgqueue.schedules where not paused and next_at <= clock_timestamp()) t;
+    return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished + v_keys.o_unfinished);
 end $$;
 
 -- Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.

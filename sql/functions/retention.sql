@@ -70,6 +70,8 @@ do $view$ begin perform pgqueue._make_view('stream_retention', $query$
            case when r.stream_id is null and t.bytes >= pgqueue._large_stream() then 'its messages are kept for ever: see set_retention'
                 when r.maintained_at < clock_timestamp() - interval '1 day' then 'maintain() was not called for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null then 'maintain() was not called yet: nothing is trimmed'
+                when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id order by k.sent_at limit 1)
+                     < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day' then 'maintain() was not called for a day: old dedup keys are kept'
            end as advice
     from pgqueue.streams s
     left join pgqueue.retention r using (stream_id)

@@ -168,8 +168,11 @@ begin
     delete from pgqueue.bindings where v_stream.stream_id in (stream_id, to_stream_id);
     delete from pgqueue.publications where stream_id = v_stream.stream_id;
     delete from pgqueue.retention where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedules where stream_id = v_stream.stream_id;
+    delete from pgqueue.schedule_turns where stream_id = v_stream.stream_id;
     delete from pgqueue.leaves where stream_id = v_stream.stream_id;
     delete from pgqueue.trims where stream_id = v_stream.stream_id;
+    delete from pgqueue.decided where stream_id = v_stream.stream_id;
     delete from pgqueue.staged_writes where stream_id = v_stream.stream_id;
     delete from pgqueue.reservations where stream_id = v_stream.stream_id;
     delete from pgqueue.sink_batches where stream_id = v_stream.stream_id;

@@ -9,8 +9,8 @@
 --
 -- From any language, on a connection of its own (a transaction pooler would give the lock to others):
 --   1. receive; if there is nothing, start_waiting, and receive again: what was published in between has notified nobody
---   2. until there is something: wait for a notification on the channel, for a second at most, because a delay or a lease that ends notifies
---      nobody; then receive. While there are publishers left, ask still_publishing each few milliseconds, and receive when they are fewer.
+--   2. until there is something: wait for a notification on the channel, until next_due at most, and for a second, because a delay or a lease
+--      that ends notifies nobody; then receive. While there are publishers left, ask still_publishing each few milliseconds, and receive when they are fewer.
 --   3. stop_waiting when there is much to do: until then, 2. is enough
 
 -- Waits, from now on, for publications of a stream: this session listens to a channel, and producers notify it. Safe to repeat.
@@ -50,6 +50,17 @@ declare
     v_publishers text[] := pgqueue._publishers((pgqueue._stream(p_stream)).stream_id);
 begin
     return array(select p from unnest(p_publishers) p where p = any (v_publishers));
+end $$;
+
+-- When a claim for a consumer makes sense again, for who got nothing: the next delay or lease ends, or the next schedule of the stream is due.
+-- A time that is over: now. Null: when something is published. Errors: PQ001, PQ002. Locks: none.
+create or replace function pgqueue.next_due(p_stream text, p_consumer text) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
+begin
+    return pgqueue._next_due(v_consumer, pgqueue._cursor(v_consumer.consumer_id), true);
 end $$;
 
 -- Does not wait any more: producers need not notify this session. It goes on listening, as others may notify.

@@ -81,6 +81,7 @@ begin
                          else array[(1, 0, 0)::pgqueue.line_place] end,
         last_line_no = last_line_no + 1,
         taken = (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages m where m.consumer_id = c.consumer_id)
+              + (select coalesce(sum(message_count), 0) from pgqueue.dead_messages d where d.consumer_id = c.consumer_id)
     from pgqueue.consumers c
     where c.consumer_id = consumer_cursors.consumer_id;
     insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look)
@@ -119,10 +120,12 @@ begin
 
     -- limits of the messages of a stream; what writers write is checked when they stage it, not by the table
     alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false,
-        add column dedup_window interval, add column passed_over bigint not null default 0, add column limited boolean not null default false;
+        add column dedup_window interval,
+        add column passed_over bigint not null default 0,
+        add column limited boolean not null default false;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
-    alter table pgqueue.consumers add column partitions int;
+    alter table pgqueue.consumers add column partitions int, add column scheduled boolean not null default false;
     alter table pgqueue.streams add column incarnation uuid not null default gen_random_uuid();
     for v_object in
         select format('alter table %s drop constraint %I', c.conrelid::regclass, c.conname) from pg_constraint c

@@ -94,6 +94,9 @@ begin
     elsif v_consumer.limits_keys then
         perform pgqueue._refuse_limits(v_consumer);
     end if;
+    if v_consumer.scheduled then
+        perform pgqueue._run_schedules(v_consumer.stream_id);
+    end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_stored := pgqueue._cursor(p_consumer_id);
@@ -141,26 +144,6 @@ begin
     perform pgqueue._save_cursor(v_stored, v_cursor, v_settled or claimed > 0);
     next_due := pgqueue._next_due(v_consumer, v_cursor, claimed = 0);
     return next;
-end $$;
-
--- When it makes sense for a reader to claim again: the next delayed message is due; and, where it got nothing, the next lease ends, or at once
--- where a claim has looked at as much of what waits as it may, and the next one goes on. Null: when something is published.
-create or replace function pgqueue._next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_got_nothing boolean)
-returns timestamptz
-language plpgsql
-as $$
-begin
-    return case when not p_consumer.paused then least(
-        (select not_visible_until from pgqueue.consumer_messages
-         where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
-         order by not_visible_until limit 1),
-        -- of an ordered consumer the line is left: its front is not visible yet, or was not looked at
-        (select coalesce(m.not_visible_until, clock_timestamp())
-         from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
-           and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
-        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.ordering = 'key') or p_cursor.sift_from is not null) then clock_timestamp() end,
-        case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;
 
 -- Ends a reader's claim, with what it still has. Needs the claim's lock.

@@ -20,6 +20,7 @@ create table if not exists pgqueue.consumers (
     -- whether it deals by key, and whether it has limits of keys
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
     limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
+    scheduled          boolean     not null default false,  -- its stream has schedules
     unique (stream_id, name)
 );
 

@@ -81,6 +81,14 @@ create table if not exists pgqueue.publications (
     primary key (stream_id, publication_id, part)
 );
 
+-- Up to where all publications of a stream are visible or dead, for all that look from now on: noted by maintain(), for who begins somewhere.
+create table if not exists pgqueue.decided (
+    stream_id  int    primary key,
+    below      bigint not null,  -- ids below it are
+    next_below bigint not null,  -- and those below this one will be, when none of these has the publish lock any more
+    publishers text[] not null
+);
+
 -- The dedup keys of what was sent within the stream's dedup_window, or not long before, with the first message of each. The keys themselves,
 -- not hashes: with two keys of one hash, one message would be lost without a word.
 create table if not exists pgqueue.dedup_keys (

@@ -125,6 +125,15 @@ do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
+-- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
+-- be sent, because of last_error.
+do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
+    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone, case when not h.paused then h.next_at end as next_at, h.paused,
+           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
+    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
 -- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a
 -- bound of what was ever sent (a retention passes over many); sent, without those: numbers of what was rolled back count.
 do $view$ begin perform pgqueue._make_view('stream_stats', $query$

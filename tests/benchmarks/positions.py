@@ -50,6 +50,20 @@ def _moves(bench: Bench) -> None:
             took = [timed(lambda position=position: run(conn, seek, (position,))) for _ in range(9)]
             value = low(took) * 1000
             bench.report.add(Line(MOVES, f"{name}, of {history:,}", value, "ms", Target(most=20)))
+        # no consumer knows the past, and somebody publishes: then it is what maintain() noted
+        run(conn, "select from pgqueue.maintain()")
+        run(conn, "select pgqueue.drop_consumer('moves', 'c0')")
+        create = "select pgqueue.create_consumer('moves', 'c0', %s)"
+        with bench.connect() as producer, producer.transaction(force_rollback=True):
+            run(producer, "select pgqueue.send('moves', 'x')")
+            for name, position in places.items():
+                took = []
+                for _ in range(9):
+                    took.append(timed(lambda position=position: run(conn, create, (position,))))
+                    run(conn, "select pgqueue.drop_consumer('moves', 'c0')")
+                name = f"created {name}, beside a producer"
+                bench.report.add(Line(MOVES, name, low(took) * 1000, "ms", Target(most=20)))
+        run(conn, create, ("latest",))
         replay = "select pgqueue.replay('moves', 'c0', 'earliest')"
         run(conn, seek, ("latest",))
         value = timed(lambda: run(conn, replay)) * 1000

@@ -34,6 +34,7 @@ TABLES = {
     "retention": "retention",
     "leaves": "leaves",
     "trims": "trims",
+    "decided": "decided",
     "skips": "skips",
     "group partitions": "group_partitions",
     "group workers": "group_workers",
@@ -53,6 +54,21 @@ def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
     """The numbers of the messages of all publications of a stream that are there."""
     found = rows(conn, "select seqs from pgqueue.publications where stream_id = %s", stream_id)
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
+def leaves(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str], list[str]]:
+    """The tables of a stream, of numbers as data: with messages from `since` on, and the others."""
+    names = rows(
+        conn,
+        "select t.name::text from pgqueue.streams s, pgqueue._message_tables(s.stream_id) t"
+        " where s.name = %s order by 1",
+        stream,
+    )
+    found: tuple[list[str], list[str]] = [], []
+    for (name,) in names:
+        ((some,),) = rows(conn, f"select exists (select from {name} where data::int >= {since})")
+        found[not some].append(name)
+    return found
 
 
 def count(conn: psycopg.Connection, what: str) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from random import Random
 from typing import Any
 
 import psycopg
@@ -15,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from tests.sql import internals
-from tests.sql.queue import Conn, Session, call, claim_of, consumer, one, value, wait_for_a_lock
+from tests.sql.queue import Conn, call, claim_of, consumer, one, value
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -329,54 +327,6 @@ def test_an_outbox_is_empty_again_and_its_rows_are_messages(conn: Conn, table: N
         ("a", "insert", {"event": {"paid": 1}}),
         ("b", "insert", {"event": None}),
     ]
-
-
-def test_concurrent_writers_leave_a_copy_that_is_right(conn: Conn, table: None, url: str) -> None:
-    """A copy that is kept in the order of delivery, beside writers of the same rows."""
-
-    def write(number: int) -> None:
-        chance = Random(number)
-        with connection.connect(url) as own:
-            for _ in range(60):
-                a, b = sorted(chance.sample(range(1, 9), 2))
-                fate = chance.choice(["commit", "commit", "rollback"])
-                own.execute("begin")
-                for i in (a, b):
-                    own.execute(
-                        "insert into t values (%s, %s, 0) on conflict (id)"
-                        " do update set price = t.price + 1", [i, f"by {number}"]
-                    )  # fmt: skip
-                if chance.random() < 0.3:
-                    own.execute("delete from t where id = %s", [b])
-                own.execute(fate.encode())
-                if chance.random() < 0.02:
-                    own.execute("truncate t")
-
-    copy: dict[str | None, Any] = {}
-    with ThreadPoolExecutor(3) as pool:
-        writing = [pool.submit(write, number) for number in range(3)]
-        while not all(each.done() for each in writing):
-            apply(copy, messages(conn))
-        for each in writing:
-            each.result()
-    apply(copy, messages(conn))
-    assert copy == content(conn)
-
-
-def test_capture_begins_after_those_who_are_writing(conn: Conn, session: Session) -> None:
-    """What they write is in the table when capture returns, and all that comes later is sent."""
-    conn.execute(TABLE)
-    consumer(conn)
-    writer, other = session(), session()
-    writer.execute("begin")
-    writer.execute("insert into t values (1)")
-    with ThreadPoolExecutor(1) as pool:
-        capturing = pool.submit(call, other, "capture", "t", "s")
-        wait_for_a_lock(conn)
-        writer.execute("commit")
-        capturing.result(timeout=20)
-    conn.execute("insert into t values (2)")
-    assert [key for key, *_ in messages(conn)] == ["2"]
 
 
 # Who may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections import defaultdict
@@ -255,6 +256,26 @@ def test_what_all_partitions_have_passed_is_deleted(conn: Conn, group: int) -> N
     assert internals.count(conn, "runs") == 1
 
 
+def test_workers_that_are_woken_up_together_all_find_what_one_of_them_takes(
+    conn: Conn, group: int, session: Session
+) -> None:
+    """Nobody notifies them of it: who found nothing would wait for a second."""
+    leases = lease(conn, "w1")
+    mine, others = ids(leases)[:2], ids(leases)[2:]
+    sent = send_keys(conn, *"abcdefgh")
+    conn.execute("begin")
+    first = read(conn, mine)
+    other, watch = session(), session()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(read(other, others)))
+    thread.start()
+    while one(watch, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == 0:
+        assert thread.is_alive(), found
+    conn.execute("commit")
+    thread.join(10)
+    assert sorted(seqs(first) + seqs(found)) == sent
+
+
 def test_a_group_is_no_queue(conn: Conn, group: int) -> None:
     """Its messages cannot be claimed, and a queue's not be read by partitions."""
     send(conn)
@@ -365,6 +386,22 @@ def test_dropping_leaves_nothing(conn: Conn, group: int) -> None:
         lease(conn, "w")
 
 
+def lost(conn: Conn, rows: list[Any], error: psycopg.errors.UniqueViolation) -> None:
+    """Raises the error unless the message that was done before is of a partition lost since.
+
+    Whoever did it has committed, and had the partition by then.
+    """
+    (seq,) = (int(n) for n in re.findall(r"\((\d+)\)", error.diag.message_detail or ""))
+    (lease_id,) = (row.lease_id for row in rows if row.seq == seq)
+    try:
+        value(conn, "commit_offset", lease_id, None)
+    except psycopg.DatabaseError as fenced:
+        if fenced.sqlstate == "PQ012":
+            return
+        raise
+    raise error
+
+
 def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> int:
     """Workers that die and oversleep, beside producers. Returns how many messages there were."""
     conn.execute(
@@ -416,15 +453,21 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
         while idle < 20:
             leases = lease(own, name, p_lease=lasting)
             rows = read(own, leases, rng.choice([1, 5, 50, 500]))
-            with own.transaction():
-                for row in rows:
-                    if row.seq is not None:
-                        own.execute(
-                            "insert into done (seq, key) values (%s, %s)", [row.seq, row.key]
-                        )
-                if rng.random() < 0.02:
-                    time.sleep(0.4)  # longer than the lease
-                commit(own, rows)
+            if rng.random() < 0.02:
+                time.sleep(0.4)  # longer than the lease, before it writes ...
+            try:
+                with own.transaction():
+                    for row in rows:
+                        if row.seq is not None:
+                            own.execute(
+                                "insert into done (seq, key) values (%s, %s)", [row.seq, row.key]
+                            )
+                    if rng.random() < 0.02:
+                        time.sleep(0.4)  # ... or before it commits
+                    commit(own, rows)
+            except psycopg.errors.UniqueViolation as error:
+                lost(own, rows, error)
+                continue
             for row in leases.values():
                 if row.to_release:
                     value(own, "commit_offset", row.lease_id, None, True)

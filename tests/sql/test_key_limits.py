@@ -155,11 +155,10 @@ def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
     assert time.monotonic() - began > 0.28
 
 
-@pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", BY_KEY)
-def test_keys_take_turns(conn: Conn, ordering: str, has_small_limits: bool) -> None:
+def test_keys_take_turns(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, fair=True)
-    n = 30 if has_small_limits else 400
+    n = 5000
     send_keys(conn, *["hot"] * n)
     got = keys_of(drained_some(conn, 3))
     send_keys(conn, "b", "c", "d")

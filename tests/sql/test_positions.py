@@ -126,27 +126,36 @@ def test_a_time_is_a_position_and_the_future_is_the_end(conn: Conn) -> None:
     assert acked(conn, "s", "past") == old + recent + new
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+@pytest.mark.parametrize("known", ["to nobody", "to another consumer", "to maintain"])
 def test_the_end_is_told_beside_a_transaction_that_stays_open(
-    conn: Conn, session: Session, others: bool
+    conn: Conn, session: Session, known: str
 ) -> None:
     """Nobody knows what it holds but from what is not visible; and a prepared one stays so."""
+
+    def look() -> None:
+        if known == "to another consumer":
+            acked(conn, "s", "other")
+        elif known == "to maintain":
+            call(conn, "maintain")
+
     send(conn)
-    if others:
+    if known == "to another consumer":
         consumer(conn, "other")
+    look()
     early, prepared = session(), session()
     early.execute("begin")
     held = [send_key(early)]
     value(conn, "create_stream", "quiet", p_notify=False)
     dead_publication(conn)
     seen = [send(conn)]
-    if others:
-        acked(conn, "s", "other")
+    look()
     seen.append(send(conn))
+    look()
     prepared.execute("begin")
     held.append(value(prepared, "send", "s", "x"))
     prepared.execute("prepare transaction 'p'")
     seen.append(send(conn))
+    look()
     consumer(conn, p_start="latest")
     assert acked(conn, "s", "c") == []
     early.execute("commit")
@@ -154,17 +163,33 @@ def test_the_end_is_told_beside_a_transaction_that_stays_open(
     assert acked(conn, "s", "c") == held
 
 
-def test_a_position_costs_the_same_whatever_the_history(conn: Conn, stream: int) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a producer"])
+def test_a_position_costs_the_same_whatever_the_history(
+    conn: Conn, stream: int, session: Session, beside: bool
+) -> None:
+    """Also where no consumer knows the past, if maintain() was called now and then."""
+    producer = session()
+
     def blocks(position: str) -> float:
         query = f"select pgqueue.create_consumer('s', md5(random()::text), '{position}')"
-        return min(cost(conn, query) for _ in range(3))
+        costs = []
+        for _ in range(3):
+            with conn.transaction(force_rollback=True):
+                costs.append(cost(conn, query))
+        return min(costs)
 
     costs = []
     for size in (30_000, 120_000):
+        producer.execute("rollback")
         internals.publish_singly(conn, stream, size)
+        call(conn, "maintain")
+        if beside:
+            producer.execute("begin")
+            send(producer)
         since = one(conn, "select clock_timestamp() - interval '100 ms'")
         positions = ["earliest", "latest", f"{since}", f"seq {size // 2}"]
         costs.append([blocks(position) for position in positions])
+    producer.execute("rollback")
     value(conn, "drop_stream", "s")  # the checker would read all of it
     for few, many in zip(*costs, strict=True):
         assert many <= few * 1.3 + 60, f"{few} blocks after 30,000, {many} after 150,000"

@@ -20,7 +20,8 @@ from tests.sql import checker, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
 from tests.sql.owing import assert_delivers, owed, use
-from tests.sql.queue import Conn, Session, acked, call, one, send_key, value
+from tests.sql.queue import Conn, Session, acked, call, consumer, one, send_key, value
+from tests.sql.test_capture import messages
 from tests.sql.test_reading import read
 
 pytestmark = pytest.mark.all_versions
@@ -169,3 +170,50 @@ def test_offsets_after_a_restore(
         assert first not in [row.seq for row in rows]
         schema.install(restored)
         assert value(restored, "is_restored") is False
+
+
+def test_captured_tables_are_captured_after_a_restore(
+    conn: Conn, url: str, stream: int, app: str, elsewhere: embedded.Server
+) -> None:
+    """And what a dump restores is sent once: by the messages in it, not by the triggers."""
+    if conn.info.server_version // 10000 > elsewhere.version:
+        pytest.skip(f"no pg_dump of PostgreSQL {conn.info.server_version // 10000} on this machine")
+    consumer(conn, ordering="stream")
+    conn.execute(
+        "create table whole (id int primary key, name text);"
+        "create table parts (id int, name text, primary key (id)) partition by list (id);"
+        "create table part_1 partition of parts for values in (1);"
+        "create table part_2 (name text, id int not null);"
+        "alter table parts attach partition part_2 for values in (2);"
+        "create table outbox (id int primary key, event text)"
+    )
+    conn.execute(
+        f"alter table whole owner to {app}; grant create on schema public to {app}".encode()
+    )
+    call(conn, "capture", "whole", "s", None, ["id", "name"], p_old=True)
+    call(conn, "capture", "parts", "s")
+    call(conn, "capture", "outbox", "s", p_outbox=True)
+    conn.execute("insert into whole values (1, 'a'); insert into parts values (1, 'b'), (2, 'c')")
+    triggers = (
+        "select array_agg(t order by t) from pg_trigger cross join lateral"
+        " format('%s %s', tgrelid::regclass, tgname) t where tgname like 'pgqueue\\_%'"
+    )
+    before = one(conn, triggers)
+    copy = restore(url, elsewhere)
+    with connection.connect(copy) as restored:
+        assert one(restored, triggers) == before
+        schema.install(restored)
+        restored.execute("update whole set name = 'd'; update whole set id = 7")
+        restored.execute("insert into outbox values (1, 'paid'); truncate part_2")
+        restored.execute("insert into part_2 values ('e', 2)")
+        found = [(key, operation) for key, operation, _ in messages(restored)]
+        assert found == [
+            *(("1", "insert"), ("1", "insert"), ("2", "insert")),  # of before the dump
+            *(("1", "update"), ("1", "delete"), ("7", "insert")),
+            *(("1", "insert"), ("2", "delete"), ("2", "insert")),
+        ]
+        assert one(restored, "select count(*) from outbox") == 0
+        for table in ("whole", "parts", "outbox"):
+            call(restored, "capture", table, "s")
+            call(restored, "release", table, "s")
+        assert one(restored, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0

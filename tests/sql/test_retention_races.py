@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.multirange import Int8Multirange
+from psycopg.types.range import Int8Range
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock
@@ -94,12 +96,34 @@ class Race:
                 if not rows:
                     time.sleep(0.02)
                     continue
+                received = time.monotonic()
                 if hold and not self.over():
                     time.sleep(self.chance.random() * hold)
                 if self.chance.random() < 0.05 and not self.over():
                     value(conn, "nack", rows[0].claim_id)
-                elif value(conn, "ack", rows[0].claim_id) == len(rows):
+                    continue
+                acked = value(conn, "ack", rows[0].claim_id)
+                if acked == len(rows):
                     self.done[name] += [row.seq for row in rows]
+                    continue
+                took = time.monotonic() - received
+                assert took > 20, self.about(name, rows, acked)  # or its lease has ended
+                assert acked == 0
+
+    def about(self, name: str, rows: list[Any], acked: int) -> str:
+        """What there is to know of a claim that is not as it was received."""
+        seqs = sorted(row.seq for row in rows)
+        around = Int8Multirange([Int8Range(seqs[0] - 100, seqs[-1] + 100)])
+        found = {
+            what: self.conn.execute(f"select * from {what} where seqs && %s".encode(), [around])
+            for what in ("pgqueue.publications", "public.gone", "pgqueue.consumer_messages")
+        }
+        leaves = self.conn.execute("select * from pgqueue.leaves order by lo")
+        return "\n".join(
+            [f"{name} received {seqs} as {rows[0].claim_id}, acknowledged {acked}"]
+            + [f"{what}: {cursor.fetchall()}" for what, cursor in found.items()]
+            + [f"leaves: {leaves.fetchall()}"]
+        )
 
     def maintain(self) -> None:
         """Housekeeping whose backend is killed again and again."""

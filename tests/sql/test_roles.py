@@ -25,12 +25,15 @@ FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
-        "_send_captured", "_lock_captured", "_drop_capture", "_capture_function", "_make_capture",
-        "_make_triggers", "_column_names",
+        "_send_captured", "_captured_table", "_check_captured", "_lock_captured", "_is_captured",
+        "_drop_capture", "_drop_left_behind", "_make_capture", "_column_names", "_each_column",
+        "_make_triggers", "_capture_function", "_capture_rows", "_capture_updates",
+        "_capture_pieces",
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
+        "next_due",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
@@ -45,6 +48,7 @@ FUNCTIONS = {
         "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath", "explain_message",
+        "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -55,6 +59,7 @@ VIEWS = (
     "consumer_stats",
     "consumer_health",
     "stream_bindings",
+    "stream_schedules",
     "stream_stats",
     "stream_retention",
     "group_stats",
@@ -267,6 +272,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
+    value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
     value(conn, "send", "s", "x")
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")

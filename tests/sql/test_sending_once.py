@@ -20,6 +20,7 @@ from tests.sql.queue import (
     acked,
     call,
     consumer,
+    maintain,
     publish,
     receive,
     send,
@@ -87,6 +88,20 @@ def test_a_key_whose_window_passed_is_taken_over_and_forgotten_by_maintain(conn:
     with pytest.raises(psycopg.Error, match="has no dedup_window") as caught:
         send(conn, "h", p_dedup_key="k")
     assert "set_dedup_window('s', '1 day')" in str(caught.value.diag.message_hint)
+
+
+def test_old_keys_are_forgotten_some_at_a_time_until_nothing_is_unfinished(conn: Conn) -> None:
+    conn.execute(
+        "create or replace function pgqueue._limit_forgotten() returns int"
+        " language sql immutable as 'select 2'"
+    )
+    send_all(conn, ["x"] * 5, p_dedup_keys=list("abcde"))
+    clock.pass_time(conn, timedelta(days=2))
+    send(conn, p_dedup_key="f")
+    first = dict(call(conn, "maintain"))
+    assert (first["old dedup keys"], first["unfinished"]) == (2, 1)
+    assert maintain(conn)["old dedup keys"] == 3
+    assert internals.count(conn, "dedup keys") == 1
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "terminate", "prepare"])

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import spark_pgqueue
 from spark_pgqueue.command_line import cli, doctor
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from tests.sql import clock
 
 SECRET = "s3cr3t"
 
@@ -77,6 +79,17 @@ def test_a_consumer_that_needs_somebody_is_a_warning(conn, url):
     assert "workers" in str(check.advice)
     conn.execute("select pgqueue.alter_consumer('s', 'c', '{\"max_backlog\": null}')")
     assert "nobody has claimed" in looks(url)["consumer 'c' of 's'"].found
+
+
+def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
+    conn.execute("select pgqueue.create_stream('s', p_dedup_window => '1 hour')")
+    conn.execute("select pgqueue.send('s', 'x', p_dedup_key => 'k')")
+    clock.pass_time(conn, timedelta(hours=24))
+    assert "stream 's'" not in looks(url)
+    clock.pass_time(conn, timedelta(hours=2))
+    assert "old dedup keys" in str(looks(url)["stream 's'"].advice)
+    conn.execute("select pgqueue.maintain()")
+    assert "stream 's'" not in looks(url)
 
 
 def test_an_older_schema_fails(conn, url):

@@ -1,0 +1,41 @@
+-- Schedules: messages that are sent at times that are planned. See core/schedules.sql.
+
+create table if not exists pgqueue.schedules (
+    stream_id  int         not null,
+    name       text        not null,
+    cron       text,                             -- when: a cron expression, ...
+    every      interval,                         -- ... or at start_at, and each interval after it
+    start_at   timestamptz,
+    time_zone  text        not null,
+    data       text,                             -- what is sent
+    data_bytes bytea,
+    key        text,
+    headers    jsonb,
+    priority   int         not null,
+    consumers  text[],                           -- their names; null: all
+    paused     boolean     not null default false,
+    next_at    timestamptz not null,             -- its next time, or of those that were missed the first
+    sent_at    timestamptz,                      -- its last message: when it was sent, ...
+    planned_at timestamptz,                      -- ... for which time, ...
+    seq        bigint,                           -- ... and its number; null: what was planned then could not be sent, ...
+    last_error text,                             -- ... because of this
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (stream_id, name)
+);
+
+-- When the next schedule of a stream is due, if it has any. Never updated, as consumer_cursors: the newest version counts, and claims find it
+-- first, whatever dead ones a long transaction elsewhere keeps.
+create table if not exists pgqueue.schedule_turns (
+    stream_id int    not null,
+    version   bigint not null,
+    due_at    timestamptz,     -- null: all are paused
+    primary key (stream_id, version)
+);
+
+-- A cron expression: what its fields allow.
+do $$
+begin
+    if to_regtype('pgqueue.cron') is null then
+        create type pgqueue.cron as (minutes int[], hours int[], days int[], months int[], weekdays int[], either_day boolean, by_clock boolean);
+    end if;
+end $$;

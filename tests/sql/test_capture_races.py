@@ -1,0 +1,306 @@
+"""Capture beside others: writers, other captures, and those who alter, rename or drop the table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql.queue import Conn, Session, call, consumer, one, wait_for_a_lock
+from tests.sql.test_capture import TABLE, apply, content, messages
+
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+
+FUNCTIONS = "select count(*) from pg_proc where proname like 'pgqueue\\_%'"
+TRIGGERS = "select count(*) from pg_trigger where tgname like 'pgqueue\\_%'"
+
+
+@pytest.fixture(autouse=True)
+def prepared(conn: Conn, stream: int) -> None:
+    """The table t, and a consumer c that gets everything in its order."""
+    consumer(conn, ordering="stream")
+    conn.execute(TABLE)
+
+
+class Writer:
+    """A session that does anything to a few rows of t, in transactions of any shape."""
+
+    def __init__(self, url: str, number: int) -> None:
+        self.chance, self.number = Random(number), number
+        self.conn = connection.connect(url)
+        # they do block each other
+        self.conn.execute("set deadlock_timeout = '5ms'")
+
+    def statement(self) -> str:
+        chance = self.chance
+        a, b = chance.randrange(12), chance.randrange(12)
+        rows = f"from generate_series({min(a, b)}, {max(a, b)}) i"
+        return chance.choice([
+            f"insert into t select i, 'by {self.number}', 0 {rows}"
+            " on conflict (id) do update set price = t.price + 1",
+            f"insert into t select i, 'new' {rows} on conflict do nothing",
+            f"insert into t values ({a})",
+            f"update t set name = 'at ' || id, price = {b} where id in ({a}, {b})",
+            f"update t set name = 'all' where id > {a}",
+            f"update t set id = id + 3 where id in ({a}, {b})",
+            f"update t set id = -id where abs(id) > {a}",
+            f"delete from t where id = {a}",
+            f"delete from t where id between {min(a, b)} and {max(a, b)}",
+            "truncate t" if chance.random() < 0.3 else "delete from t where id < 0",
+        ])  # fmt: skip
+
+    def transaction(self) -> None:
+        """Some statements; some are undone, after an error or without one."""
+        if self.chance.random() < 0.3:
+            self.attempt(self.statement())
+            return
+        self.conn.execute("begin")
+        for _ in range(self.chance.randint(1, 4)):
+            self.conn.execute("savepoint s")
+            if not self.attempt(self.statement()) or self.chance.random() < 0.3:
+                self.conn.execute("rollback to s")
+        self.conn.execute(self.chance.choice([b"commit", b"commit", b"rollback"]))
+
+    def attempt(self, statement: str) -> bool:
+        try:
+            self.conn.execute(statement.encode())
+        except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+            return False
+        return True
+
+
+@pytest.mark.parametrize("columns", [None, ["id", "price"]], ids=["whole rows", "some columns"])
+def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
+    conn: Conn, url: str, columns: list[str] | None
+) -> None:
+    """Random statements, savepoints, rollbacks, deadlocks; the copy is kept meanwhile."""
+    call(conn, "capture", "t", "s", None, columns)
+    copy: dict[str | None, Any] = {}
+    end = time.monotonic() + 2
+
+    def write(number: int) -> None:
+        writer = Writer(url, number)
+        with writer.conn:
+            while time.monotonic() < end:
+                writer.transaction()
+
+    with ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(write, number) for number in range(4)]
+        while not all(each.done() for each in writing):
+            apply(copy, messages(conn))
+        for each in writing:
+            each.result()
+    apply(copy, messages(conn))
+    rows = content(conn)
+    if columns:
+        rows = {key: {c: row[c] for c in columns} for key, row in rows.items()}
+    assert copy == rows
+    assert one(conn, "select last_value > 100 from pgqueue.seq_1"), "much was written"
+
+
+def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session: Session) -> None:
+    """Capture, then copy, then apply what was captured since."""
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        writer = Writer(url, number)
+        with writer.conn:
+            while not stop.is_set():
+                writer.transaction()
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = [pool.submit(write, number) for number in range(2)]
+        try:
+            for _ in range(3):
+                call(session(), "capture", "t", "s")
+                copy: dict[str | None, Any] = dict(content(conn))
+                for _ in range(10):
+                    apply(copy, messages(conn))
+                call(session(), "release", "t", "s")
+                apply(copy, messages(conn))
+        finally:
+            stop.set()
+        for each in writing:
+            each.result()
+    assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
+    call(conn, "capture", "t", "s")
+    copy = dict(content(conn))
+    conn.execute("insert into t values (100), (101); delete from t where id = 100")
+    apply(copy, messages(conn))
+    assert copy == content(conn)
+
+
+def test_capture_begins_after_those_who_are_writing(conn: Conn, session: Session) -> None:
+    """What they write is in the table when capture returns, and all that comes later is sent."""
+    writer, other = session(), session()
+    writer.execute("begin")
+    writer.execute("insert into t values (1)")
+    with ThreadPoolExecutor(1) as pool:
+        capturing = pool.submit(call, other, "capture", "t", "s")
+        wait_for_a_lock(conn)
+        writer.execute("commit")
+        capturing.result(timeout=20)
+    conn.execute("insert into t values (2)")
+    assert [key for key, *_ in messages(conn)] == ["2"]
+
+
+def test_release_waits_for_those_who_are_writing_and_what_they_write_is_sent(
+    conn: Conn, session: Session
+) -> None:
+    call(conn, "capture", "t", "s")
+    writer, other = session(), session()
+    writer.execute("begin")
+    writer.execute("insert into t values (1)")
+    with ThreadPoolExecutor(1) as pool:
+        releasing = pool.submit(call, other, "release", "t", "s")
+        wait_for_a_lock(conn)
+        conn.execute("insert into t values (2)")
+        writer.execute("insert into t values (3)")
+        writer.execute("commit")
+        releasing.result(timeout=20)
+    conn.execute("insert into t values (4)")
+    assert sorted(key or "" for key, *_ in messages(conn)) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("fate", ["commit", "rollback"])
+def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
+    conn: Conn, session: Session, fate: str
+) -> None:
+    first, second = session(), session()
+    first.execute("begin")
+    call(first, "capture", "t", "s", None, ["id"])
+    with ThreadPoolExecutor(1) as pool:
+        capturing = pool.submit(call, second, "capture", "t", "s", ["name"], ["name"])
+        wait_for_a_lock(conn)
+        first.execute(fate.encode())
+        capturing.result(timeout=20)
+    conn.execute("insert into t values (1, 'a')")
+    assert messages(conn) == [("a", "insert", {"name": "a"})]
+    assert one(conn, "select count(*) from pgqueue.captures") == 1
+    assert one(conn, FUNCTIONS) == 4
+    first.execute("begin isolation level repeatable read")
+    with pytest.raises(psycopg.Error) as caught:
+        call(first, "capture", "t", "s")
+    assert caught.value.sqlstate == "PQ007", "it might not see what another did"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "code", "says"),
+    [
+        ("alter table t drop price", "PQ003", "p_columns names price, which is no column of"),
+        ("drop table t", "PQ003", "p_table is a table, not"),
+        ("drop table t; create table t (price int primary key)", "PQ003", "which was dropped"),
+        ("alter table t rename to u", None, ""),
+        ("alter table t rename to u; create table t (price int primary key)", None, ""),
+    ],
+)
+def test_a_table_that_is_altered_while_capture_waits(
+    conn: Conn, session: Session, meanwhile: str, code: str | None, says: str
+) -> None:
+    altering, other = session(), session()
+    altering.execute("begin")
+    altering.execute(meanwhile.encode())
+    oid = one(conn, "select oid from pg_class where relname = 't'")  # as a statement has it early
+    with ThreadPoolExecutor(1) as pool:
+        capturing = pool.submit(call, other, "capture", oid, "s", None, ["id", "price"])
+        wait_for_a_lock(conn)
+        altering.execute("commit")
+        if code:
+            with pytest.raises(psycopg.Error, match=says) as caught:
+                capturing.result(timeout=20)
+            assert caught.value.sqlstate == code
+            assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
+            return
+        capturing.result(timeout=20)
+    conn.execute("insert into u values (1)")
+    assert messages(conn) == [("1", "insert", {"id": 1, "price": None})]
+    assert one(conn, "select tgrelid::regclass::text from pg_trigger where not tgisinternal"
+                     " and tgname like '%insert'") == "u"  # fmt: skip
+
+
+@pytest.mark.longer
+def test_capture_gives_up_when_a_writer_stays(conn: Conn, session: Session) -> None:
+    writer, reader, other = session(), session(), session()
+    writer.execute("begin")
+    writer.execute("insert into t values (1)")
+    with pytest.raises(psycopg.Error, match="was in use for 30 s") as caught:
+        call(other, "capture", "t", "s")
+    assert caught.value.sqlstate == "55P03"
+    writer.execute("commit")
+    call(other, "capture", "t", "s")
+    reader.execute("begin")
+    reader.execute("select from t")
+    with pytest.raises(psycopg.Error, match="was in use for 30 s"):
+        call(other, "release", "t", "s")
+    conn.execute("insert into t values (2)")
+    assert [key for key, *_ in messages(conn)] == ["2"], "captured as before"
+
+
+# The table changes, or goes
+
+
+def test_what_the_messages_need_is_neither_dropped_nor_changed(conn: Conn) -> None:
+    call(conn, "capture", "t", "s", None, ["id", "name"])
+    for statement, says in (
+        ("alter table t drop id", "pgqueue_1_t_key"),
+        ("alter table t drop name", "pgqueue_1_t_row"),
+        ("alter table t alter id type bigint", "pgqueue_1_t"),
+        ("drop table t", "pgqueue_1_t"),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(statement.encode())
+        assert says in f"{caught.value} {caught.value.diag.message_detail}"
+    with conn.transaction():
+        call(conn, "release", "t", "s")
+        conn.execute("alter table t alter id type bigint; alter table t drop name")
+        call(conn, "capture", "t", "s")
+    conn.execute("insert into t values (1, 2)")
+    assert messages(conn) == [("1", "insert", {"id": 1, "price": 2})]
+
+
+def test_with_another_primary_key_messages_keep_the_key_until_it_is_captured_again(
+    conn: Conn,
+) -> None:
+    call(conn, "capture", "t", "s")
+    conn.execute("alter table t drop constraint t_pkey, add primary key (name)")
+    conn.execute("insert into t values (1, 'a')")
+    call(conn, "capture", "t", "s")
+    conn.execute("update t set price = 1")
+    conn.execute("alter table t rename name to title; alter table t add name text")
+    conn.execute("update t set name = 'x'")
+    assert [key for key, *_ in messages(conn)] == ["1", "a", "a"]
+
+
+@pytest.mark.parametrize("then", ["capture", "release"])
+def test_what_a_dropped_table_leaves_behind_goes_with_the_next_capture_or_release(
+    conn: Conn, then: str
+) -> None:
+    conn.execute("create table u (id int primary key); create table v (id int primary key)")
+    for table in ("t", "u", "v"):
+        call(conn, "capture", table, "s")
+    conn.execute(
+        "create table p (id int primary key, name text) partition by list (id);"
+        "create table p1 (name text, id int not null);"
+        "alter table p attach partition p1 for values in (1)"
+    )
+    call(conn, "capture", "p", "s")
+    # one whose triggers are only made: as while a dump is restored
+    conn.execute("drop trigger pgqueue_1_insert on v; drop trigger pgqueue_1_update on v")
+    conn.execute("drop trigger pgqueue_1_delete on v; drop trigger pgqueue_1_truncate on v")
+    conn.execute("drop table t cascade; drop table p1 cascade")
+    left = "select count(*) from pg_proc where proname ~ '^pgqueue_1_(t|p_[0-9]+)$'"
+    assert one(conn, left) == 2
+    conn.execute(TABLE)
+    call(conn, then, "t" if then == "capture" else "u", "s")
+    assert one(conn, left) == (then == "capture")
+    assert one(conn, "select count(*) from pg_proc where proname like 'pgqueue\\_1\\_v%'") == 4
+    if then == "capture":
+        conn.execute("insert into t values (1)")
+        assert one(conn, "select oid::regproc::text from pg_proc where proname = 'pgqueue_1_t'")
+        assert [key for key, *_ in messages(conn)] == ["1"]

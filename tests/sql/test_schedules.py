@@ -1,0 +1,518 @@
+"""Schedules: each of their times has one message, whoever looks, and whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+
+from spark_pgqueue.postgres import connection
+from tests.sql import clock
+from tests.sql.cost import cost
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    consumer,
+    maintain,
+    now,
+    one,
+    receive,
+    send,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+BERLIN = "Europe/Berlin"
+SPRING = "2026-03-29 00:00+00"  # Berlin: from 02:00 to 03:00, at 01:00 UTC
+AUTUMN = "2026-10-25 00:00+00"  # from 03:00 back to 02:00, at 01:00 UTC
+
+
+def schedule(conn: Conn, name: str = "h", **options: Any) -> datetime:
+    """Create a schedule of the stream s, each hour unless told otherwise; returns its next time."""
+    if "p_cron" not in options:
+        options = {"p_every": timedelta(hours=1), **options}
+    return value(conn, "create_schedule", "s", name, **{"p_data": "x", **options})
+
+
+def row(conn: Conn, name: str = "h") -> Any:
+    """What is shown of a schedule."""
+    cur = conn.cursor(row_factory=namedtuple_row)
+    return cur.execute(
+        "select * from pgqueue.stream_schedules where schedule = %s", [name]
+    ).fetchone()
+
+
+def times(conn: Conn, cron: str | None = None, count: int = 3, **options: Any) -> list[str]:
+    """The next times, in UTC."""
+    found = call(conn, "schedule_times", cron, p_count=count, **options)
+    return [f"{at:%m-%d %H:%M}" for (at,) in found]
+
+
+def refused(conn: Conn, function: str, *args: Any, **named: Any) -> tuple[str | None, str | None]:
+    """The error of a call: its code, and the argument that it names."""
+    with pytest.raises(psycopg.Error) as caught:
+        call(conn, function, *args, **named)
+    return caught.value.sqlstate, caught.value.diag.column_name
+
+
+# When
+
+
+@pytest.mark.parametrize(
+    ("cron", "after", "expected"),
+    [
+        ("*/20 9-10 * * *", "2026-01-01 10:30", ["01-01 10:40", "01-02 09:00", "01-02 09:20"]),
+        ("5,4 0 1 * *", "2026-01-01 00:04", ["01-01 00:05", "02-01 00:04", "02-01 00:05"]),
+        ("0 0 * * Mon-wed", "2026-01-01", ["01-05 00:00", "01-06 00:00", "01-07 00:00"]),
+        ("0 0 * * 5-7", "2026-01-01", ["01-02 00:00", "01-03 00:00", "01-04 00:00"]),
+        ("0 0 * * fri-sun/2", "2026-01-01", ["01-02 00:00", "01-04 00:00", "01-09 00:00"]),
+        ("0 0 1 jan,DEC 0", "2026-11-30", ["12-01 00:00", "12-06 00:00", "12-13 00:00"]),
+        ("0 0 29 2 *", "2026-01-01", ["02-29 00:00"] * 3),
+        ("@Monthly", "2026-01-01", ["02-01 00:00", "03-01 00:00", "04-01 00:00"]),
+        # in either day, where both are told; but a field that begins with a star is none
+        ("0 0 13 * 5", "2026-01-01", ["01-02 00:00", "01-09 00:00", "01-13 00:00"]),
+        ("0 0 */10 * 0", "2026-01-01", ["01-11 00:00", "02-01 00:00", "03-01 00:00"]),
+        ("0 0 13 * *", "2026-01-13 00:00", ["02-13 00:00", "03-13 00:00", "04-13 00:00"]),
+    ],
+)
+def test_a_cron_expression_means_what_it_means_to_cron(
+    conn: Conn, cron: str, after: str, expected: list[str]
+) -> None:
+    assert times(conn, cron, p_after=f"{after}+00") == expected
+
+
+@pytest.mark.parametrize(
+    ("cron", "after", "expected"),
+    [
+        # a time of the day: once a day, at the end of the gap and at the first of two
+        ("30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:30"]),
+        ("0,30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:00"]),
+        ("30 2 * * *", AUTUMN, ["10-25 00:30", "10-26 01:30"]),
+        ("15,30 2 * * *", "2026-10-25 01:20+00", ["10-26 01:15", "10-26 01:30"]),
+        # all the time: by the hours that pass
+        ("30 * * * *", SPRING, ["03-29 00:30", "03-29 01:30"]),
+        ("*/30 2 * * *", SPRING, ["03-30 00:00", "03-30 00:30"]),
+        ("30 * * * *", AUTUMN, ["10-25 00:30", "10-25 01:30"]),
+        ("*/40 2 * * *", AUTUMN, ["10-25 00:40", "10-25 01:00", "10-25 01:40", "10-26 01:00"]),
+    ],
+)
+def test_when_the_clocks_are_changed(
+    conn: Conn, cron: str, after: str, expected: list[str]
+) -> None:
+    found = times(conn, cron, len(expected), p_after=after, p_time_zone=BERLIN)
+    assert found == expected
+
+
+def matches(cron: str, local: datetime) -> bool:
+    """Whether an expression of numbers and stars allows a local time."""
+    fields = cron.split()
+
+    def allowed(field: str, value: int, lo: int) -> bool:
+        if field.startswith("*"):
+            return (value - lo) % int(field[2:] or 1) == 0
+        return str(value) in field.split(",")
+
+    in_days = [allowed(fields[2], local.day, 1), allowed(fields[4], local.isoweekday() % 7, 0)]
+    either = not fields[2].startswith("*") and not fields[4].startswith("*")
+    return (
+        allowed(fields[0], local.minute, 0)
+        and allowed(fields[1], local.hour, 0)
+        and allowed(fields[3], local.month, 1)
+        and (any(in_days) if either else all(in_days))
+    )
+
+
+@pytest.mark.parametrize(
+    ("zone", "middle"),
+    [
+        (BERLIN, "2026-03-29 01:00+00"),
+        (BERLIN, "2026-10-25 01:00+00"),
+        ("Australia/Lord_Howe", "2026-04-04 15:00+00"),  # by half an hour
+        ("Australia/Lord_Howe", "2026-10-03 15:30+00"),
+        ("Pacific/Apia", "2011-12-30 10:00+00"),  # a whole day is left out
+    ],
+)
+def test_it_is_what_a_walk_through_all_minutes_finds(conn: Conn, zone: str, middle: str) -> None:
+    """A day and a half on either side of a change of the clocks; for random expressions."""
+    minutes = conn.execute(
+        "select g at time zone 'UTC', g at time zone %(zone)s from generate_series("
+        "%(middle)s::timestamptz - interval '36 hours', %(middle)s::timestamptz + '36 hours',"
+        " '1 minute') g",
+        {"zone": zone, "middle": middle},
+    ).fetchall()
+    chance = random.Random(middle)
+    for _ in range(25):
+        hours = "*" if chance.random() < 0.3 else f"{chance.randrange(24)},{chance.randrange(5)}"
+        cron = f"{chance.choice(['*/25', '7', '0,30', '59'])} {hours} " + chance.choice(
+            ["* * *", "*/2 * *", "* * 0,6", "29,3 * 1", f"* {minutes[0][1].month} *"]
+        )
+        by_clock = not any(field.startswith("*") for field in cron.split()[:2])
+        expected = []
+        shown = minutes[0][1] - timedelta(minutes=1)  # the latest that a clock has shown so far
+        for utc, local in minutes:
+            passed = [local]
+            if by_clock:  # what it shows now for the first time, and what it has passed over
+                steps = (local - shown) // timedelta(minutes=1)
+                passed = [shown + timedelta(minutes=i + 1) for i in range(steps)]
+            if any(matches(cron, each) for each in passed):
+                expected.append(utc)
+            shown = max(shown, local)
+        begin = chance.choice([0, 0, 30 * 60, 36 * 60 + chance.randrange(-90, 90)])
+        found = conn.execute(
+            "select t at time zone 'UTC' from pgqueue.schedule_times(%s, p_time_zone => %s,"
+            " p_after => %s::timestamp at time zone 'UTC', p_count => 20) t",
+            [cron, zone, minutes[begin][0]],
+        ).fetchall()
+        later = [utc for utc in expected if utc > minutes[begin][0]]
+        within = [utc for (utc,) in found if utc <= minutes[-1][0]]
+        assert within == later[: len(found)], f"{cron} after {minutes[begin][0]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"p_every": "90 minutes"}, ["10-24 11:30", "10-24 13:00", "10-24 14:30"]),
+        # days and months by the calendar of the time zone, hours by the clock
+        ({"p_every": "1 day"}, ["10-25 11:00", "10-26 11:00", "10-27 11:00"]),
+        ({"p_every": "24 hours"}, ["10-25 10:00", "10-26 10:00", "10-27 10:00"]),
+        ({"p_every": "1 month", "p_start": "2025-07-31 00:30+02"},
+         ["10-30 23:30", "11-29 23:30", "12-30 23:30"]),
+        ({"p_every": "1 week", "p_start": "2027-01-01 00:00+00"},
+         ["01-01 00:00", "01-08 00:00", "01-15 00:00"]),
+    ],
+)  # fmt: skip
+def test_an_interval_is_counted_from_its_start(
+    conn: Conn, options: dict[str, str], expected: list[str]
+) -> None:
+    after = "2026-10-24 10:00+00"
+    assert times(conn, p_after=after, p_time_zone=BERLIN, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("p_cron", {"p_cron": "0 0 31 2,4 *"}),
+        ("p_cron", {"p_cron": "60 * * * *"}),
+        ("p_cron", {"p_cron": "* * * *"}),
+        ("p_cron", {"p_cron": "* * * * * *"}),
+        ("p_cron", {"p_cron": "*/0 * * * *"}),
+        ("p_cron", {"p_cron": "5/10 * * * *"}),
+        ("p_cron", {"p_cron": "* 5-3 * * *"}),
+        ("p_cron", {"p_cron": "* * , * *"}),
+        ("p_cron", {"p_cron": "* * * * mon,day"}),
+        ("p_cron", {"p_cron": "@reboot"}),
+        ("p_cron", {"p_cron": ""}),
+        ("p_cron, p_every", {}),
+        ("p_cron, p_every", {"p_cron": "@daily", "p_every": "1 day"}),
+        ("p_every", {"p_every": "0"}),
+        ("p_every", {"p_every": "-1 hour"}),
+        ("p_every", {"p_every": "1500 ms"}),
+        ("p_every", {"p_every": "11 years"}),
+        ("p_every", {"p_every": "-1 day 25:00"}),
+        ("p_start", {"p_cron": "@daily", "p_start": "2026-01-01"}),
+        ("p_start", {"p_every": "1 day", "p_start": "infinity"}),
+        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "Europe/Berln"}),
+        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "UTC+2"}),
+        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": None}),
+    ],
+)
+def test_what_never_comes_or_makes_no_sense_is_refused(
+    conn: Conn, argument: str, options: dict[str, Any]
+) -> None:
+    assert refused(conn, "schedule_times", **options) == ("PQ003", argument)
+    assert refused(conn, "create_schedule", "s", "h", p_data="x", **options) == ("PQ003", argument)
+    assert row(conn) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (("PQ003", "p_name"), {"p_name": " h"}),
+        (("PQ004", "p_data, p_data_bytes"), {"p_data": None}),
+        (("PQ003", "p_headers"), {"p_headers": "[]"}),
+        (("PQ003", "p_key, p_keys"), {"p_key": "k" * 2000}),
+        (("PQ003", "p_priority"), {"p_priority": 40000}),
+        (("PQ002", "p_consumers"), {"p_consumers": ["nobody"]}),
+        (("PQ001", None), {"p_stream": "nowhere"}),
+    ],
+)
+def test_what_could_not_be_sent_is_refused(
+    conn: Conn, error: tuple[str, str], options: dict[str, Any]
+) -> None:
+    given = {"p_stream": "s", "p_name": "h", "p_data": "x", "p_cron": "@daily", **options}
+    assert refused(conn, "create_schedule", **given) == error
+
+
+# What is sent
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_whoever_claims_sends_what_is_due_and_gets_it(conn: Conn, ordering: str) -> None:
+    """With the schedule's name and the time; and in the transaction that claims."""
+    consumer(conn, ordering=ordering)
+    at = schedule(conn, p_key="k", p_headers='{"a": 1, "schedule": "mine"}', p_priority=3)
+    assert receive(conn) == []
+    clock.pass_time(conn, timedelta(hours=1))
+    planned = f"{at - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+    conn.execute("begin")
+    assert len(receive(conn)) == 1
+    conn.execute("rollback")
+    (message,) = receive(conn)
+    assert (message.data, message.key, message.priority) == ("x", "k", 3)
+    assert message.headers == {"a": 1, "schedule": "h", "planned_at": planned}
+    assert receive(conn) == []
+    shown = row(conn)
+    assert (shown.last_seq, shown.last_error) == (message.seq, None)
+    assert shown.next_at - shown.last_planned_at == timedelta(hours=1)
+
+
+def test_times_that_were_missed_have_one_message_together(conn: Conn) -> None:
+    """With the first of them, and the next one is to come."""
+    consumer(conn)
+    schedule(conn)
+    clock.pass_time(conn, timedelta(hours=5, minutes=30))
+    first = row(conn).next_at
+    (message,) = receive(conn)
+    assert message.headers["planned_at"] == f"{first:%Y-%m-%dT%H:%M:%SZ}"
+    assert now(conn) < row(conn).next_at <= now(conn) + timedelta(hours=1)
+    assert receive(conn) == []
+
+
+def test_everybody_who_looks_after_a_stream_sends_what_is_due(
+    conn: Conn, reader: Reader, url: str
+) -> None:
+    """Spark's readers, groups, consumers that are paused, and maintain()."""
+    value(conn, "create_group", "s", "g", 1)
+    consumer(conn, "idle")
+    value(conn, "pause", "s", "idle")
+    schedule(conn)
+
+    def due() -> None:
+        clock.pass_time(conn, timedelta(hours=1))
+        assert row(conn).next_at <= now(conn)
+
+    due()
+    assert reader.ask().claimed == 1
+    due()
+    leases = [r.lease_id for r in call(conn, "lease_partitions", "s", "g", "w")]
+    assert len([r for r in call(conn, "read_partitions", "s", "g", leases) if r.seq]) == 2
+    due()
+    assert receive(conn, name="idle") == []
+    assert row(conn).last_seq == 3
+    due()
+    maintain(conn)
+    assert row(conn).last_seq == 4
+    due()
+    # who waits, and does nothing else, is told when
+    assert value(conn, "next_due", "s", "idle") is None
+    assert value(conn, "next_due", "s", "c") <= now(conn)
+
+
+def test_a_message_of_a_schedule_goes_where_it_is_told(conn: Conn) -> None:
+    """Also when one of those consumers is gone."""
+    for name in ("a", "b", "c"):
+        consumer(conn, name)
+    schedule(conn, p_consumers=["a", "b"])
+    value(conn, "drop_consumer", "s", "b")
+    clock.pass_time(conn, timedelta(hours=1))
+    assert receive(conn, name="c") == []
+    assert len(receive(conn, name="a")) == 1
+
+
+def test_what_cannot_be_sent_any_more_fails_no_claim(conn: Conn) -> None:
+    """It is passed over, and the schedule says why."""
+    consumer(conn)
+    send(conn)
+    for name in ("none", "nowhere", "fine"):
+        schedule(conn, name)
+    conn.execute("update pgqueue.schedules set data = null where name = 'none'")
+    conn.execute(
+        "update pgqueue.schedules set time_zone = 'X/Y', cron = '@daily' where name = 'nowhere'"
+    )
+    clock.pass_time(conn, timedelta(hours=1))
+    assert len(receive(conn)) == 2
+    failed, lost = row(conn, "none"), row(conn, "nowhere")
+    assert "null value" in failed.last_error
+    assert failed.last_seq is None
+    assert failed.next_at > now(conn)
+    assert "X/Y" in lost.last_error
+    assert lost.paused
+    assert row(conn, "fine").last_error is None
+
+
+# Changing them
+
+
+def test_a_paused_schedule_sends_nothing_and_makes_up_for_nothing(conn: Conn) -> None:
+    consumer(conn)
+    schedule(conn)
+    value(conn, "pause_schedule", "s", "h")
+    clock.pass_time(conn, timedelta(hours=3))
+    assert receive(conn) == []
+    assert row(conn).next_at is None
+    assert value(conn, "next_due", "s", "c") is None
+    at = value(conn, "resume_schedule", "s", "h")
+    assert at > now(conn)
+    assert value(conn, "resume_schedule", "s", "h") == at
+    assert receive(conn) == []
+    clock.pass_time(conn, timedelta(hours=1))
+    assert len(receive(conn)) == 1
+
+
+def test_a_schedule_is_replaced_only_when_told_and_keeps_its_times(conn: Conn) -> None:
+    """An application can say at each start what it wants, and no time is lost by it."""
+    consumer(conn)
+    first = schedule(conn)
+    again = refused(conn, "create_schedule", "s", "h", p_every="1 hour", p_data="y")
+    assert again == ("PQ006", None)
+    assert schedule(conn, p_data="y", p_replace=True) == first
+    value(conn, "pause_schedule", "s", "h")
+    assert schedule(conn, p_data="z", p_replace=True) == first
+    assert row(conn).paused
+    value(conn, "resume_schedule", "s", "h")
+    clock.pass_time(conn, timedelta(hours=1))
+    schedule(conn, p_data="z", p_replace=True)
+    assert [m.data for m in receive(conn)] == ["z"]
+    assert schedule(conn, p_cron="@yearly", p_replace=True).month == 1
+    value(conn, "drop_schedule", "s", "h")
+    for name in ("drop_schedule", "pause_schedule", "resume_schedule"):
+        assert refused(conn, name, "s", "h") == ("PQ003", "p_name")
+
+
+def test_consumers_look_only_while_their_stream_has_schedules(conn: Conn) -> None:
+    """And those that are made later do."""
+    value(conn, "create_stream", "other")
+    value(conn, "create_consumer", "other", "c")
+    flags = "select array_agg(scheduled order by consumer_id) from pgqueue.consumers"
+    consumer(conn, "a")
+    assert one(conn, flags) == [False, False]
+    schedule(conn)
+    schedule(conn, "h2")
+    consumer(conn, "b")
+    assert one(conn, flags) == [False, True, True]
+    value(conn, "drop_schedule", "s", "h")
+    assert one(conn, flags) == [False, True, True]
+    value(conn, "drop_schedule", "s", "h2")
+    assert one(conn, flags) == [False, False, False]
+    value(conn, "drop_stream", "s")
+    assert one(conn, "select count(*) from pgqueue.schedule_turns") == 0
+    value(conn, "create_stream", "s")
+
+
+def test_a_consumer_that_is_made_meanwhile_looks_too(conn: Conn, session: Session) -> None:
+    """Whoever of the two is first."""
+    other = session()
+    with conn.transaction():
+        consumer(conn, "a")
+        thread = threading.Thread(target=schedule, args=[other])
+        thread.start()
+        wait_for_a_lock(conn)
+    thread.join()
+    with conn.transaction():
+        value(conn, "drop_schedule", "s", "h")
+        schedule(conn)
+        thread = threading.Thread(target=consumer, args=[other, "b"])
+        thread.start()
+        wait_for_a_lock(conn)
+    thread.join()
+    assert one(conn, "select array_agg(scheduled) from pgqueue.consumers") == [True, True]
+
+
+# Others
+
+
+def test_a_transaction_that_stays_open_with_a_schedule_keeps_nobody_waiting(
+    conn: Conn, session: Session
+) -> None:
+    """Others claim what there is; when it is rolled back, they send it."""
+    consumer(conn)
+    consumer(conn, "other")
+    schedule(conn)
+    send(conn)
+    clock.pass_time(conn, timedelta(hours=1))
+    open_one = session()
+    open_one.execute("begin")
+    assert len(receive(open_one, name="other")) == 2
+    conn.execute("set lock_timeout = '2s'")
+    assert len(receive(conn)) == 1
+    open_one.execute("rollback")
+    assert len(receive(conn)) == 1
+
+
+def test_dead_rows_behind_a_long_transaction_cost_a_claim_nothing(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn)
+    schedule(conn)
+    assert receive(conn) == []
+    before = cost(conn, "select * from pgqueue.claim('s', 'c')")
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+    for _ in range(300):
+        conn.execute("update pgqueue.schedules set next_at = now()")
+        conn.execute("select pgqueue._note_turn(stream_id) from pgqueue.streams")
+    maintain(conn)
+    acked(conn, "s", "c")
+    assert receive(conn) == []
+    assert cost(conn, "select * from pgqueue.claim('s', 'c')") <= before + 10
+
+
+def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -> None:
+    """Three consumers, six claimers, and backends that are killed at it."""
+    names = ["a", "b", "c"]
+    for name in names:
+        consumer(conn, name)
+    for i in range(20):
+        schedule(conn, f"h{i}", p_every="1 s")
+    over = threading.Event()
+    got: dict[str, Counter[int]] = {name: Counter() for name in names}
+    pids: list[int] = []
+
+    def work(name: str) -> None:
+        while not over.is_set():
+            lost = (psycopg.OperationalError, psycopg.InterfaceError)
+            with contextlib.suppress(*lost), connection.connect(url) as worker:
+                pids.append(worker.info.backend_pid)
+                while not over.is_set():
+                    for message in receive(worker, 1, name):
+                        got[name][message.seq] += 1
+                        value(worker, "ack", message.claim_id)
+
+    threads = [threading.Thread(target=work, args=[name]) for name in names * 2]
+    for thread in threads:
+        thread.start()
+    chance = random.Random(5)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        time.sleep(0.03)
+        if pids:
+            conn.execute("select pg_terminate_backend(%s)", [chance.choice(pids[-6:])])
+    over.set()
+    for thread in threads:
+        thread.join(30)
+    planned = conn.execute(
+        "select headers ->> 'schedule', headers ->> 'planned_at', count(*)"
+        " from pgqueue.messages group by 1, 2"
+    ).fetchall()
+    assert len(planned) >= 40
+    assert [each for each in planned if each[2] > 1] == []
+    conn.execute("select pgqueue.pause_schedule('s', schedule) from pgqueue.stream_schedules")
+    clock.end_leases(conn)
+    for name in names:
+        got[name].update(acked(conn, "s", name))
+        assert len(got[name]) == sum(n for _, _, n in planned)
