@@ -1,8 +1,9 @@
 """A message queue and stream in Postgres, with a Spark structured streaming source and sink.
 
 `postgres` connects, retries, runs statements and installs the SQL; `client` is the Python client;
-`spark` the source and the sink; `command_line` the program pgqueue. `client` and `spark` need
-`postgres` and not each other; `command_line` needs all, and nothing needs it.
+`worker` calls handlers for messages; `spark` has the source and the sink, `command_line` the
+program pgqueue. `client` and `spark` need `postgres` and not each other, `worker` needs the client;
+`command_line` needs all, and nothing needs it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,26 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import Client
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
+    from spark_pgqueue.worker import Consumer, Reject, Retry
 
 __version__ = "0.1.0"
 
-__all__ = ["PgQueueError", "__version__", "connect", "embedded", "java", "register"]
+__all__ = [
+    "Consumer",
+    "PgQueueError",
+    "Reject",
+    "Retry",
+    "__version__",
+    "connect",
+    "embedded",
+    "java",
+    "register",
+]
 
 # Imported when they are first asked for: Spark's processes import this package for every
-# micro-batch, and need neither.
-_LAZY = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
+# micro-batch, and need none of them.
+_LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
+_OF_THE_WORKER = ("Consumer", "Reject", "Retry")
 
 
 def register(spark: SparkSession) -> None:
@@ -62,8 +75,10 @@ def connect(url: str | None = None, **options: Any) -> Client:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return import_module(_LAZY[name])
+    if name in _LAZY_MODULES:
+        return import_module(_LAZY_MODULES[name])
+    if name in _OF_THE_WORKER:
+        return getattr(import_module("spark_pgqueue.worker"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -89,6 +89,7 @@ comment on function pgqueue.explain_message is 'Why a message is where it is, fo
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
+comment on view pgqueue.open_claims       is 'One row per live claim: who has which messages, since when and until when.';
 comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares, and why: ok, full, paused, unattended or failing.';
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';

@@ -17,6 +17,7 @@ connection that does this work: `Client(connection).send(...)`.
 
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
     Batch,
     Binding,
@@ -25,10 +26,14 @@ from spark_pgqueue.client.results import (
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
+    Explanation,
     GroupStats,
+    Look,
     Message,
+    OpenClaim,
     PartitionStats,
     Retention,
+    Schedule,
     StoredMessage,
     Stream,
 )
@@ -42,12 +47,18 @@ __all__ = [
     "ConsumerHealth",
     "ConsumerInfo",
     "ConsumerStats",
+    "Explanation",
     "Group",
     "GroupStats",
+    "Look",
     "Message",
+    "OpenClaim",
     "PartitionStats",
+    "Rates",
     "Retention",
+    "Schedule",
     "StoredMessage",
     "Stream",
     "connect",
+    "rates",
 ]

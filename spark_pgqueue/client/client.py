@@ -15,6 +15,8 @@ from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
+from spark_pgqueue.client.calls.schedules import ScheduleCalls
+from spark_pgqueue.client.calls.seeing import SeeCalls
 from spark_pgqueue.client.calls.sending import SendCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
 from spark_pgqueue.client.calls.upkeep import UpkeepCalls
@@ -38,14 +40,16 @@ def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
     Raises:
         PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
     """
-    statements = _make_statements(url=url, patience=patience)
+    statements = make_statements(url=url, patience=patience)
     return Client(statements.connection(), _statements=statements)
 
 
 class Client(
+    SeeCalls,
     StreamCalls,
     ConsumerCalls,
     SendCalls,
+    ScheduleCalls,
     ClaimCalls,
     ReadCalls,
     GroupCalls,
@@ -76,7 +80,7 @@ class Client(
                 f"connection must be a psycopg.Connection, not {type(connection).__name__}",
                 hint="to connect by url, use spark_pgqueue.connect(url)",
             )
-        self._statements = _statements or _make_statements(connection=connection)
+        self._statements = _statements or make_statements(connection=connection)
         self._waiting = Waiting(self._statements)
 
     @contextmanager
@@ -108,7 +112,8 @@ class Client(
         self.close()
 
 
-def _make_statements(**where: Any) -> Statements:
+def make_statements(**where: Any) -> Statements:
+    """Statements as the client makes them: with its names for arguments, and warnings logged."""
     return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
 
 

@@ -153,6 +153,7 @@ class Stream:
         consumers: how many there are.
         messages: how many are stored, by the planner's estimate.
         bytes: what they take on disk.
+        sent: how many were sent in all; what was rolled back counts.
         settings: those that are not the default, as `alter_stream` takes them.
     """
 
@@ -162,6 +163,7 @@ class Stream:
     consumers: int
     messages: int
     bytes: int
+    sent: int
     settings: dict[str, Any]
 
 
@@ -220,6 +222,47 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """A schedule: a message at each of its times.
+
+    Attributes:
+        stream: the stream's name.
+        name: its name.
+        cron: when: a cron expression, or None.
+        every: or an interval, in Postgres's words.
+        time_zone: in which that is meant.
+        next_at: its next time; None while it is paused.
+        paused: whether it sends nothing until it is resumed.
+        last_planned_at: the time for which it sent its last message; None before the first.
+        last_sent_at: when it sent that.
+        last_seq: the number of that message; None where it could not be sent ...
+        last_error: ... and this is why.
+        key: of its messages.
+        data: their payload.
+        headers: theirs, without those that tell the schedule.
+        priority: theirs.
+        consumers: names of those that get them; None for all.
+    """
+
+    stream: str
+    name: str
+    cron: str | None
+    every: str | None
+    time_zone: str
+    next_at: datetime | None
+    paused: bool
+    last_planned_at: datetime | None
+    last_sent_at: datetime | None
+    last_seq: int | None
+    last_error: str | None
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any] | None
+    priority: int
+    consumers: list[str] | None
+
+
+@dataclass(frozen=True)
 class ConsumerInfo:
     """A consumer.
 
@@ -267,6 +310,11 @@ class ConsumerStats:
         expired: of these, how many are past their visibility timeout.
         next_expiry: when the first of them is; None without claims.
         skipped: what retention took from it, in all.
+        paused: whether it claims nothing until it is resumed.
+        taken: what it took in hand, in all, what is delivered once more after a seek included.
+        settled: what was acknowledged or died, in all; so the difference of two looks is a rate.
+        oldest_at: when the oldest message was sent that could be delivered now; None without.
+        oldest_claim_at: since when the oldest claim is held; None without.
     """
 
     stream: str
@@ -283,6 +331,75 @@ class ConsumerStats:
     expired: int
     next_expiry: datetime | None
     skipped: int
+    paused: bool
+    taken: int
+    settled: int
+    oldest_at: datetime | None
+    oldest_claim_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a message is where it is, for one consumer.
+
+    Attributes:
+        state: new, unsifted, ready, delayed, waiting, claimed or dead; or unknown (no message has
+            the number, or its transaction is not over), unpublished, not for it, filtered out,
+            skipped, trimmed, done.
+        because: what it waits for, who has it, what happened to it.
+        until: when that ends by itself: a lease at the latest, a delay at the earliest; None: not
+            by time.
+    """
+
+    state: str
+    because: str
+    until: datetime | None
+
+
+@dataclass(frozen=True)
+class OpenClaim:
+    """A claim that somebody holds.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        claim_id: its number.
+        query: the id of the Spark query that has it; None for a worker.
+        claimed_at: since when.
+        lease_until: until when others leave it to that one.
+        expired: whether that is over.
+        messages: how many it had at first.
+        remaining: how many are not settled.
+        first_seq: the first of these.
+    """
+
+    stream: str
+    consumer: str
+    claim_id: int
+    query: str | None
+    claimed_at: datetime
+    lease_until: datetime
+    expired: bool
+    messages: int
+    remaining: int
+    first_seq: int | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is at a moment, of all streams.
+
+    Attributes:
+        at: the database's clock.
+        streams: by name.
+        consumers: by stream and name; groups too.
+        partitions: of groups, by stream, group and partition.
+    """
+
+    at: datetime
+    streams: list[Stream]
+    consumers: list[ConsumerStats]
+    partitions: list[tuple[str, str, PartitionStats]]
 
 
 @dataclass(frozen=True)

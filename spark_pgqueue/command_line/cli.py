@@ -9,13 +9,26 @@ from spark_pgqueue.command_line.commands import (
     consumers,
     groups,
     messages,
+    schedules,
     schema,
+    seeing,
     streams,
     tables,
     upkeep,
 )
 
-__all__ = ["app", "consumers", "groups", "messages", "schema", "streams", "tables", "upkeep"]
+__all__ = [
+    "app",
+    "consumers",
+    "groups",
+    "messages",
+    "schedules",
+    "schema",
+    "seeing",
+    "streams",
+    "tables",
+    "upkeep",
+]
 
 if __name__ == "__main__":
     app(prog_name="pgqueue")

@@ -69,7 +69,13 @@ def show(rows: list[Any], kind: type, as_json: bool) -> None:
 
 
 # Told by other columns, or by --json; a terminal is 80 columns wide.
-_HIDDEN = {client.ConsumerStats: ("ordering", "claims", "next_expiry", "skipped")}
+_HIDDEN = {
+    client.ConsumerStats: (
+        "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
+        "oldest_claim_at",
+    ),
+    client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
+}  # fmt: skip
 
 
 def table(rows: list[Any], kind: type) -> Table:
@@ -83,6 +89,23 @@ def table(rows: list[Any], kind: type) -> Table:
     for row in rows:
         table.add_row(*(Text(_cell(getattr(row, name))) for name in names))
     return table
+
+
+def span(seconds: float | None) -> str:
+    """A time that passed, in two digits or three."""
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def per_second(rate: float | None) -> str:
+    """A rate, in digits that can be read while they change."""
+    if rate is None:
+        return ""
+    return f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import psycopg
 
+from spark_pgqueue.postgres.wake import Wake
+
 _FIRST_LOOK = 0.001
 _LAST_LOOK = 0.05
 """Seconds after which is looked whether a transaction that may publish without notifying is over:
@@ -29,10 +31,12 @@ class Listener:
 
     Args:
         conn: the connection, in autocommit. What its other statements bring is heard too.
+        wake: ends each wait when it is set.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any]):
+    def __init__(self, conn: psycopg.Connection[Any], wake: Wake | None = None):
         self.conn = conn
+        self._wake = wake
         self._heard: set[str] = set()
         # Without a handler psycopg would keep what comes with the answer of a statement.
         conn.add_notify_handler(lambda notify: self._heard.add(notify.channel))
@@ -43,6 +47,18 @@ class Listener:
             self._read()
         self._heard.discard(channel)
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether no wait may last."""
+        return self._wake is not None and self._wake.wait(0)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until the time is over, whatever comes but for being woken."""
+        if self._wake is None:
+            time.sleep(max(seconds, 0))
+        else:
+            self._wake.wait(seconds)
+
     def wait(self, channel: str, seconds: float) -> bool:
         """Wait until the channel is heard or the time is over; returns which, and forgets it."""
         end = time.monotonic() + seconds
@@ -51,6 +67,8 @@ class Listener:
             while channel not in self._heard and (left := end - time.monotonic()) > 0:
                 if self._readable(left):
                     self._read()
+                elif self.is_woken:
+                    break
         heard = channel in self._heard
         self._heard.discard(channel)
         return heard
@@ -66,9 +84,13 @@ class Listener:
                 return
 
     def _readable(self, seconds: float) -> bool:
+        """Whether something came; false also when it was woken."""
         poll = select.poll()
-        poll.register(self.conn.pgconn.socket, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        socket = self.conn.pgconn.socket
+        poll.register(socket, select.POLLIN)
+        if self._wake is not None:
+            poll.register(self._wake, select.POLLIN)
+        return any(descriptor == socket for descriptor, _ in poll.poll(seconds * 1000))
 
 
 class Waiter:
@@ -139,6 +161,8 @@ class Waiter:
         while self._publishers and (left := end - time.monotonic()) > 0:
             if self._hear(min(left, self._look)):
                 return True
+            if self._listener.is_woken:
+                return False
             self._look = min(2 * self._look, _LAST_LOOK)
             before = len(self._publishers)
             (self._publishers,) = self._row(
@@ -151,7 +175,7 @@ class Waiter:
 
     def _hear(self, seconds: float) -> bool:
         if self._channel is None:
-            time.sleep(max(seconds, 0))
+            self._listener.sleep(seconds)
             return False
         with self._turn:
             return self._listener.wait(self._channel, seconds)

@@ -252,7 +252,7 @@ end $$;
 --   p_max        messages at most, 1 to 1,000,000, of all partitions of the group, that are looked at
 -- Returns one row, or none when there is nothing: the ranges, and the line_no of each; the leases of those partitions which are furthest
 -- behind, whose messages these are; what these have of the ranges, as a condition on the columns key and seq; and the offset to commit for each
--- of these leases, when all that is done. Errors, locks: as read_partitions.
+-- of these leases, when all that is done. Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks: as read_partitions.
 create or replace function pgqueue.plan_partitions(p_stream text, p_group text, p_lease_ids bigint[], p_max int default 1000)
 returns table (stream_id int, lo bigint[], hi bigint[], line_nos bigint[], lease_ids bigint[], condition text, next_offset bigint[])
 language plpgsql

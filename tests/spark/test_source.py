@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
+from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
@@ -395,6 +396,33 @@ def test_available_now_gets_past_a_long_line_that_it_may_not_have(queue: Queue):
     queue.send("s", 1, 3)
     queue.collect(queue.load("s", "c")).awaitTermination()
     assert queue.data() == numbers(1, 3)
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_batch_in_several_leaves_leaves_the_others_alone(queue: Queue, ordering):
+    """Retention may be about to empty those, and waits for whoever touches them."""
+    queue.create("s", "c", ordering=ordering)
+    queue.sql("select pgqueue.set_retention('s', p_messages => 80)")
+
+    def send(first: int, last: int) -> None:
+        for each in range(first, last, 20):
+            queue.send("s", each, each + 19)
+            while dict(queue.sql("select * from pgqueue.maintain()"))["unfinished"]:
+                pass
+
+    frame = queue.load("s", "c", minPartitions=3)
+    send(1, 100)
+    queue.collect(frame).awaitTermination()
+    send(101, 300)
+    database = "do $$ begin execute format('alter database %%I {}', current_database()); end $$"
+    queue.sql(database.format("set lock_timeout = ''10 s''"))
+    with connect(queue.url) as conn, conn.transaction():
+        read, others = internals.leaves(conn, "s", since=101)
+        assert len(read) >= 3
+        assert len(others) >= 3
+        conn.execute(f"lock table {', '.join(others)} in access exclusive mode".encode())
+        queue.collect(frame).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 300)
 
 
 def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(queue: Queue, fails):

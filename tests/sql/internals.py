@@ -71,6 +71,12 @@ def leaves(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str]
     return found
 
 
+def skipped(conn: psycopg.Connection, consumer_id: int) -> set[int]:
+    """The messages that retention ever took from a consumer before it was done with them."""
+    found = rows(conn, "select seqs from pgqueue.skips where consumer_id = %s", consumer_id)
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]

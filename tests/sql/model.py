@@ -28,6 +28,7 @@ from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
 PARTITIONS = 3  # of the group
+KEEP_DEAD = 2  # hours
 EMPTY_CLAIMS = 20  # by how many claims at most something is found with small limits
 KEYS = st.sampled_from(["a", "b", "c", None])
 TOPICS = st.sampled_from([None, None, "a", "*"])
@@ -48,6 +49,7 @@ class Message:
     state: str = "new"  # new, queued, claimed, dead, acked
     position: int = 0
     deliver_count: int = 0
+    dead_hours: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -136,12 +138,15 @@ class QueueMachine(RuleBasedStateMachine):
         ordering: of the consumers.
         bounded: the limits are small, so a claim need not take, release and find everything; then
             what it has taken and released is read from the tables, and it may return too little.
-            But nothing wrong, and in the end everything.
+            But nothing wrong, and in the end everything. So also where retention skips, which
+            takes and releases what it needs.
+        unread: what retention does with what a consumer owes.
     """
 
     url: str
     ordering: str
     bounded: bool = False
+    unread: str = "keep"
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,12 +334,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ rules
 
-    @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS)
-    def start(self, more: bool, limit: int | None, topic: str | None) -> None:
+    @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS,
+                unread=st.sampled_from(["keep", "keep", "drop"]))  # fmt: skip
+    def start(self, more: bool, limit: int | None, topic: str | None, unread: str) -> None:
+        self.unread, self.bounded = unread, self.bounded or unread == "drop"
         self.add_consumer("earliest", limit, None)
         if more:
             self.add_consumer("latest", None, topic)
-        value(self.conn, "create_group", self.stream, "group", PARTITIONS, "earliest")
+        self.group_id = value(self.conn, "create_group", self.stream, "group", PARTITIONS,
+                              "earliest")  # fmt: skip
 
     def add_consumer(self, begin: str, limit: int | None, topic: str | None) -> None:
         self.names += 1
@@ -604,10 +612,10 @@ class QueueMachine(RuleBasedStateMachine):
                 m.deliver_count += 1
         assert got.planned == len(planned)
         claim.settled = min(claim.settled, len(claim.original) - len(claim.held))
-        assert got.taken_over == (
+        assert got.taken_over + got.gone == (
             len(claim.original) - claim.settled - len(claim.held) - claim.dead
         )
-        assert got.gone == 0
+        assert got.gone <= len(claim.original & internals.skipped(self.conn, c.consumer_id))
         per_key: dict[Any, list[Message]] = defaultdict(list)
         for s in planned:
             m = c.messages[s]
@@ -618,12 +626,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(mode=MODES, calls=st.sampled_from([1, 3, 9]))
     def maintain(self, mode: str, calls: int) -> None:
-        """Retention of one message: all goes that nobody owes and nothing came after."""
+        """Retention of one message: all goes that nobody owes and nothing came after; with drop,
+        also what is owed and in no live claim. And dead letters that are old."""
         if self.retains is False:
-            value(self.conn, "set_retention", self.stream, p_messages=1)
+            call(self.conn, "set_retention", self.stream, p_messages=1, p_unread=self.unread,
+                 p_dead=timedelta(hours=KEEP_DEAD))  # fmt: skip
             self.retains = True
         for _ in range(calls):
             self.run(mode, lambda: call(self.conn, "maintain"))
+        if mode != "rollback":
+            self.lose_what_is_old()
         kept = internals.messages_published(self.conn, self.stream_id)
         for p in self.published[:]:
             seqs = {seq for seq, _ in p.messages}
@@ -637,9 +649,33 @@ class QueueMachine(RuleBasedStateMachine):
             self.was_overtaken = True
             self.trimmed |= seqs if p.consumers is None else set()
 
+    def lose_what_is_old(self) -> None:
+        """What retention has taken from the consumers, as the tables say; if it may."""
+        tables = {table.consumer_id: table for table in checker.read_here(self.conn)}
+        for c in self.consumers:
+            table = tables[c.consumer_id]
+            for m in c.messages.values():
+                if m.state == "dead" and m.seq not in table.dead:
+                    assert m.dead_hours >= KEEP_DEAD, f"{m} is not old"
+                    m.state = "acked"
+                assert m.state != "dead" or m.dead_hours <= KEEP_DEAD, f"{m} is too old"
+            if self.unread == "keep":
+                continue
+            self.expire(c)
+            self.take(c)
+            skipped = internals.skipped(self.conn, c.consumer_id)
+            left = table.untaken | table.of("ready", "delayed", "waiting", "claimed", "unsifted")
+            for m in c.messages.values():
+                if m.state in ("new", "queued", "claimed") and m.seq not in left:
+                    assert m.seq in skipped, f"{m} is nowhere, and not counted"
+                    assert m.state != "claimed", f"{m} was taken out of a live claim"
+                    m.state = "acked"
+
     @rule()
     def an_hour_passes(self) -> None:
         self.clock += 1
+        for m in [m for c in self.consumers for m in c.messages.values() if m.state == "dead"]:
+            m.dead_hours += 1
         clock.pass_time(self.conn, timedelta(hours=1))
 
     def for_all(self) -> set[int]:
@@ -727,7 +763,10 @@ class QueueMachine(RuleBasedStateMachine):
                     value(self.conn, "commit_offset", row.lease_id, row.next_offset)
                 else:
                     self.was_grouped.append(row.seq)
-        assert sorted(self.was_grouped) == sorted(self.for_all())
+        assert len(set(self.was_grouped)) == len(self.was_grouped), "worked off twice"
+        skipped = internals.skipped(self.conn, self.group_id)
+        assert set(self.was_grouped) | skipped == self.for_all()
+        assert not skipped or self.unread == "drop"
 
     def check(self) -> None:
         tables = checker.read_here(self.conn)

@@ -119,7 +119,7 @@ def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session:
         try:
             for _ in range(3):
                 call(session(), "capture", "t", "s")
-                copy: dict[str | None, Any] = dict(content(conn))
+                copy: dict[str | None, Any] = {**content(conn)}
                 for _ in range(10):
                     apply(copy, messages(conn))
                 call(session(), "release", "t", "s")
@@ -130,7 +130,7 @@ def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session:
             each.result()
     assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
     call(conn, "capture", "t", "s")
-    copy = dict(content(conn))
+    copy = {**content(conn)}
     conn.execute("insert into t values (100), (101); delete from t where id = 100")
     apply(copy, messages(conn))
     assert copy == content(conn)

@@ -57,6 +57,7 @@ VIEWS = (
     "message_states",
     "consumer_settings",
     "consumer_stats",
+    "open_claims",
     "consumer_health",
     "stream_bindings",
     "stream_schedules",

@@ -196,10 +196,11 @@ def test_it_is_what_a_walk_through_all_minutes_finds(conn: Conn, zone: str, midd
     ],
 )  # fmt: skip
 def test_an_interval_is_counted_from_its_start(
-    conn: Conn, options: dict[str, str], expected: list[str]
+    conn: Conn, options: dict[str, Any], expected: list[str]
 ) -> None:
     after = "2026-10-24 10:00+00"
-    assert times(conn, p_after=after, p_time_zone=BERLIN, **options) == expected
+    found = times(conn, None, 3, p_after=after, p_time_zone=BERLIN, **options)
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,28 @@ def test_settings_change_by_name_and_value(queue, run):
     assert "is not NAME=VALUE" in run("stream", "set", "s", "notify", code=2)
 
 
+def test_schedules(queue, run):
+    create = ("schedule", "create", "s", "nightly", "--data", "x", "--cron")
+    at = run(*create, "0 3 * * *", "--time-zone", "Europe/Berlin", "--key", "k").strip()
+    (schedule,) = queue.schedules("s")
+    assert schedule.next_at == datetime.fromisoformat(at)
+    assert (schedule.name, schedule.key, schedule.time_zone) == ("nightly", "k", "Europe/Berlin")
+    assert "p_replace" not in run(*create, "@daily", code=1)
+    run(*create, "@daily", "--replace")
+    run("schedule", "create", "s", "often", "--data", "y", "--every", "90 s")
+    run("schedule", "pause", "s", "often")
+    assert [json.loads(line)["paused"] for line in run("schedule", "list", "--json").splitlines()]
+    assert "nightly" in run("schedule", "list", "s")
+    run("schedule", "resume", "s", "often")
+    times = run("schedule", "times", "--every", "1 week", "--count", 2).splitlines()
+    assert datetime.fromisoformat(times[1]) - datetime.fromisoformat(times[0]) == timedelta(days=7)
+    assert "never comes" in run("schedule", "times", "--cron", "0 0 31 2 *", code=1)
+    run("schedule", "drop", "s", "often", "--yes")
+    run("schedule", "drop", "s", "often", "--if-exists")
+    assert "unknown schedule" in run("schedule", "drop", "s", "often", code=1)
+    assert [schedule.name for schedule in queue.schedules()] == ["nightly"]
+
+
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
     assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error

@@ -244,6 +244,24 @@ def test_waiting_finds_a_delay_that_ends_and_a_lease_that_ends(queue):
     assert received(queue, wait=20 * SECOND).messages[0].deliver_count == 2
 
 
+def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
+    """Both notify nobody: the client asks when they are due, and not each second only."""
+    at = queue.send("s", "late", deliver_at=datetime.now(UTC) + 1.3 * SECOND)
+    claim = received(queue, wait=20 * SECOND)
+    assert claim.messages[0].seq == at
+    late = datetime.now(UTC) - claim.messages[0].inserted_at
+    assert late < 1.7 * SECOND
+    planned = queue.create_schedule("s", "h", "x", every=2 * SECOND, headers={"a": 1})
+    (message,) = received(queue, ack=claim, wait=20 * SECOND).messages
+    assert message.headers == {"a": 1, "schedule": "h", "planned_at": f"{planned:%Y-%m-%dT%XZ}"}
+    assert timedelta() <= message.inserted_at - planned < 0.4 * SECOND
+    (schedule,) = queue.schedules("s")
+    assert (schedule.every, schedule.data, schedule.last_seq) == ("00:00:02", "x", message.seq)
+    assert schedule.next_at == planned + 2 * SECOND
+    again = queue.schedule_times(every="2 s", start=planned, after=planned, count=1)
+    assert again == [schedule.next_at]
+
+
 def test_waiting_is_over_in_time_and_acknowledges_first(queue):
     queue.send("s", "one")
     claim = received(queue)

@@ -40,9 +40,9 @@ class ClaimCalls(Calls):
             ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
                 round trip; None for none. A warning is logged for one that is not live.
             wait: when there is nothing, wait so long for a message; None for not at all. It ends
-                at once with a publication, within a second with a delay or another worker's lease
-                that is over; behind a pooler it looks once a second. Other threads that share
-                the client wait too. The connection goes on listening to the stream.
+                at once with a publication, with a delay or another worker's lease that is over, or
+                with the time of a schedule; behind a pooler it looks once a second. Other threads
+                that share the client wait too. The connection goes on listening to the stream.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time. A
@@ -59,7 +59,8 @@ class ClaimCalls(Calls):
         claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
         if patience:
             first, again = partial(claim_now, ack), partial(claim_now, None)
-            return self._waiting.first(stream, first, again, patience)
+            due = partial(self._due, stream, consumer)
+            return self._waiting.first(stream, first, again, patience, due=due)
         return claim_now(ack)
 
     def consume(
@@ -105,6 +106,14 @@ class ClaimCalls(Calls):
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
         return consuming.consume(self, stream, consumer, prefetch, timeout, wait)
+
+    def _due(self, stream: str, consumer: str) -> float | None:
+        return self._value(
+            "select extract(epoch from pgqueue.next_due(%s::text, %s::text) - clock_timestamp())"
+            "::float8",
+            stream,
+            consumer,
+        )
 
     def _claim(
         self,

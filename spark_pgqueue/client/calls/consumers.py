@@ -121,7 +121,8 @@ class ConsumerCalls(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry, skipped from pgqueue.consumer_stats"
+            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
+            " oldest_claim_at from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),

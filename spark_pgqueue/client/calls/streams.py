@@ -98,7 +98,7 @@ class StreamCalls(Calls):
     def streams(self) -> list[Stream]:
         """All streams, by name."""
         return self._statements.rows(
-            "select stream as name, kind, created_at, consumers, messages, bytes, settings"
+            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings"
             " from pgqueue.stream_stats order by stream",
             row_factory=class_row(Stream),
         )

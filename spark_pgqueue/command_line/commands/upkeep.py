@@ -1,4 +1,4 @@
-"""Commands that look at the queue and look after it, and the demo."""
+"""Commands that look after the queue, and the demo."""
 
 from __future__ import annotations
 
@@ -11,40 +11,14 @@ from typing import Annotated
 import psycopg
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from spark_pgqueue import client
 from spark_pgqueue.command_line.app import app, connect, fail, one_line
-from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
+from spark_pgqueue.command_line.arguments import Url, Yes, duration
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import show, table
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
-
-
-@app.command()
-def stats(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between looks, with --watch.")
-    ] = 2.0,
-    as_json: Json = False,
-    url: Url = None,
-) -> None:
-    """Show what each consumer has before it. Counts no messages, and so costs little."""
-    with connect(url) as queue:
-        if watch and not as_json and sys.stdout.isatty():
-            with Live(auto_refresh=False) as live:
-                while True:
-                    live.update(table(queue.stats(stream), client.ConsumerStats), refresh=True)
-                    time.sleep(interval)
-        show(queue.stats(stream), client.ConsumerStats, as_json)
-        while watch:
-            time.sleep(interval)
-            show(queue.stats(stream), client.ConsumerStats, as_json)
 
 
 @app.command()

@@ -1,0 +1,162 @@
+"""Messages that are sent at planned times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import Schedule
+
+
+class ScheduleCalls(Calls):
+    """Messages that are sent at planned times."""
+
+    def create_schedule(
+        self,
+        stream: str,
+        name: str,
+        data: str | bytes,
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        time_zone: str = "UTC",
+        start: datetime | None = None,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        consumers: Iterable[str] | None = None,
+        replace: bool = False,
+    ) -> datetime:
+        """Send a message at each time that a cron expression, or an interval, says.
+
+        It is sent by whoever claims for a consumer of the stream, or calls `maintain`, next; times
+        that were missed have one message together. It has two headers more: `schedule`, the
+        name, and `planned_at`, its time (of several that were missed the first), in UTC.
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters.
+            data: the payload, as in `send`.
+            cron: minute, hour, day of the month, month and day of the week, as Vixie's cron takes
+                them; or "@hourly", "@daily", ...
+            every: instead, an interval: a time of whole seconds, or in Postgres's words, as
+                "1 month". Days and months go by the calendar; "24 hours" by the clock.
+            time_zone: its name; in which the expression, and days and months, are meant.
+            start: the first time, from which `every` is counted (with its zone); None for one
+                interval from now.
+            key: as in `send`.
+            headers: as in `send`.
+            priority: as in `send`.
+            consumers: as in `send`.
+            replace: change an existing one to this; where its times stay the same, so does its
+                next one.
+
+        Returns:
+            its next time.
+
+        Raises:
+            PgQueueError: PQ003 times that never come, or that cannot be; PQ006 there is one of that
+                name; and as `send`.
+        """
+        binary = isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            arguments.text("data", data, "a str, or bytes for a binary stream")
+        return self._value(
+            "select pgqueue.create_schedule(%s::text, %s::text, %s::text, %s::interval, %s::text,"
+            " %s::text, %s::text, %s::jsonb, %s::int, %s::text[], %s::bytea, %s::timestamptz,"
+            " %s::boolean)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.maybe(arguments.text, "cron", cron),
+            arguments.maybe(_interval, "every", every),
+            arguments.text("time_zone", time_zone),
+            None if binary else data,
+            arguments.maybe(arguments.text, "key", key),
+            arguments.headers("headers", headers),
+            arguments.number("priority", priority, -32768, 32767),
+            arguments.maybe(arguments.texts, "consumers", consumers),
+            data if binary else None,
+            arguments.maybe(arguments.time, "start", start),
+            arguments.flag("replace", replace),
+        )
+
+    def drop_schedule(self, stream: str, name: str) -> None:
+        """Delete a schedule; what it sent stays."""
+        self._value("select pgqueue.drop_schedule(%s::text, %s::text)", *_names(stream, name))
+
+    def pause_schedule(self, stream: str, name: str) -> None:
+        """Let a schedule send nothing, until it is resumed. Safe to repeat."""
+        self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
+
+    def resume_schedule(self, stream: str, name: str) -> datetime:
+        """Let a paused schedule send again, from its next time on, which is returned."""
+        return self._value(
+            "select pgqueue.resume_schedule(%s::text, %s::text)", *_names(stream, name)
+        )
+
+    def schedules(self, stream: str | None = None) -> list[Schedule]:
+        """The schedules of a stream, or of all, by name."""
+        self._must_exist(stream)
+        rows = self._statements.rows(
+            "select stream, schedule as name, cron, every::text as every, time_zone, next_at,"
+            " paused, last_planned_at, last_sent_at, last_seq, last_error, key,"
+            " data, data_bytes, headers, priority, consumers"
+            " from pgqueue.stream_schedules where stream = coalesce(%s::text, stream)"
+            " order by stream, schedule",
+            [stream],
+            row_factory=dict_row,
+        )
+        return [_schedule(**row) for row in rows]
+
+    def schedule_times(
+        self,
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        time_zone: str = "UTC",
+        start: datetime | None = None,
+        after: datetime | None = None,
+        count: int = 5,
+    ) -> list[datetime]:
+        """The next times of a schedule that is not made yet: arguments as in `create_schedule`.
+
+        Args:
+            cron: when.
+            every: or this.
+            time_zone: of what.
+            start: of `every`.
+            after: times after this one (with its zone); None for now.
+            count: how many, 1 to 1,000.
+        """
+        rows = self._statements.rows(
+            "select * from pgqueue.schedule_times(%s::text, %s::interval, %s::text,"
+            " %s::timestamptz, %s::int, %s::timestamptz)",
+            [
+                arguments.maybe(arguments.text, "cron", cron),
+                arguments.maybe(_interval, "every", every),
+                arguments.text("time_zone", time_zone),
+                arguments.maybe(arguments.time, "after", after),
+                arguments.number("count", count, 1, 1000),
+                arguments.maybe(arguments.time, "start", start),
+            ],
+        )
+        return [at for (at,) in rows]
+
+
+def _names(stream: str, name: str) -> tuple[str, str]:
+    return arguments.text("stream", stream), arguments.text("name", name)
+
+
+def _interval(name: str, value: timedelta | str) -> timedelta | str:
+    return (
+        arguments.text(name, value) if isinstance(value, str) else arguments.duration(name, value)
+    )
+
+
+def _schedule(data: str | None, data_bytes: bytes | None, **others: Any) -> Schedule:
+    return Schedule(data=data if data_bytes is None else data_bytes, **others)

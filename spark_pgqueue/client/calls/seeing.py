@@ -1,0 +1,78 @@
+"""What there is, and why a message is where it is."""
+
+from __future__ import annotations
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.consumers import ConsumerCalls
+from spark_pgqueue.client.calls.streams import StreamCalls
+from spark_pgqueue.client.results import Explanation, Look, OpenClaim, PartitionStats
+
+
+class SeeCalls(StreamCalls, ConsumerCalls):
+    """What there is, and why a message is where it is."""
+
+    def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
+        """Why a message is where it is, for one consumer.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seq: the message's number.
+
+        Returns:
+            its state, the reason, and until when that holds. For people: it may read all that the
+            consumer has in hand.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 no number.
+        """
+        (found,) = self._statements.rows(
+            "select state, because, until"
+            " from pgqueue.explain_message(%s::text, %s::text, %s::bigint)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.long("seq", seq),
+            ],
+            row_factory=class_row(Explanation),
+        )
+        return found
+
+    def open_claims(
+        self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
+    ) -> list[OpenClaim]:
+        """The claims that are held, those first whose lease ends first; of all, or of one consumer.
+
+        Args:
+            stream: the stream's name; None for all.
+            consumer: the consumer's name; None for all.
+            limit: at most so many.
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, claim_id, query, claimed_at, lease_until, expired, messages,"
+            " remaining, first_seq from pgqueue.open_claims"
+            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
+            " order by lease_until limit %s",
+            [
+                stream,
+                arguments.maybe(arguments.text, "consumer", consumer),
+                arguments.number("limit", limit),
+            ],
+            row_factory=class_row(OpenClaim),
+        )
+
+    def look(self) -> Look:
+        """All figures of all streams, for who shows them again and again: it counts no messages."""
+        rows = self._statements.rows(
+            'select stream, "group", partition, worker, lease_until, committed_at, behind'
+            ' from pgqueue.group_stats order by stream, "group", partition'
+        )
+        return Look(
+            at=self._value("select clock_timestamp()"),
+            streams=self.streams(),
+            consumers=self.stats(),
+            partitions=[(row[0], row[1], PartitionStats(*row[2:])) for row in rows],
+        )

@@ -1,0 +1,44 @@
+"""What happens per second, told by two looks: nobody counts, and the database keeps no history."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spark_pgqueue.client.results import Look
+
+
+class Rates(NamedTuple):
+    """Messages per second between two looks.
+
+    Attributes:
+        sent: to the stream; None: it, or the consumer, is not in both looks, or began anew.
+        settled: acknowledged by the consumer, or dead.
+        empty_in: seconds until the backlog is empty, if it goes on so; None: it does not shrink.
+    """
+
+    sent: float | None
+    settled: float | None
+    empty_in: float | None
+
+
+def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
+    """The rates of each consumer of the second look, by stream and name."""
+    seconds = (after.at - before.at).total_seconds() if before else 0.0
+    sent = {each.name: each.sent for each in before.streams} if before else {}
+    settled = {(s.stream, s.consumer): s.settled for s in before.consumers} if before else {}
+    now_sent = {each.name: each.sent for each in after.streams}
+    found = {}
+    for each in after.consumers:
+        name = (each.stream, each.consumer)
+        coming = _rate(sent.get(each.stream), now_sent.get(each.stream), seconds)
+        going = _rate(settled.get(name), each.settled, seconds)
+        less = (going or 0.0) - (coming or 0.0)
+        found[name] = Rates(coming, going, each.backlog / less if less > 0 else None)
+    return found
+
+
+def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
+    # A counter that fell is of a stream or consumer that was made anew, or restored.
+    if before is None or after is None or after < before or seconds <= 0:
+        return None
+    return (after - before) / seconds

@@ -1,0 +1,142 @@
+"""Commands of `pgqueue schedule`."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.arguments import (
+    IfExists,
+    Json,
+    StreamName,
+    Url,
+    Yes,
+    header,
+    moment,
+)
+from spark_pgqueue.command_line.input import confirm, payload_of
+from spark_pgqueue.command_line.output import show
+
+schedule_app = typer.Typer(help="Send messages at planned times.", **PLAIN)
+app.add_typer(schedule_app, name="schedule")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Cron = Annotated[
+    str | None,
+    typer.Option(
+        metavar="'M H D M W'",
+        help="When: minute, hour, day of the month, month and day of the week; or @daily, ...",
+    ),
+]
+Every = Annotated[
+    str | None,
+    typer.Option(metavar="INTERVAL", help="Or this: '15 minutes', or '1 month' by the calendar."),
+]
+TimeZone = Annotated[str, typer.Option(metavar="NAME", help="Such as Europe/Berlin.")]
+Start = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moment, metavar="TIME", help="From when INTERVAL is counted. Default: one from now."
+    ),
+]
+
+
+@schedule_app.command("create")
+def schedule_create(
+    stream: StreamName,
+    name: Name,
+    data: Annotated[str, typer.Option(help="The payload.", show_default=False)],
+    cron: Cron = None,
+    every: Every = None,
+    time_zone: TimeZone = "UTC",
+    start: Start = None,
+    key: Annotated[str | None, typer.Option(help="What ordering by key goes by.")] = None,
+    header: Annotated[
+        list[Any] | None,
+        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
+    consumer: Annotated[
+        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Change an existing one.")] = False,
+    url: Url = None,
+) -> None:
+    """Create a schedule, and print its next time."""
+    with connect(url) as queue:
+        binary = queue.kind(stream) == "binary"
+        at = queue.create_schedule(
+            stream,
+            name,
+            payload_of(os.fsencode(data), binary),
+            cron=cron,
+            every=every,
+            time_zone=time_zone,
+            start=start,
+            key=key,
+            headers=dict(header) if header else None,
+            priority=priority,
+            consumers=consumer,
+            replace=replace,
+        )
+    print(at.isoformat())
+
+
+@schedule_app.command("drop")
+def schedule_drop(
+    stream: StreamName, name: Name, yes: Yes = False, if_exists: IfExists = False, url: Url = None
+) -> None:
+    """Delete a schedule; what it sent stays."""
+    with connect(url) as queue:
+        if any(each.name == name for each in queue.schedules(stream)):
+            confirm(f"Delete schedule {name!r} of stream {stream!r}?", yes)
+        elif if_exists:
+            return
+        queue.drop_schedule(stream, name)
+
+
+@schedule_app.command("list")
+def schedule_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the schedules: when they send next, and sent last."""
+    with connect(url) as queue:
+        show(queue.schedules(stream), client.Schedule, as_json)
+
+
+@schedule_app.command("pause")
+def schedule_pause(stream: StreamName, name: Name, url: Url = None) -> None:
+    """Let a schedule send nothing, until it is resumed."""
+    with connect(url) as queue:
+        queue.pause_schedule(stream, name)
+
+
+@schedule_app.command("resume")
+def schedule_resume(stream: StreamName, name: Name, url: Url = None) -> None:
+    """Let a paused schedule send again, and print its next time."""
+    with connect(url) as queue:
+        print(queue.resume_schedule(stream, name).isoformat())
+
+
+@schedule_app.command("times")
+def schedule_times(
+    cron: Cron = None,
+    every: Every = None,
+    time_zone: TimeZone = "UTC",
+    start: Start = None,
+    count: Annotated[int, typer.Option(min=1, max=1000)] = 5,
+    url: Url = None,
+) -> None:
+    """Print the next times of a schedule that is not made yet."""
+    with connect(url) as queue:
+        for at in queue.schedule_times(
+            cron=cron, every=every, time_zone=time_zone, start=start, count=count
+        ):
+            print(at.isoformat())

@@ -1,0 +1,267 @@
+"""Commands that look: at figures, once or again and again, and at single messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spark_pgqueue import client, metrics, serving
+from spark_pgqueue.client import ConsumerStats, Look, Rates
+from spark_pgqueue.command_line.app import app, connect, one_line
+from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url
+from spark_pgqueue.command_line.output import json_of_fields, json_of_row, per_second, show, span
+from spark_pgqueue.printable import printable
+
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")]
+
+AllRates = dict[tuple[str, str], Rates]
+Cells = dict[str, Callable[[ConsumerStats, Look, Rates], str]]
+
+
+def _count(name: str) -> Callable[[ConsumerStats, Look, Rates], str]:
+    return lambda each, look, rates: f"{getattr(each, name):,}"
+
+
+def _age(since: datetime | None, look: Look) -> str:
+    return span(None if since is None else max(0.0, (look.at - since).total_seconds()))
+
+
+# By heading, in the order of the columns. A terminal is 80 columns wide.
+NAMES: Cells = {
+    "stream": lambda each, look, rates: printable(each.stream),
+    "consumer": lambda each, look, rates: printable(each.consumer),
+}
+RATES: Cells = {
+    "sent/s": lambda each, look, rates: per_second(rates.sent),
+    "settled/s": lambda each, look, rates: per_second(rates.settled),
+}
+OLDEST: Cells = {"oldest": lambda each, look, rates: _age(each.oldest_at, look)}
+COUNTS: Cells = {
+    name: _count(name)
+    for name in ("new", "ready", "delayed", "waiting", "claimed", "dead", "backlog", "expired")
+}
+TOP: Cells = {
+    **NAMES,
+    "backlog": _count("backlog"),
+    **RATES,
+    "empty in": lambda each, look, rates: span(rates.empty_in),
+    **OLDEST,
+    "claimed": _count("claimed"),
+    "held": lambda each, look, rates: _age(each.oldest_claim_at, look),
+    "dead": _count("dead"),
+    "": lambda each, look, rates: ", ".join(
+        word for word, so in (("paused", each.paused), ("expired", each.expired)) if so
+    ),
+}
+
+
+class Sorting(StrEnum):
+    """What `top` shows first."""
+
+    backlog = "backlog"
+    age = "age"
+    sent = "sent"
+    settled = "settled"
+    claimed = "claimed"
+    dead = "dead"
+
+
+@app.command()
+def stats(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until Ctrl-C, with rates.")
+    ] = False,
+    interval: Interval = 2.0,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show what each consumer has before it. Counts no messages, and so costs little.
+
+    oldest: since when a message waits that could be delivered now. With --watch, also how many
+    messages per second are sent to the consumer's stream, and settled: acknowledged, or dead.
+    """
+    with connect(url) as queue:
+        rows = queue.stats(stream)  # an unknown stream is an error
+        if as_json and not watch:
+            show(rows, ConsumerStats, as_json)
+            return
+
+        def table(look: Look, rates: AllRates) -> Table:
+            shown = [each for each in look.consumers if stream in (None, each.stream)]
+            return _table({**NAMES, **COUNTS, **OLDEST, **(RATES if watch else {})},
+                          shown, look, rates)  # fmt: skip
+
+        if not watch and not rows:
+            show(rows, ConsumerStats, as_json)
+        elif not as_json:
+            _show_again(queue, table, interval, None if watch else 1)
+        else:
+            for look, rates in _looks(queue, interval):
+                for each in look.consumers:
+                    if stream in (None, each.stream):
+                        print(_json_of(each, look, rates), flush=True)
+
+
+@app.command()
+def top(
+    by: Annotated[Sorting, typer.Option(help="What comes first.")] = Sorting.backlog,
+    interval: Interval = 2.0,
+    looks: Annotated[
+        int | None, typer.Option("--count", min=1, help="End after so many looks.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Watch the consumers of all streams, those first that have most before them; ends with Ctrl-C.
+
+    empty in: when the backlog is worked off, if it goes on so. oldest: since when a message waits
+    that could be delivered now. held: since when the oldest claim is held.
+    """
+    console = Console()
+
+    def table(look: Look, rates: AllRates) -> Table:
+        def size(each: ConsumerStats) -> float:
+            rate = rates[each.stream, each.consumer]
+            if by == Sorting.age:
+                since = each.oldest_at or look.at
+                return (look.at - since).total_seconds()
+            if by in (Sorting.sent, Sorting.settled):
+                return getattr(rate, by.value) or 0.0
+            return getattr(each, by.value)
+
+        rows = sorted(look.consumers, key=size, reverse=True)
+        return _table(TOP, rows[: max(1, console.height - 2)], look, rates)
+
+    with connect(url) as queue:
+        _show_again(queue, table, interval, looks)
+
+
+@app.command()
+def explain(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, show_default=False)],
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Say why a message is where it is, for one consumer, and until when."""
+    with connect(url) as queue:
+        found = queue.explain(stream, consumer, seq)
+    if as_json:
+        print(json_of_row(found))
+    else:
+        until = f" (until {found.until:%Y-%m-%d %H:%M:%S %Z})" if found.until else ""
+        print(f"{found.state}: {one_line(found.because)}{until}")
+
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Serve them there, until Ctrl-C. Without a host, to this machine alone; 0.0.0.0:PORT "
+        "for all.",
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A name by which others may ask for it; can be repeated."),
+]
+
+
+@app.command("metrics")
+def print_metrics(
+    listen: Listen = None,
+    allow_host: AllowHost = None,
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Print a dashboard for Grafana, to be imported.")
+    ] = False,
+    url: Url = None,
+) -> None:
+    """Print all figures as OpenMetrics text; or serve them at /metrics, for Prometheus."""
+    if grafana:
+        print(metrics.DASHBOARD.read_text(), end="")
+        return
+    with connect(url) as queue:
+        if listen is None:
+            print(metrics.look_at(queue), end="")
+            return
+        where = address_of(listen, metrics.PORT)
+        queue.look()  # before it listens: what is wrong now will not get better
+        with metrics.serve(lambda: queue, where, tuple(allow_host or ())) as server:
+            serve(server, where, "metrics")
+
+
+def address_of(text: str, port: int) -> serving.Address:
+    try:
+        return serving.address(text, port)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--listen") from None
+
+
+def serve(server: serving.Server, where: serving.Address, path: str = "") -> None:
+    """Say where it listens and to whom, and answer until Ctrl-C."""
+    to = (
+        "this machine alone" if where.is_local else "everybody who can reach it, without a password"
+    )
+    print(f"Listening at {server.url}{path}, to {to}.", file=sys.stderr, flush=True)
+    server.serve_forever()
+
+
+def _show_again(
+    queue: client.Client,
+    table: Callable[[Look, AllRates], Table],
+    interval: float,
+    looks: int | None,
+) -> None:
+    """Show a table of each look: in place in a terminal, else one after the other."""
+    with ExitStack() as stack:
+        live = stack.enter_context(Live(auto_refresh=False)) if sys.stdout.isatty() else None
+        for number, (look, rates) in enumerate(_looks(queue, interval), 1):
+            if live:
+                live.update(table(look, rates), refresh=True)
+            else:  # not cut to 80 columns in a file or a pipe
+                Console(width=250).print(table(look, rates))
+                sys.stdout.flush()
+            if number == looks:
+                return
+
+
+def _looks(queue: client.Client, interval: float) -> Iterator[tuple[Look, AllRates]]:
+    """Looks for ever, each with the rates since the one before."""
+    before = None
+    while True:
+        look = queue.look()
+        yield look, client.rates(before, look)
+        before = look
+        time.sleep(interval)
+
+
+def _table(cells: Cells, rows: list[ConsumerStats], look: Look, rates: AllRates) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in cells:
+        if name in NAMES:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for each in rows:
+        rate = rates[each.stream, each.consumer]
+        table.add_row(*(Text(cell(each, look, rate)) for cell in cells.values()))
+    return table
+
+
+def _json_of(each: ConsumerStats, look: Look, rates: AllRates) -> str:
+    rate = rates[each.stream, each.consumer]
+    more = {"at": look.at, "sent_per_second": rate.sent, "settled_per_second": rate.settled}
+    return json_of_fields(dataclasses.asdict(each) | more)

@@ -1,0 +1,265 @@
+"""What there is as OpenMetrics text, for Prometheus and others that ask every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+
+from spark_pgqueue import serving
+from spark_pgqueue.client import Client, ConsumerStats, Look, PartitionStats, Stream
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.serving import Answer, Request
+
+KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PORT = 9187
+DASHBOARD = Path(__file__).with_name("grafana.json")
+
+Labels = dict[str, str]
+Sample = tuple[Labels, float | int | None]
+
+
+class Family(NamedTuple):
+    """A metric: its samples have a name, a type and a meaning in common.
+
+    Attributes:
+        name: without the suffix of its type.
+        type: gauge, counter or stateset.
+        help: one sentence.
+        samples: labels and value of each at a look; None: there is none.
+        unit: the last word of the name; empty: none.
+    """
+
+    name: str
+    type: str
+    help: str
+    samples: Callable[[Look], Iterable[Sample]]
+    unit: str = ""
+
+
+STATES = ("new", "ready", "delayed", "waiting", "claimed", "dead")
+
+
+def _of_streams(value: Callable[[Stream], float]) -> Callable[[Look], Iterator[Sample]]:
+    return lambda look: (({"stream": each.name}, value(each)) for each in look.streams)
+
+
+def _of_consumers(
+    value: Callable[[ConsumerStats, Look], float | None],
+) -> Callable[[Look], Iterator[Sample]]:
+    return lambda look: ((_labels(each), value(each, look)) for each in look.consumers)
+
+
+def _of_partitions(
+    value: Callable[[PartitionStats], float],
+) -> Callable[[Look], Iterator[Sample]]:
+    return lambda look: (
+        ({"stream": stream, "group": group, "partition": str(each.partition)}, value(each))
+        for stream, group, each in look.partitions
+    )
+
+
+def _labels(consumer: ConsumerStats) -> Labels:
+    return {"stream": consumer.stream, "consumer": consumer.consumer}
+
+
+def _by_state(look: Look) -> Iterator[Sample]:
+    for each in look.consumers:
+        for state in STATES:
+            yield _labels(each) | {"state": state}, getattr(each, state)
+
+
+def _age(look: Look, since: object) -> float:
+    """Seconds up to a look; 0 when there is nothing that is so old."""
+    return 0 if since is None else max(0.0, (look.at - since).total_seconds())  # type: ignore[operator]
+
+
+FAMILIES = (
+    Family(
+        "pgqueue_stream_sent",
+        "counter",
+        "Messages sent to the stream; what was rolled back counts.",
+        _of_streams(lambda s: s.sent),
+    ),
+    Family(
+        "pgqueue_stream_messages",
+        "gauge",
+        "Messages stored, by the planner's estimate.",
+        _of_streams(lambda s: s.messages),
+    ),
+    Family(
+        "pgqueue_stream_size_bytes",
+        "gauge",
+        "What the stream's messages and their indexes take on disk.",
+        _of_streams(lambda s: s.bytes),
+        "bytes",
+    ),
+    Family(
+        "pgqueue_stream_consumers",
+        "gauge",
+        "Consumers and groups of the stream.",
+        _of_streams(lambda s: s.consumers),
+    ),
+    Family(
+        "pgqueue_consumer_messages",
+        "gauge",
+        "Messages that the consumer is not done with, by state.",
+        _by_state,
+    ),
+    Family(
+        "pgqueue_consumer_backlog",
+        "gauge",
+        "Messages that are neither claimed nor dead: new, ready, delayed and waiting.",
+        _of_consumers(lambda c, _: c.backlog),
+    ),
+    Family(
+        "pgqueue_consumer_taken",
+        "counter",
+        "Messages that the consumer took in hand, at the latest when they were delivered.",
+        _of_consumers(lambda c, _: c.taken),
+    ),
+    Family(
+        "pgqueue_consumer_settled",
+        "counter",
+        "Messages that were acknowledged, or died.",
+        _of_consumers(lambda c, _: c.settled),
+    ),
+    Family(
+        "pgqueue_consumer_skipped",
+        "counter",
+        "Messages that the stream's retention took from the consumer.",
+        _of_consumers(lambda c, _: c.skipped),
+    ),
+    Family(
+        "pgqueue_consumer_oldest_age_seconds",
+        "gauge",
+        "Since when the oldest message was sent that could be delivered now; 0 without.",
+        _of_consumers(lambda c, look: _age(look, c.oldest_at)),
+        "seconds",
+    ),
+    Family(
+        "pgqueue_consumer_claims",
+        "gauge",
+        "Claims that are held, those past their visibility timeout included.",
+        _of_consumers(lambda c, _: c.claims),
+    ),
+    Family(
+        "pgqueue_consumer_expired_claims",
+        "gauge",
+        "Claims past their visibility timeout that nobody has taken over.",
+        _of_consumers(lambda c, _: c.expired),
+    ),
+    Family(
+        "pgqueue_consumer_oldest_claim_seconds",
+        "gauge",
+        "Since when the oldest claim is held; 0 without.",
+        _of_consumers(lambda c, look: _age(look, c.oldest_claim_at)),
+        "seconds",
+    ),
+    Family(
+        "pgqueue_consumer_paused",
+        "gauge",
+        "1 for a consumer that claims nothing until it is resumed.",
+        _of_consumers(lambda c, _: int(c.paused)),
+    ),
+    Family(
+        "pgqueue_group_behind",
+        "gauge",
+        "Messages of the group, of all keys, after what the partition has done.",
+        _of_partitions(lambda p: p.behind),
+    ),
+    Family(
+        "pgqueue_group_owned",
+        "gauge",
+        "1 for a partition that a worker has, 0 for one that nobody has.",
+        _of_partitions(lambda p: int(p.worker is not None)),
+    ),
+)
+
+
+def text(look: Look | None, seconds: float) -> str:
+    """All metrics at a look.
+
+    Args:
+        look: what was seen; None: the database could not be asked.
+        seconds: how long that took.
+    """
+    families = [
+        Family(
+            "pgqueue_up",
+            "gauge",
+            "Whether the database answered.",
+            lambda _: [({}, int(bool(look)))],
+        ),
+        Family(
+            "pgqueue_look_seconds",
+            "gauge",
+            "How long the database took to answer.",
+            lambda _: [({}, seconds)],
+            "seconds",
+        ),
+    ]
+    if look:
+        families += FAMILIES
+    lines: list[str] = []
+    for family in families:
+        suffix = "_total" if family.type == "counter" else ""
+        lines.append(f"# TYPE {family.name} {family.type}")
+        if family.unit:
+            lines.append(f"# UNIT {family.name} {family.unit}")
+        lines.append(f"# HELP {family.name} {_escaped(family.help)}")
+        for labels, value in family.samples(look) if look else family.samples(None):  # type: ignore[arg-type]
+            if value is not None:
+                lines.append(f"{family.name}{suffix}{_written(labels)} {value}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def look_at(queue: Client) -> str:
+    """All metrics of a database, now."""
+    began = time.monotonic()
+    look = queue.look()
+    return text(look, time.monotonic() - began)
+
+
+def serve(
+    queue: Callable[[], Client], where: serving.Address, names: tuple[str, ...]
+) -> serving.Server:
+    """A server of the metrics at /metrics; call its `serve_forever`.
+
+    Args:
+        queue: gives a client, each time that somebody asks.
+        where: to listen.
+        names: see `serving.Server`.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    scrape = serving.Shared(lambda: _scrape(queue))
+
+    def answer(request: Request) -> Answer:
+        if request.path == "/metrics" and request.method == "GET":
+            return Answer(scrape().encode(), KIND)
+        return Answer(b"pgqueue: see /metrics\n", "text/plain; charset=utf-8", 404)
+
+    return serving.Server(where, answer, names=names)
+
+
+def _scrape(queue: Callable[[], Client]) -> str:
+    began = time.monotonic()
+    try:
+        return look_at(queue())
+    except (PgQueueError, psycopg.Error) as error:
+        serving.log(error)
+        return text(None, time.monotonic() - began)
+
+
+def _written(labels: Labels) -> str:
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,0 +1,16 @@
+"""The worker: calls a handler for each message of a consumer, and settles what comes of it.
+
+from spark_pgqueue import Consumer, Reject
+
+def bill(message):
+    if not known(message.data):
+        raise Reject("no such customer")
+    ...
+
+Consumer("postgresql://me@host/db", "orders", "billing").run(bill, concurrency=8)
+"""
+
+from spark_pgqueue.worker.consumer import Consumer
+from spark_pgqueue.worker.verdicts import Reject, Retry
+
+__all__ = ["Consumer", "Reject", "Retry"]

@@ -1,0 +1,69 @@
+"""What `run` and its like take, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.postgres.errors import PgQueueError
+
+MOST = 10_000
+"""Slots, and messages of a batch."""
+
+Wrap = Callable[[Any], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a worker works; `Consumer.run` says what each is.
+
+    Raises:
+        PgQueueError: one has a value that is not allowed, or contradicts another.
+    """
+
+    concurrency: int = 1
+    processes: int | None = None
+    batch: int | None = None
+    prefetch: int = 500
+    transactional: bool = False
+    timeout: timedelta | None = None
+    grace: timedelta = timedelta(seconds=25)
+    visibility_timeout: timedelta | None = None
+    wait: timedelta | None = None
+    on_start: Callable[[], Any] | None = None
+    on_success: Callable[[Any, Any], Any] | None = None
+    on_failure: Callable[[Any, BaseException], Any] | None = None
+    on_stop: Callable[[], Any] | None = None
+    wrap: Wrap | None = None
+
+    def __post_init__(self):
+        arguments.number("concurrency", self.concurrency, 1, MOST)
+        arguments.maybe(lambda name, n: arguments.number(name, n, 1, 1000), "processes",
+                        self.processes)  # fmt: skip
+        arguments.maybe(lambda name, n: arguments.number(name, n, 1, MOST), "batch", self.batch)
+        arguments.number("prefetch", self.prefetch, 0, 1_000_000)
+        arguments.flag("transactional", self.transactional)
+        for name in ("timeout", "visibility_timeout"):
+            value = arguments.maybe(arguments.duration, name, getattr(self, name))
+            if value is not None and value <= timedelta():
+                raise PgQueueError(f"{name} must be longer than 0, not {value}")
+        arguments.patience("grace", self.grace)
+        arguments.maybe(arguments.patience, "wait", self.wait)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.startswith(("on_", "wrap")) and not (value is None or callable(value)):
+                raise PgQueueError(f"{field.name} must be a function, not {type(value).__name__}")
+        if self.processes is not None and self.concurrency != 1:
+            raise PgQueueError(
+                "concurrency is of threads, or of tasks: a process has one call at a time",
+                hint="give processes alone, as many as there are to be",
+            )
+
+    @property
+    def slots(self) -> int:
+        """How many calls of the handler there are at a time."""
+        return self.processes or self.concurrency

@@ -1,0 +1,149 @@
+"""Calls of the handler in a process of their own, which may be killed, or die."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from spark_pgqueue.client.results import Message
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.worker.attempts import Attempt, name_of
+from spark_pgqueue.worker.verdicts import Outcome, Retry, clean
+
+_PATIENCE = 60.0  # seconds for a process to import what the handler needs
+_PAUSE = 1.0  # seconds, after one that could not be started
+
+logger = logging.getLogger("spark_pgqueue.worker")
+
+
+class Child:
+    """Calls the handler in a process, which is replaced when it dies. Used by one thread.
+
+    Args:
+        attempt: what is called there.
+        timeout: of a call, for messages.
+
+    Raises:
+        PgQueueError: the handler cannot be sent to another process.
+    """
+
+    def __init__(self, attempt: Attempt, timeout: timedelta | None):
+        try:
+            pickle.dumps(attempt)
+        except Exception as error:
+            raise PgQueueError(
+                f"the handler cannot be sent to another process: {error}",
+                hint="give a function of a module (wrap as well), no lambda and no inner function",
+            ) from None
+        self._attempt = attempt
+        self._timeout = timeout
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._is_interrupted = False
+
+    def start(self) -> None:
+        """Start the process.
+
+        Raises:
+            PgQueueError: it ended, or it was not ready in a minute.
+        """
+        context = multiprocessing.get_context("spawn")  # this process has threads
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._attempt), name="pgqueue worker", daemon=True
+        )
+        self._process.start()
+        theirs.close()  # or its end would not be noticed
+        try:
+            if self._pipe.poll(_PATIENCE) and self._pipe.recv():
+                return
+        except (EOFError, OSError):
+            pass
+        raise PgQueueError(
+            f"a process for the handler could not be started: {self._reap()}",
+            hint='a script that runs a worker does it under if __name__ == "__main__":',
+        )
+
+    def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
+        """Call the handler; see `Attempt`. Of an error only its verdict comes back."""
+        try:
+            if self._process is None:
+                self.start()
+            assert self._pipe is not None
+            self._pipe.send((claim_id, messages))
+            outcome, result = self._pipe.recv()
+        except (EOFError, OSError):
+            how = self._reap()
+            if self._is_interrupted:
+                self._is_interrupted = False
+                outcome = Retry(reason=f"timed out after {self._timeout}")
+            else:
+                outcome = Retry(reason=f"the process that had it died: {how}")
+                logger.warning("%s: %s", name_of(messages), outcome.reason)
+            return outcome, outcome
+        except Exception as error:  # no process could be started
+            time.sleep(_PAUSE)
+            outcome = Retry(reason=clean(str(error)))
+            return outcome, outcome
+        return outcome, result
+
+    def interrupt(self) -> bool:
+        """Kill the process."""
+        process = self._process
+        if process is not None:
+            self._is_interrupted = True
+            with suppress(ValueError):  # it died by itself, and was reaped
+                process.kill()
+        return True
+
+    def close(self) -> None:
+        """End the process, after the call at hand."""
+        if self._process is not None:
+            self._reap()
+
+    def _reap(self) -> str:
+        """Let the process end, and forget it; returns how it ended."""
+        process, self._process = self._process, None
+        assert process is not None
+        assert self._pipe is not None
+        self._pipe.close()
+        process.join(1)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        code = process.exitcode or 0
+        process.close()
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _serve(pipe: Connection, attempt: Attempt) -> None:
+    """In the process: call the handler as often as one asks."""
+    # Ctrl-C, and whoever stops a service, signal all processes: the worker decides when to end.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        pipe.send(True)
+        while True:
+            claim_id, messages = pipe.recv()
+            outcome, result = attempt(claim_id, messages)
+            pipe.send((outcome, outcome if isinstance(result, BaseException) else _sent(result)))
+    except (EOFError, OSError):  # the worker is over
+        attempt.close()
+
+
+def _sent(result: Any) -> Any:
+    """What a handler returned, if it can be sent; else how it shows itself."""
+    try:
+        pickle.dumps(result)
+    except Exception:
+        return repr(result)
+    return result

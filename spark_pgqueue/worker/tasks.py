@@ -1,0 +1,108 @@
+"""A crew of asyncio tasks: calls of a handler that is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+from spark_pgqueue.worker.attempts import Hooks, failed
+from spark_pgqueue.worker.board import Board, Job, Messages, Slot
+from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.verdicts import Fate, Outcome, Retry
+
+AsyncHandler = Callable[[Any], Awaitable[Any]]
+
+
+class Tasks:
+    """So many tasks at a time, in the loop that is running.
+
+    Args:
+        board: where the jobs are.
+        handler: called with a message, or with a list of them.
+        options: those of the worker.
+        hooks: to be called after a call.
+    """
+
+    def __init__(self, board: Board, handler: AsyncHandler, options: Options, hooks: Hooks):
+        self._board = board
+        self._handler = handler
+        self._options = options
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    def start(self) -> None:
+        """See `Crew`."""
+
+    def feed(self) -> None:
+        """See `Crew`. Called by another thread than the loop's."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def next_timeout(self) -> float | None:
+        """See `Crew`: tasks look after that by themselves."""
+        return None
+
+    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
+        """See `Crew`: what is over its time is cancelled."""
+        return []
+
+    def end(self) -> None:
+        """See `Crew`."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    async def join(self) -> None:
+        """Wait until all of them are over."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begin(self) -> None:
+        todo = self._board.todo
+        while len(self._tasks) < self._options.slots and not self._board.is_closed:
+            try:
+                job = todo.popleft()
+            except IndexError:
+                return
+            task = self._loop.create_task(self._work(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._go_on)
+
+    def _go_on(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._begin()
+
+    def _cancel(self) -> None:
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _work(self, job: Job) -> None:
+        calls = Slot(self._board).calls(job)
+        messages = next(calls, None)
+        while messages is not None:
+            outcome, result = await self._call(messages)
+            self._hooks.after(messages, outcome, result)
+            try:
+                messages = calls.send(outcome)
+            except StopIteration:
+                break
+
+    async def _call(self, messages: Messages) -> tuple[Outcome, Any]:
+        options = self._options
+        given = messages[0] if options.batch is None else list(messages)
+        seconds = None if options.timeout is None else options.timeout.total_seconds()
+        time = asyncio.timeout(seconds)
+        try:
+            async with time:
+                with options.wrap(given) if options.wrap else nullcontext():
+                    return Fate.done, await self._handler(given)
+        except TimeoutError as error:
+            if time.expired():
+                return Retry(reason=f"timed out after {options.timeout}"), error
+            return failed(messages, error), error
+        except BaseException as error:
+            if self._is_over:  # cancelled, and given back
+                raise
+            return failed(messages, error), error

@@ -1,0 +1,117 @@
+"""A crew of threads. What each does with a call, by itself or in a process, is its attempt's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from spark_pgqueue.worker.attempts import Hooks
+from spark_pgqueue.worker.board import Board, Job, Messages, Slot
+from spark_pgqueue.worker.verdicts import Outcome
+
+
+class Attempts(Protocol):
+    """Calls of the handler, in one thread."""
+
+    def start(self) -> None: ...
+    def __call__(self, claim_id: int, messages: Messages) -> tuple[Outcome, Any]: ...
+    def interrupt(self) -> bool:
+        """End the call at hand, if that is possible; returns whether it is."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Threads:
+    """So many threads.
+
+    Args:
+        board: where the jobs are.
+        count: how many.
+        attempts: makes what calls the handler, for a thread.
+        hooks: to be called after a call.
+        timeout: seconds of a call; None for any.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        count: int,
+        attempts: Callable[[], Attempts],
+        hooks: Hooks,
+        timeout: float | None,
+    ):
+        self._board = board
+        self._count = count
+        self._attempts = attempts
+        self._hooks = hooks
+        self._timeout = timeout
+        self._slots: dict[Slot, tuple[Attempts, threading.Thread]] = {}
+
+    def start(self) -> None:
+        """See `Crew`."""
+        ready = [self._attempts() for _ in range(self._count)]
+        for attempts in ready:
+            attempts.start()
+        for attempts in ready:
+            self._add(attempts)
+
+    def feed(self) -> None:
+        """See `Crew`: threads wait at the board."""
+
+    def next_timeout(self) -> float | None:
+        """See `Crew`."""
+        if self._timeout is None:
+            return None
+        begun = [at[2] for slot in self._slots if (at := slot.at) is not None]
+        return min(begun) + self._timeout if begun else None
+
+    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
+        """See `Crew`. A thread cannot be ended: another one takes its place."""
+        left: list[tuple[Job, Messages]] = []
+        if self._timeout is None:
+            return left
+        for slot in list(self._slots):
+            at = slot.at
+            if at is None or now < at[2] + self._timeout or self._slots[slot][0].interrupt():
+                continue
+            slot.is_given_up = True
+            if slot.at is at:
+                left.append(at[:2])
+            del self._slots[slot]
+            self._add(self._attempts())
+        return left
+
+    def end(self) -> None:
+        """See `Crew`."""
+        for attempts, _ in self._slots.values():
+            attempts.interrupt()
+        for slot, (_, thread) in self._slots.items():
+            if slot.at is None or slot.is_given_up:
+                thread.join(5)
+
+    def _add(self, attempts: Attempts) -> None:
+        slot = Slot(self._board)
+        # A daemon: who wants to end is not kept by a call that does not.
+        thread = threading.Thread(
+            target=self._work, args=(slot, attempts), name="pgqueue worker", daemon=True
+        )
+        self._slots[slot] = (attempts, thread)
+        thread.start()
+
+    def _work(self, slot: Slot, attempts: Attempts) -> None:
+        try:
+            while not slot.is_given_up and (job := self._board.take()) is not None:
+                calls = slot.calls(job)
+                messages = next(calls, None)
+                while messages is not None:
+                    outcome, result = attempts(job.claim.claim_id, messages)
+                    if not slot.is_given_up:
+                        self._hooks.after(messages, outcome, result)
+                    try:
+                        messages = calls.send(outcome)
+                    except StopIteration:
+                        break
+        finally:
+            attempts.close()

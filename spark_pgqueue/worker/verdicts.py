@@ -1,0 +1,121 @@
+"""What becomes of a message: what handlers raise, and what else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.results import Message
+from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
+
+_LONGEST = 2000  # characters of a reason
+
+
+class Verdict(Exception):
+    """Raised by a handler: what becomes of its message. Arguments are keywords but the first.
+
+    Attributes:
+        reason: why, for people.
+        seqs: of a batch, the messages that it is about, and the others are done; None for all.
+    """
+
+    takes_followers = True
+    """Whether later messages of its key leave the claim with it."""
+
+    def __init__(self, reason: str | None, messages: Iterable[Message] | None):
+        super().__init__(reason or "")
+        self.reason = None if reason is None else clean(arguments.text("reason", reason))
+        self.seqs = None
+        if messages is not None:
+            self.seqs = frozenset(each.seq for each in arguments.listed("messages", messages))
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.__dict__)
+
+    def as_group(self) -> tuple[Any, ...]:
+        """The same for verdicts that one call can settle."""
+        return type(self), self.reason
+
+
+class Retry(Verdict):
+    """The message has failed: it is delivered again, or dies as its consumer says.
+
+    Args:
+        reason: kept as its last error.
+        delay: deliver it after that; None: as the consumer's backoff says.
+        messages: of a batch, those that have failed; None for the whole batch.
+    """
+
+    def __init__(
+        self,
+        reason: str | None = None,
+        *,
+        delay: timedelta | None = None,
+        messages: Iterable[Message] | None = None,
+    ):
+        super().__init__(reason, messages)
+        self.delay = arguments.maybe(arguments.duration, "delay", delay)
+
+    def as_group(self) -> tuple[Any, ...]:
+        return *super().as_group(), self.delay
+
+
+class Reject(Verdict):
+    """The message will never do: it is dead-lettered at once.
+
+    Args:
+        reason: why, for people.
+        details: why, for programs: a value that JSON can hold.
+        messages: of a batch, those that will not do; None for the whole batch.
+    """
+
+    takes_followers = False
+
+    def __init__(
+        self,
+        reason: str | None = None,
+        *,
+        details: Any = None,
+        messages: Iterable[Message] | None = None,
+    ):
+        super().__init__(reason, messages)
+        if details is not None:
+            arguments.json_text("details", details)
+        self.details = details
+
+    def as_group(self) -> tuple[Any, ...]:
+        return *super().as_group(), repr(self.details)
+
+
+class Fate(Enum):
+    """What becomes of a message without a word of the handler's."""
+
+    done = "handled: to be acknowledged"
+    settled = "acknowledged in the handler's transaction"
+    unstarted = "not begun: to be given back"
+    gone = "not this worker's any more"
+
+
+Outcome = Verdict | Fate
+
+
+def of_error(error: BaseException) -> Verdict:
+    """What an error of a handler means."""
+    if isinstance(error, Verdict):
+        return error
+    return Retry(reason=f"{type(error).__name__}: {clean(str(error))}".rstrip(": "))
+
+
+def clean(reason: str) -> str:
+    """Text that Postgres can store, without passwords, and not too long."""
+    return redact(printable(reason, keep="\n\t"))[:_LONGEST]
+
+
+def _rebuild(kind: type[Verdict], fields: dict[str, Any]) -> Verdict:
+    verdict = kind.__new__(kind, fields["reason"] or "")
+    verdict.__dict__.update(fields)
+    return verdict

@@ -1,0 +1,546 @@
+"""The worker: each message is handled, and settled as its handler said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import closing, contextmanager
+from datetime import timedelta
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue import Consumer, PgQueueError, Reject, Retry
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock
+from tests.sql.queue import ORDERINGS
+
+MOMENT = timedelta(milliseconds=50)
+SOON = timedelta(seconds=0.5)
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a stream "s" and its consumer "c"; a look at the tables afterwards."""
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
+        client.create_stream("s")
+        client.create_consumer("s", "c", start="earliest")
+        yield client
+        checker.check(conn)
+
+
+@pytest.fixture
+def worker(url):
+    return Consumer(url, "s", "c")
+
+
+def left(queue, consumer="c"):
+    """What a consumer has before it, in hand, and dead."""
+    (stats,) = [stats for stats in queue.stats("s") if stats.consumer == consumer]
+    return stats.backlog, stats.claimed, stats.dead
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(worker, handler, **options):
+    """A run in another thread; stopped at the end, and what it raised is raised."""
+    failed = []
+
+    def run():
+        try:
+            worker.run(handler, **options)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        worker.stop()
+        thread.join(30)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_each_message_is_handled_once_in_order_of_its_key(queue, worker, ordering):
+    """With four at a time; and those of a key never beside each other."""
+    queue.create_consumer("s", "o", start="earliest", ordering=ordering)
+    sent = queue.send_batch("s", ["x"] * 300, keys=[f"k{i % 7}" for i in range(300)])
+    at_work, together, got = Counter(), [], []
+
+    def handle(message):
+        at_work[message.key] += 1
+        together.append((at_work[message.key], sum(at_work.values())))
+        time.sleep(0.0005)
+        got.append((message.key, message.seq))
+        at_work[message.key] -= 1
+
+    assert Consumer(worker._url, "s", "o").run(handle, concurrency=4, wait=MOMENT) == 300
+    assert sorted(seq for _, seq in got) == sent
+    assert left(queue, "o") == (0, 0, 0)
+    assert max(n for _, n in together) == (1 if ordering == "stream" else 4)
+    if ordering != "none":
+        assert max(n for n, _ in together) == 1
+        for key in {key for key, _ in got}:
+            mine = [seq for k, seq in got if k == key]
+            assert mine == sorted(mine)
+
+
+def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, url):
+    seqs = dict(zip("abcd", queue.send_batch("s", list("abcd")), strict=True))
+    tries = Counter()
+
+    def handle(message):
+        tries[message.data] += 1
+        if message.data == "b" and tries["b"] == 1:
+            raise Retry("not now")
+        if message.data == "c":
+            raise Reject("never", details={"id": 7})
+        if message.data == "d" and tries["d"] == 1:
+            raise ValueError("what is this?")
+
+    assert worker.run(handle, wait=MOMENT) == 6
+    assert tries == {"a": 1, "b": 2, "c": 1, "d": 2}
+    assert left(queue) == (0, 0, 1)
+    with connection.connect(url) as conn:
+        dead = conn.execute("select seqs::text, reason, details from pgqueue.dead_messages")
+        assert dead.fetchall() == [(f"{{[{seqs['c']},{seqs['c'] + 1})}}", "never", {"id": 7})]
+
+
+def test_a_delay_and_a_reason_are_kept(queue, worker, url):
+    queue.send("s", "x")
+
+    def handle(message):
+        worker.stop()
+        raise Retry("rate limited\0", delay=timedelta(hours=1))
+
+    def fail(message):
+        worker.stop()
+        raise RuntimeError("postgresql://me:secret@host/db")
+
+    worker.run(fail)
+    with connection.connect(url) as conn:
+        assert "RuntimeError: postgresql://me:***@host/db" in str(
+            conn.execute("select * from pgqueue.consumer_messages").fetchall()
+        )
+    worker.run(handle)
+    assert queue.stats("s")[0].delayed == 0, "a reason that cannot be stored is the handler's error"
+
+
+def test_a_delay_that_is_not_allowed_fails_the_message_alone(queue, worker):
+    queue.send_batch("s", ["x", "y"])
+    got = []
+
+    def handle(message):
+        got.append(message.data)
+        if message.data == "x" and message.deliver_count == 1:
+            raise Retry("later", delay=timedelta(days=9999))
+
+    assert worker.run(handle, wait=MOMENT) == 3
+    assert sorted(got) == ["x", "x", "y"]
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_what_follows_a_message_that_failed_waits_for_it(queue, worker, ordering):
+    queue.create_consumer("s", "o", start="earliest", ordering=ordering)
+    queue.send_batch("s", list("abcd"), keys=["k"] * 4)
+    got = []
+
+    def handle(message):
+        got.append(message.data)
+        if message.data in "bc" and got.count(message.data) == 1:
+            raise Retry
+        if message.data == "a":
+            raise Reject
+
+    Consumer(worker._url, "s", "o").run(handle, concurrency=4, wait=MOMENT)
+    assert got == ["a", "b", "b", "c", "c", "d"]
+    assert left(queue, "o") == (0, 0, 1)
+
+
+def test_batches(queue, worker):
+    queue.send_batch("s", ["x"] * 25)
+    sizes = []
+
+    def handle(messages):
+        sizes.append(len(messages))
+        if len(sizes) == 1:
+            raise Retry("these", messages=messages[:3])
+
+    assert worker.run(handle, batch=10, wait=MOMENT) == 28
+    assert sorted(sizes) == [3, 5, 10, 10] or sum(sizes) == 28
+    assert left(queue) == (0, 0, 0)
+
+
+def test_transactional_work_happens_once(queue, worker, url):
+    """It is undone with the message, and with a claim that was lost."""
+    queue.send_batch("s", list("abc"))
+    with connection.connect(url) as conn:
+        conn.execute("create table done (data text)")
+
+        def handle(message, connection):
+            connection.execute("insert into done values (%s)", [message.data])
+            if message.deliver_count == 1 and message.data == "b":
+                raise RuntimeError("after the insert")
+            if message.deliver_count == 1 and message.data == "c":
+                clock.end_leases(conn)
+                other = queue.receive("s", "c", 3)
+                assert "c" in [m.data for m in other.messages]
+                other.nack()
+
+        worker.run(handle, transactional=True, wait=MOMENT)
+        assert sorted(conn.execute("select data from done").fetchall()) == [("a",), ("b",), ("c",)]
+    assert left(queue) == (0, 0, 0)
+
+
+def test_the_claim_is_extended_while_a_handler_works(queue, url):
+    queue.create_consumer(
+        "s", "q", start="earliest", visibility_timeout=timedelta(milliseconds=400)
+    )
+    queue.send_batch("s", ["x"] * 3)
+    counts = []
+
+    def handle(message):
+        counts.append(message.deliver_count)
+        for _ in range(6):
+            time.sleep(0.1)
+            assert queue.receive("s", "q") is None
+
+    assert Consumer(url, "s", "q").run(handle, concurrency=3, wait=MOMENT) == 3
+    assert counts == [1, 1, 1]
+
+
+def test_a_call_that_takes_too_long_has_failed(queue, worker):
+    """A thread goes on, and what it says is ignored; another one works in its place."""
+    queue.send_batch("s", ["slow", "x", "y"])
+    release, got, failed = threading.Event(), [], []
+
+    def handle(message):
+        if message.data == "slow" and message.deliver_count == 1:
+            release.wait(20)
+            raise Reject("too late")
+        got.append(message.data)
+
+    worker.run(
+        handle,
+        timeout=timedelta(seconds=0.2),
+        wait=timedelta(seconds=0.3),
+        on_failure=lambda message, error: failed.append((message.data, str(error))),
+    )
+    release.set()
+    assert sorted(got) == ["slow", "x", "y"]
+    assert failed == [("slow", "timed out after 0:00:00.200000")]
+    assert left(queue) == (0, 0, 0)
+
+
+def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
+    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=0.6))
+    queue.send_batch("s", ["x"] * 4)
+    queue.send_batch("s", ["x"] * 50)
+    taken, got = [], []
+
+    def handle(message):
+        got.append(message.seq)
+        time.sleep(0.001)
+        if len(got) == 20:
+            with connection.connect(url) as conn:
+                clock.end_leases(conn)
+            taken.extend(
+                m.seq
+                for m in queue.receive(
+                    "s", "q", 100, visibility_timeout=timedelta(minutes=1)
+                ).messages
+            )
+            time.sleep(0.5)
+
+    Consumer(url, "s", "q").run(handle, wait=MOMENT)
+    assert taken
+    assert set(got[20:]).isdisjoint(taken)
+    assert len(got) == len(set(got))
+
+
+def test_to_stop_gives_back_what_was_not_begun_and_lets_calls_end(queue, worker):
+    queue.send_batch("s", ["x"] * 100)
+    begun, got = threading.Semaphore(0), []
+
+    def handle(message):
+        begun.release()
+        if len(got) >= 30:
+            worker.stop()
+            time.sleep(0.2)
+        got.append(message.seq)
+
+    with running(worker, handle, concurrency=2) as thread:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert 30 < len(got) < 40
+    assert left(queue) == (100 - len(got), 0, 0)
+
+
+def test_grace_is_not_exceeded(queue, worker):
+    queue.send_batch("s", ["x"] * 2)
+    release, begun = threading.Event(), threading.Event()
+
+    def handle(message):
+        begun.set()
+        release.wait(20)
+
+    with running(worker, handle, grace=timedelta(seconds=0.1)) as thread:
+        assert begun.wait(20)
+        worker.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert left(queue) == (2, 0, 0)
+    release.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it(queue, worker, number):
+    sent = queue.send_batch("s", ["x"] * 20)
+    before = signal.getsignal(number)
+    got = []
+
+    def handle(message):
+        got.append(message.seq)
+        if len(got) == 2:
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
+
+    assert worker.run(handle) == len(got) < len(sent)
+    assert left(queue) == (len(sent) - len(got), 0, 0)
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_stops_it_at_once(queue, worker):
+    queue.send("s", "x")
+    release = threading.Event()
+
+    def handle(message):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        release.wait(20)
+
+    worker.run(handle)
+    assert left(queue) == (1, 0, 0)
+    release.set()
+
+
+def test_a_message_that_is_sent_while_it_waits_comes_at_once(queue, worker):
+    came = threading.Event()
+    waited = []
+    with running(worker, lambda m: came.set()):
+        for _ in range(5):
+            time.sleep(0.1)
+            came.clear()
+            began = time.monotonic()
+            queue.send("s", "x")
+            assert came.wait(10)
+            waited.append(time.monotonic() - began)
+    assert min(waited) < 0.3
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_handled_twice(queue, worker, url):
+    sent = queue.send_batch("s", ["x"] * 400)
+    got = []
+
+    def handle(message):
+        got.append(message.seq)
+        time.sleep(0.001)
+        if message.seq in (sent[100], sent[200], sent[300]):
+            with connection.connect(url) as conn:
+                conn.execute(
+                    "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                    " where datname = current_database() and pid <> pg_backend_pid()"
+                    " and query ~ 'receive|ack|waiting'"
+                )
+
+    worker.run(handle, concurrency=2, wait=SOON)
+    clock_of(url)
+    worker.run(handle, wait=MOMENT)
+    assert sorted(got) == sent, "the answer of a claim may be lost; it comes back"
+
+
+def clock_of(url):
+    with connection.connect(url) as conn:
+        clock.end_leases(conn)
+
+
+def test_hooks(queue, worker):
+    queue.send_batch("s", list("ab"))
+    said = []
+
+    @contextmanager
+    def wrap(message):
+        said.append(("enter", message.data))
+        yield
+        said.append(("leave", message.data))
+
+    def handle(message):
+        said.append(("handle", message.data))
+        if message.data == "b":
+            raise Reject("no")
+        return message.data.upper()
+
+    worker.run(
+        handle,
+        wait=MOMENT,
+        on_start=lambda: said.append(("start",)),
+        on_stop=lambda: said.append(("stop",)),
+        on_success=lambda message, result: said.append(("done", message.data, result)),
+        on_failure=lambda message, error: said.append(("failed", message.data, str(error))),
+        wrap=wrap,
+    )
+    assert said == [
+        ("start",),
+        ("enter", "a"), ("handle", "a"), ("leave", "a"), ("done", "a", "A"),
+        ("enter", "b"), ("handle", "b"), ("failed", "b", "no"),
+        ("stop",),
+    ]  # fmt: skip
+
+
+def test_a_hook_that_fails_fails_no_message(queue, worker, caplog):
+    queue.send("s", "x")
+    with caplog.at_level(logging.ERROR):
+        assert worker.run(lambda m: None, wait=MOMENT, on_success=lambda m, r: 1 / 0) == 1
+    assert "a hook failed" in caplog.text
+    assert left(queue) == (0, 0, 0)
+
+
+def test_listening(queue, worker):
+    sent = queue.send_batch("s", ["x"] * 20)
+    assert [m.seq for m in worker.listen(wait=MOMENT)] == sent
+    assert left(queue) == (0, 0, 0)
+
+
+def test_who_leaves_the_loop_gives_back_the_message_at_hand(queue, worker):
+    sent = queue.send_batch("s", ["x"] * 20)
+    with closing(worker.listen()) as messages:
+        assert [next(messages).seq for _ in range(3)] == sent[:3]
+    assert left(queue) == (18, 0, 0)
+    with pytest.raises(PgQueueError, match="no option 'batch'"):
+        worker.listen(batch=3)
+
+
+def test_tasks(queue, worker):
+    """Many at a time in one loop; one that takes too long is cancelled."""
+    queue.send_batch("s", ["x"] * 200 + ["slow", "bad"])
+    got, most, now = [], 0, 0
+
+    async def handle(message):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        try:
+            await asyncio.sleep(30 if message.data == "slow" else 0.01)
+            if message.data == "bad" and message.deliver_count == 1:
+                raise Retry("once more")
+        finally:
+            now -= 1
+            got.append(message.data)
+        if message.data == "slow":
+            raise AssertionError
+
+    failed = []
+
+    async def work():
+        return await worker.run_async(
+            handle,
+            concurrency=50,
+            timeout=timedelta(seconds=0.5),
+            wait=MOMENT,
+            on_failure=lambda m, e: (failed.append(m.data), m.data == "slow" and worker.stop()),
+        )
+
+    assert asyncio.run(work()) == 203
+    assert most == 50
+    assert Counter(got) == {"x": 200, "slow": 1, "bad": 2}
+    assert left(queue) == (1, 0, 0)
+
+
+def test_run_takes_a_handler_that_is_awaited(queue, worker):
+    queue.send_batch("s", ["x"] * 5)
+
+    async def handle(message):
+        await asyncio.sleep(0)
+
+    assert worker.run(handle, concurrency=2, wait=MOMENT) == 5
+
+
+def test_a_task_that_is_cancelled_gives_back_what_it_had(queue, worker):
+    queue.send_batch("s", ["x"] * 5)
+    ended = []
+
+    async def handle(message):
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.append(message.seq)
+
+    async def work():
+        task = asyncio.create_task(worker.run_async(handle, concurrency=3))
+        while queue.stats("s")[0].claimed < 3:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
+    assert len(ended) == 3
+    assert left(queue) == (5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 0}, "concurrency must be from 1"),
+        ({"processes": 2, "concurrency": 2}, "a process has one call at a time"),
+        ({"timeout": timedelta()}, "timeout must be longer than 0"),
+        ({"wait": 3}, "wait must be a timedelta"),
+        ({"workers": 3}, "no option 'workers'"),
+        ({"on_start": 3}, "on_start must be a function"),
+        ({"processes": 2}, "cannot be sent to another process"),
+    ],
+)
+def test_options_that_make_no_sense(queue, worker, options, said):
+    queue.send("s", "x")
+    with pytest.raises(PgQueueError, match=said):
+        worker.run(lambda m: None, **options)
+    assert left(queue) == (1, 0, 0)
+
+
+def test_who_cannot_begin_says_so(queue, url):
+    with pytest.raises(PgQueueError, match="PQ002"):
+        Consumer(url, "s", "nobody").run(print)
+    with pytest.raises(PgQueueError, match="PQ001"):
+        next(Consumer(url, "nothing", "c").listen())
+    with pytest.raises(PgQueueError, match="no connection"):
+        Consumer("postgresql://127.0.0.1:1/x", "s", "c", patience=0).run(print)
+    with pytest.raises(PgQueueError, match="handler must be a function"):
+        Consumer(url, "s", "c").run(3)  # type: ignore[arg-type]
+    with pytest.raises(PgQueueError, match="must be awaited"):
+        asyncio.run(Consumer(url, "s", "c").run_async(print))
+
+
+def test_a_consumer_that_is_dropped_ends_its_worker(queue, worker):
+    queue.create_consumer("s", "q", start="earliest")
+    other = Consumer(worker._url, "s", "q")
+    dropped = threading.Timer(0.3, queue.drop_consumer, ("s", "q"))
+    dropped.start()
+    with pytest.raises(PgQueueError, match="PQ002"):
+        other.run(lambda m: None)
+    dropped.join()
