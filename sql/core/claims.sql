@@ -73,7 +73,8 @@ begin
             o_count := o_count + v_served.o_count;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
+                v_count := (pgqueue._serve_ready(case when p_consumer.ageing is null then o_cursor else pgqueue._by_age(p_consumer, o_cursor) end,
+                                                 p_claim_id, p_want - o_count, p_want)).o_count;
                 o_count := o_count + v_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
@@ -165,7 +166,8 @@ begin
             if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 if o_count = 0 then
-                    o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
+                    o_count := (pgqueue._serve_ready(case when v_consumer.ageing is null then pgqueue._cursor(v_consumer.consumer_id)
+                                                          else pgqueue._by_age(v_consumer, pgqueue._cursor(v_consumer.consumer_id)) end, o_claim_id, p_max,
                                                      case when not v_consumer.by_key then p_max end)).o_count;
                 end if;
                 if o_count = 0 then
@@ -229,7 +231,8 @@ begin
 
     if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
-            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max);
+            v_served := pgqueue._serve_ready(case when p_consumer.ageing is null then v_cursor else pgqueue._by_age(p_consumer, v_cursor) end,
+                                             p_claim_id, p_max, p_max);
             o_count := v_served.o_count;
             -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
             o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))

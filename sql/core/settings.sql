@@ -12,6 +12,7 @@ as $$
            ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
            ('consumer', 'per_key_interval',   'interval', null, '1 us', pgqueue._max_interval()::text, null),
@@ -31,6 +32,8 @@ declare
         when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
         when p_consumer.ordering = 'stream' and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'with ordering=stream no key is told from another, so fair, per_key_limit and per_key_interval mean nothing'
+        when p_consumer.ageing is not null and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+            then 'ageing is for priorities, which mean nothing with an ordering, fair, per_key_limit or per_key_interval'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
         end;
 begin

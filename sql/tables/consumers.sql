@@ -17,6 +17,7 @@ create table if not exists pgqueue.consumers (
     per_key_interval   interval,                                 -- in each such time ...
     per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
+    ageing             interval,                                 -- so much longer waiting is worth a priority; null: nothing is
     -- whether it deals by key, and whether it has limits of keys
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
     limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
