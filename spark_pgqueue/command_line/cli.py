@@ -15,6 +15,7 @@ from spark_pgqueue.command_line.commands import (
     streams,
     tables,
     upkeep,
+    work,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "streams",
     "tables",
     "upkeep",
+    "work",
 ]
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ the next one.
 from __future__ import annotations
 
 import time
+from functools import partial
 from threading import Event
 
 import psycopg
@@ -133,6 +134,7 @@ class Keeper:
                     raise
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
+        self._due = partial(self._client._due, self._stream, self._consumer)
         self._timeout = (self._options.visibility_timeout or timeout).total_seconds()
         self._slots = 1 if self._ordering == "stream" else self._options.slots
         self._crew.start()
@@ -296,7 +298,9 @@ class Keeper:
             done.forget()
             self._claims.discard(done)
         if claim is None:
-            self._look_at = time.monotonic() + ASK_AGAIN
+            until = self._waiting.until_due(self._stream, self._due)
+            self._has_heard = self._has_heard or until < ASK_AGAIN
+            self._look_at = time.monotonic() + until
             self._is_short = False
             return
         if not self._has_heard:

@@ -74,8 +74,12 @@ begin
         begin
             execute format('select pgqueue.%I($1)', v_step) into v_done using p_stream_id;
             v_some := v_some or v_done;
-        exception when lock_not_available or deadlock_detected then
-            null;
+        exception
+            when lock_not_available or deadlock_detected then
+                null;
+            when check_violation or numeric_value_out_of_range then
+                -- somebody wrote a number that he had not reserved
+                raise warning 'stream %, %: %', p_stream_id, v_step, sqlerrm;
         end;
         exit when v_step = '_add_leaf' and v_done;  -- it may have locks that all wait for, see _enclose
     end loop;
@@ -195,13 +199,15 @@ language plpgsql
 as $$
 declare
     v_table  text := case when p_lo is null then format('messages_%s', p_stream_id) else pgqueue._leaf_name(p_stream_id, null) end;
-    v_last   bigint := pgqueue._last_seq(p_stream_id);
+    v_last   bigint;  -- what is in it is below, also what was written with a number that was not given out
     v_leaf   int := (select coalesce(max(leaf), 0) + 1 from pgqueue.leaves where stream_id = p_stream_id);
     v_name   text := pgqueue._leaf_name(p_stream_id, v_leaf);
     v_hi     bigint;
     v_bound  pg_constraint;
     v_role   text;
 begin
+    execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
+    v_last := greatest(v_last, pgqueue._last_seq(p_stream_id));
     select * into v_bound from pg_constraint
     where conrelid = format('pgqueue.%I', v_table)::regclass and contype = 'c' and conname like 'below\_%';
     if not found and pg_relation_size(format('pgqueue.%I', v_table)) > pgqueue._leaf_bytes_at_once() then
@@ -272,8 +278,14 @@ begin
         return false;
     end if;
     -- (not undone by a rollback, which does no harm: then it is noted the next time)
-    update pgqueue.streams set passed_over = passed_over + v_leaf.hi - 1 - pgqueue._last_seq(p_stream_id) where stream_id = p_stream_id;
-    perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_leaf.hi - 1);
+    v_last := pgqueue._last_seq(p_stream_id);
+    update pgqueue.streams set passed_over = passed_over + greatest(v_leaf.hi - 1 - v_last, 0) where stream_id = p_stream_id;
+    if v_leaf.hi - pgqueue._last_seq(p_stream_id) > 100000 then
+        perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_leaf.hi - 1);
+    else
+        -- others may be given numbers of the next leaf at this moment, and must not be given these again
+        perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass) from generate_series(v_last + 1, v_leaf.hi - 1);
+    end if;
     return pgqueue._note_closed(p_stream_id);
 end $$;
 

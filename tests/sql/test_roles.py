@@ -275,6 +275,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
     value(conn, "send", "s", "x")
+    call(conn, "receive", "s", "c")
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:

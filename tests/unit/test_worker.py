@@ -13,9 +13,11 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue import Consumer, PgQueueError, Reject, Retry
+from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock
 from tests.sql.queue import ORDERINGS
@@ -544,3 +546,48 @@ def test_a_consumer_that_is_dropped_ends_its_worker(queue, worker):
     with pytest.raises(PgQueueError, match="PQ002"):
         other.run(lambda m: None)
     dropped.join()
+
+
+@pytest.fixture
+def run(url, monkeypatch, tmp_path):
+    """Run `pgqueue` with arguments, in a folder with a module of handlers."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given_handlers.py").write_text(
+        "got = []\nnumber = 3\ndef note(message): got.append(message.data)\n"
+        "def note_all(messages, connection): connection.execute('select 1')\n"
+        "class Inner:\n    handle = staticmethod(note)\n"
+    )
+    (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda *arguments: CliRunner().invoke(cli.app, ["work", *map(str, arguments)])
+
+
+def test_work_on_the_command_line(queue, run):
+    queue.send_batch("s", ["x"] * 5)
+    done = run("given_handlers:note", "s", "c", "--concurrency", 2, "--wait", "50ms")
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "5 messages handled")
+    queue.send_batch("s", ["x"] * 5)
+    more = ["--batch", 3, "--transactional", "--wait", "50ms", "--timeout", "1 minute"]
+    assert run("given_handlers:note_all", "s", "c", *more).exit_code == 0
+    assert run("given_handlers:Inner.handle", "s", "c", "--wait", "50ms").exit_code == 0
+    assert left(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ("given_handlers", "the handler 'given_handlers' is not MODULE:NAME"),
+        ("no_such_module:note", "cannot be imported: ModuleNotFoundError"),
+        ("given_broken:note", "No module named 'nothing_like_this'"),
+        ("given_handlers:nothing", "the module given_handlers has no nothing"),
+        ("given_handlers:number", "given_handlers:number is no function, but int"),
+    ],
+)
+def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run, handler, said):
+    queue.send("s", "x")
+    done = run(handler, "s", "c")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("pgqueue: ")
+    assert said in done.stderr
+    assert left(queue) == (1, 0, 0)
