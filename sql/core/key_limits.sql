@@ -22,12 +22,12 @@ as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $
 --   p_size   messages of a piece
 --   p_heads  how many of them waited, and are of keys that are free
 --   p_more   keys of which more waits, that stays where it is: what comes after that is held
+--   p_now    what is not visible then is left as it is
 create or replace function pgqueue._within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint,
-                                                  p_heads int, p_more bigint[]) returns pgqueue.keyed_messages
+                                                  p_heads int, p_more bigint[], p_now timestamptz) returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
-    v_now   timestamptz := clock_timestamp();
     v_none  boolean := p_consumer.ordering = 'none';
     v_share bigint := case when p_consumer.fair then greatest(1, ceil(4.0 * p_size / greatest(1, (select count(distinct k) from unnest(p_keyed.keys) k)))) end;
     v_burst int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
@@ -35,7 +35,7 @@ declare
 begin
     v_keyed.runs := p_keyed.runs;
     with source as materialized (
-        select ordinality as run_no, arrival_no, not_visible_until > v_now as later from unnest(p_keyed.runs) with ordinality
+        select ordinality as run_no, arrival_no, not_visible_until > p_now as later from unnest(p_keyed.runs) with ordinality
     ), given as materialized (
         select e.run_no, e.key, e.seqs, e.message_count, e.key is null or s.later is true as free,  -- a message that is not visible yet will come again
                e.i <= p_heads as head, case when v_none then row_number() over (order by s.arrival_no, lower(e.seqs)) else e.i end as i
@@ -98,6 +98,7 @@ create or replace function pgqueue._deal_within_limits(p_consumer pgqueue.consum
 language plpgsql
 as $$
 declare
+    v_now   timestamptz := clock_timestamp();
     v_more  bigint[] := '{}';  -- of ordering=none: keys that are free, of which more waits
     v_keyed pgqueue.keyed_messages;
 begin
@@ -105,8 +106,8 @@ begin
         v_more := array(select k from unnest(p_heads.keys) k
                         where exists (select from pgqueue.consumer_messages w where w.consumer_id = p_consumer.consumer_id and w.key = k and w.arrival_no >= 0));
     end if;
-    v_keyed := pgqueue._within_limits(p_consumer, p_cursor, p_keyed, p_size, coalesce(cardinality(p_heads.keys), 0), v_more);
-    p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_size, null);
+    v_keyed := pgqueue._within_limits(p_consumer, p_cursor, p_keyed, p_size, coalesce(cardinality(p_heads.keys), 0), v_more, v_now);
+    p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_size, null, v_now);
     -- where nothing of a head was held, the next dealer goes on with the key
     v_more := array(select h.key from unnest(p_heads.keys, p_heads.message_counts) h (key, n)
                     where h.key = any (v_more)

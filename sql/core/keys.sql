@@ -423,21 +423,21 @@ end $$;
 -- once, and so is long. Whether a key is delayed is said by the first message that waits of it.
 --   p_keyed    the messages by key, in their order
 --   p_line_no  where the pieces stand; null: behind all others
+--   p_now      what is visible then is visible
 -- Returns the cursor.
 create or replace function pgqueue._store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint,
-                                                 p_line_no bigint)
+                                                 p_line_no bigint, p_now timestamptz default clock_timestamp())
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_now     timestamptz := clock_timestamp();
     v_delayed boolean := pgqueue._has_delayed_key(p_cursor);
     v_count   bigint;
     v_due     timestamptz;
 begin
     with source as materialized (
-        select ordinality as run_no, arrival_no, priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end as due,
-               dense_rank() over (order by priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end) as kind
+        select ordinality as run_no, arrival_no, priority, deliver_count, last_error, case when not_visible_until > p_now then not_visible_until end as due,
+               dense_rank() over (order by priority, deliver_count, last_error, case when not_visible_until > p_now then not_visible_until end) as kind
         from unnest(p_keyed.runs) with ordinality
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
@@ -445,13 +445,12 @@ begin
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due,
                r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
-                   o.key is not null or row_number() over (partition by r.key order by r.i) > 1
+                   r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
                    or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
                                       where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.arrival_no >= 0
                                       order by d.arrival_no, d.first_seq limit 1) is true)))) as waits
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts, p_keyed.held) with ordinality r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
-        left join open_key o on o.key = r.key
     ), packed as (
         select *, sum(least(message_count, p_size)::int) over (partition by kind order by i) - least(message_count, p_size) as before
         from judged where not waits
