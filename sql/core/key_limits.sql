@@ -195,3 +195,34 @@ begin
         where consumer_id = p_consumer.consumer_id and state = 'ready' group by lane));
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
 end $$;
+
+-- Lets the next dealers look at all keys that wait, because limits of the consumer are other ones now. Locks: the consumer.
+create or replace function pgqueue._change_limits(p_consumer pgqueue.consumers) returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_count  int;
+begin
+    perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found then
+        return;  -- it is being made
+    end if;
+    if p_consumer.per_key_interval is null then
+        delete from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and message_count = 0;
+    end if;
+    with freed as (
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
+        select p_consumer.consumer_id, v_stored.last_line_no + part, v_stored.last_line_no + part, 0, array_agg(key), 0, 0
+        from (select key, (row_number() over (order by key) - 1) / 1000 + 1 as part
+              from (select distinct key from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null) w) k
+        group by part
+        returning 1
+    )
+    select count(*) into v_count from freed;
+    v_cursor := v_stored;
+    v_cursor.last_line_no := v_stored.last_line_no + v_count;
+    perform pgqueue._save_cursor(v_stored, v_cursor, true);
+end $$;

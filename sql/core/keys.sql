@@ -175,6 +175,7 @@ declare
     v_piece  pgqueue.pieces;
     v_shrunk bigint[];
     v_ready  boolean := pgqueue._counts_ready(p_consumer);
+    v_twice  boolean;  -- a key may be free for several reasons
 begin
     o_cursor := p_cursor;
     with piece as materialized (
@@ -188,7 +189,7 @@ begin
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), gone as (
         delete from pgqueue.pieces p where ctid = any (array(select tid from piece where held = 0 and close is not false))
-        returning p.piece, p.keys, p.arrival_no, p.first_seq
+        returning p.piece, p.message_count, p.keys, p.arrival_no, p.first_seq
     ), old as (
         update pgqueue.pieces p
         set place = case when p.place < p_cursor.last_line_no - pgqueue._limit_old() then p_cursor.last_line_no else p.place end,
@@ -200,8 +201,9 @@ begin
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
            least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old), p_cursor.last_line_no),
            coalesce((select array_agg((k, g.arrival_no, g.first_seq)::pgqueue.waiting_place)
-                     from (select keys, arrival_no, first_seq from gone union all select keys, 0, 0 from piece where note) g cross join lateral unnest(g.keys) k), '{}')
-    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed
+                     from (select keys, arrival_no, first_seq from gone union all select keys, 0, 0 from piece where note) g cross join lateral unnest(g.keys) k), '{}'),
+           p_consumer.limits_keys or exists (select from gone where message_count = 0)
+    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);
 
     for v_piece in
@@ -209,7 +211,7 @@ begin
     loop
         o_freed := o_freed || pgqueue._shrink_piece(p_consumer, v_piece);
     end loop;
-    if p_consumer.limits_keys then  -- a key may be free for several reasons
+    if v_twice then
         o_freed := array(select distinct on (key) f::pgqueue.waiting_place from unnest(o_freed) f order by key, arrival_no, first_seq);
     end if;
 end $$;

