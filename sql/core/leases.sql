@@ -60,13 +60,10 @@ create or replace function pgqueue._release(p_consumer pgqueue.consumers, p_curs
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
-declare
-    v_dead bigint := (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
-                      where claim_id = p_claim.claim_id and state = 'claimed' and deliver_count >= p_consumer.max_deliver_count);
 begin
-    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, interval '0', 'the visibility timeout passed');
+    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null, '{"error": "the visibility timeout passed"}');
     -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
-    update pgqueue.claims set live = false, settled = p_claim.settled, dead_lettered = dead_lettered + v_dead where claim_id = p_claim.claim_id;
+    update pgqueue.claims set live = false, settled = p_claim.settled where claim_id = p_claim.claim_id;
     return p_cursor;
 end $$;
 
@@ -147,9 +144,9 @@ begin
         -- of an ordered consumer the line is left: its front is not visible yet, or was not looked at
         (select coalesce(m.not_visible_until, clock_timestamp())
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
+         where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
-        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.ordering = 'key') or p_cursor.sift_from is not null) then clock_timestamp() end,
+        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream') or p_cursor.sift_from is not null) then clock_timestamp() end,
         case when p_consumer.scheduled then pgqueue._schedule_due(p_consumer.stream_id) end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;

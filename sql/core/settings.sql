@@ -10,6 +10,10 @@ language sql immutable
 as $$
     values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', pgqueue._max_interval()::text, null::text[]),
            ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
+           ('consumer', 'backoff',            'text',     'constant', null, null, '{constant, linear, exponential}'),
+           ('consumer', 'backoff_base',       'interval', null, '0', pgqueue._max_interval()::text, null),
+           ('consumer', 'backoff_cap',        'interval', '1 hour', '0', pgqueue._max_interval()::text, null),
+           ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
            ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
@@ -35,6 +39,7 @@ declare
         when p_consumer.ageing is not null and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'ageing is for priorities, which mean nothing with an ordering, fair, per_key_limit or per_key_interval'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
+        when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin
     if v_contradiction is not null then

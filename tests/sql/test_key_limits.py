@@ -303,7 +303,7 @@ def test_any_history_keeps_the_limits_and_loses_nothing(
 ) -> None:
     """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
     limited(conn, ordering, **settings)
-    rng = random.Random(f"{ordering} {settings}" + __import__("os").environ.get("K10", ""))
+    rng = random.Random(f"{ordering} {settings}")
     open_claims: dict[int, list[int]] = {}
     sent: list[int] = []
     done: list[int] = []
