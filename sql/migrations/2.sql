@@ -107,7 +107,12 @@ begin
         add column backoff_jitter float8 not null default 0,
         add column paused boolean not null default false,
         add column filtered boolean not null default false,
-        add column max_backlog bigint, add column on_full text not null default 'reject';
+        add column max_backlog bigint, add column on_full text not null default 'reject',
+        add column per_key_limit int, add column per_key_interval interval, add column per_key_burst int not null default 1,
+        add column fair boolean not null default false, add column ageing interval;
+    alter table pgqueue.consumers
+        add column by_key boolean generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
+        add column limits_keys boolean generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored;
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);
