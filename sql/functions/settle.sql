@@ -76,7 +76,7 @@ begin
                                 for update skip locked))
         returning *
     loop
-        v_part := case when v_consumer.ordering = 'none' then v_run.seqs * coalesce(v_set, v_run.seqs) else v_run.seqs end;
+        v_part := case when v_consumer.by_key then v_run.seqs else v_run.seqs * coalesce(v_set, v_run.seqs) end;
         perform pgqueue._store_run(v_run, v_run.seqs - v_part);
         -- one that is delayed is due, and is made ready, or dealt, as any other by the next claim
         v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;
