@@ -74,7 +74,6 @@ class Claim:
     ended: int = 0  # when its lease did
     moved: bool = False  # its consumer was
     settled: int = 0
-    dead: int = 0  # when its lease ended
 
 
 @dataclass
@@ -542,7 +541,7 @@ class QueueMachine(RuleBasedStateMachine):
         if n is None:
             return
         if action == "nack":
-            assert n == self.put_back(claim, part, hours, named=not whole)
+            assert n == self.put_back(claim, part, hours, named=not whole or len(part) == 1)
             return
         assert n == len(part)
         self.finish(claim, part, "acked" if action == "ack" else "dead")
@@ -627,7 +626,7 @@ class QueueMachine(RuleBasedStateMachine):
         r.claim, r.messages = start
         lost = 0
         for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
-            lost += len(claim.original) - claim.settled - len(claim.held) - claim.dead
+            lost += len(claim.original) - claim.settled - len(claim.held)
             for s in claim.held:
                 c.messages[s].state = "acked"
             claim.held, claim.live = set(), False
@@ -686,9 +685,7 @@ class QueueMachine(RuleBasedStateMachine):
                 m.deliver_count += 1
         assert got.planned == len(planned)
         claim.settled = min(claim.settled, len(claim.original) - len(claim.held))
-        assert got.taken_over + got.gone == (
-            len(claim.original) - claim.settled - len(claim.held) - claim.dead
-        )
+        assert got.taken_over + got.gone == (len(claim.original) - claim.settled - len(claim.held))
         assert got.gone <= len(claim.original & internals.skipped(self.conn, c.consumer_id))
         per_key: dict[Any, list[Message]] = defaultdict(list)
         for s in planned:
