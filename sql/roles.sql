@@ -26,7 +26,7 @@ as $$
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
                                   claim, receive,
                                   ack, nack, extend, dead_letter,
-                                  start_waiting, still_publishing, stop_waiting, next_due, last_publication,
+                                  start_waiting, still_publishing, stop_waiting, next_due, outcome, listen_done, last_publication,
                                   read, start_offset, read_to, read_plan,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),

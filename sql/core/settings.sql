@@ -16,6 +16,8 @@ as $$
            ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'keep_history',       'interval', null, '1 us', pgqueue._max_interval()::text, null),
+           ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
            ('stream',   'max_bytes',          'integer',  '16777216', '1', pgqueue._max_max_bytes()::text, null),
            ('stream',   'max_header_bytes',   'integer',  '65536', '2', pgqueue._max_max_header_bytes()::text, null),
