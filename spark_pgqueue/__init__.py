@@ -16,7 +16,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_pgqueue.client import Client
+    from spark_pgqueue.client import AsyncClient, Client
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
     from spark_pgqueue.worker import Consumer, Reject, Retry
@@ -30,6 +30,7 @@ __all__ = [
     "Retry",
     "__version__",
     "connect",
+    "connect_async",
     "embedded",
     "java",
     "register",
@@ -72,6 +73,13 @@ def connect(url: str | None = None, **options: Any) -> Client:
     from spark_pgqueue import client
 
     return client.connect(url, **options)
+
+
+async def connect_async(url: str | None = None, **options: Any) -> AsyncClient:
+    """Connect the client for asyncio. See `spark_pgqueue.client.connect_async`."""
+    from spark_pgqueue import client
+
+    return await client.connect_async(url, **options)
 
 
 def __getattr__(name: str) -> Any:

@@ -88,6 +88,7 @@ comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_pro
 comment on function pgqueue.schema_version is 'The version of this schema.';
 
 comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
+comment on function pgqueue.key_stats       is 'The keys of which a consumer has most in hand: what waits, is delayed, and is in claims.';
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';

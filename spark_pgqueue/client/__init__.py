@@ -15,6 +15,7 @@ made inside of `with queue.transaction():`. To send in the same transaction as o
 connection that does this work: `Client(connection).send(...)`.
 """
 
+from spark_pgqueue.client.asynchronous import AsyncClient, connect_async
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.rates import Rates, rates
@@ -29,6 +30,7 @@ from spark_pgqueue.client.results import (
     Done,
     Explanation,
     GroupStats,
+    KeyStats,
     Look,
     Message,
     OpenClaim,
@@ -41,6 +43,7 @@ from spark_pgqueue.client.results import (
 )
 
 __all__ = [
+    "AsyncClient",
     "Batch",
     "Binding",
     "Capture",
@@ -53,6 +56,7 @@ __all__ = [
     "Explanation",
     "Group",
     "GroupStats",
+    "KeyStats",
     "Look",
     "Message",
     "OpenClaim",
@@ -64,5 +68,6 @@ __all__ = [
     "StoredMessage",
     "Stream",
     "connect",
+    "connect_async",
     "rates",
 ]

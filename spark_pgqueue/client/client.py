@@ -25,10 +25,13 @@ from spark_pgqueue.client.waiting import Waiting
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.wake import Wake
 from spark_pgqueue.printable import warn
 
 
-def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
+def connect(
+    url: str | None = None, *, patience: float = PATIENCE, _wake: Wake | None = None
+) -> Client:
     """Connect to the database of a queue.
 
     Args:
@@ -42,7 +45,7 @@ def connect(url: str | None = None, *, patience: float = PATIENCE) -> Client:
         PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
     """
     statements = make_statements(url=url, patience=patience)
-    return Client(statements.connection(), _statements=statements)
+    return Client(statements.connection(), _statements=statements, _wake=_wake)
 
 
 class Client(
@@ -75,7 +78,11 @@ class Client(
     """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], *, _statements: Statements | None = None
+        self,
+        connection: psycopg.Connection[Any],
+        *,
+        _statements: Statements | None = None,
+        _wake: Wake | None = None,
     ):
         if not isinstance(connection, psycopg.Connection):
             raise PgQueueError(
@@ -83,7 +90,7 @@ class Client(
                 hint="to connect by url, use spark_pgqueue.connect(url)",
             )
         self._statements = _statements or make_statements(connection=connection)
-        self._waiting = Waiting(self._statements)
+        self._waiting = Waiting(self._statements, _wake)
 
     @contextmanager
     def transaction(self) -> Iterator[Client]:

@@ -447,6 +447,27 @@ class OpenClaim:
 
 
 @dataclass(frozen=True)
+class KeyStats:
+    """A key that a consumer is busy with: numbers of messages that it has in hand.
+
+    Attributes:
+        key: None for messages without one.
+        waiting: behind another one of the key.
+        delayed: to be delivered later.
+        in_flight: in claims.
+        first_seq: the first of all these.
+        until: when the first of its delays ends; else when the last of its leases does.
+    """
+
+    key: str | None
+    waiting: int
+    delayed: int
+    in_flight: int
+    first_seq: int
+    until: datetime | None
+
+
+@dataclass(frozen=True)
 class Look:
     """What there is at a moment, of all streams.
 

@@ -55,7 +55,7 @@ class Waiting:
             due: in how many seconds something may be found that notifies nobody; None for never.
 
         Returns:
-            what was found; None when the time was over before.
+            what was found; None when the time was over before, or it was woken.
 
         Raises:
             PgQueueError: that of a look, or the connection was lost.
@@ -67,9 +67,13 @@ class Waiting:
             if found is not None:
                 self.note_messages(stream)
             heard = True
-            while found is None and (left := end - time.monotonic()) > 0 and not is_stopped():
-                soon = due() if self._waiter(stream).is_started else None
-                until = ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
+            while (
+                found is None
+                and (left := end - time.monotonic()) > 0
+                and not is_stopped()
+                and not (self._wake is not None and self._wake.wait(0))
+            ):
+                until = self.until_due(stream, due)
                 heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
                 found = look_again()
             if not heard:
@@ -119,6 +123,20 @@ class Waiting:
                 else:
                     with self._statements.turn:
                         listener.wait(channel, min(left, ASK_AGAIN))
+
+    def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
+        """For how many seconds to pause, after a look that found nothing.
+
+        Args:
+            stream: what is looked for.
+            due: as in `first`.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        with self._statements.explained():
+            soon = due() if self._waiter(stream).is_started else None
+        return ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
 
     def forget(self, stream: str) -> None:
         """Forget what was heard. To be called before looking.

@@ -21,6 +21,7 @@ _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
     r"select pgqueue\.set_dedup_window\(('.*?'), ('.*?')\)": r"pgqueue stream dedup \1 \2",
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
+    r"select pgqueue\.create_group\(('.*?'), ('.*?')\)": r"pgqueue group create \1 \2",
     r"Give p_replace": r"Give --replace",
     r"pass null to publish": "leave --consumer away to publish",
 }

@@ -16,6 +16,7 @@ from spark_pgqueue.command_line.commands import (
     streams,
     tables,
     upkeep,
+    work,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "streams",
     "tables",
     "upkeep",
+    "work",
 ]
 
 if __name__ == "__main__":

@@ -43,16 +43,25 @@ begin
     from pgqueue.consumers c join pgqueue.streams s using (stream_id)
     where s.name = p_stream and c.name = p_name;
     if not found then
-        perform pgqueue._stream(p_stream);
-        raise exception 'unknown consumer % of stream %', coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
-            using errcode = 'PQ002',
-                  hint = format('Create it: select pgqueue.create_consumer(%L, %L). There are: %s.', p_stream, p_name,
-                                coalesce((select string_agg(quote_literal(c.name), ', ')
-                                          from (select c.name
-                                                from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-                                                where s.name = p_stream order by c.name limit 10) c), 'none'));
+        perform pgqueue._refuse_unknown(p_stream, p_name, 'consumer');
     end if;
     return v_consumer;
+end $$;
+
+-- Raises PQ002: a stream has no such consumer, or group; PQ001 when there is no such stream.
+create or replace function pgqueue._refuse_unknown(p_stream text, p_name text, p_kind text) returns void
+language plpgsql
+as $$
+begin
+    perform pgqueue._stream(p_stream);
+    raise exception 'unknown % % of stream %', p_kind, coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
+        using errcode = 'PQ002',
+              hint = format('Create it: select pgqueue.create_%s(%L, %L). There are: %s.', p_kind, p_stream, p_name,
+                            coalesce((select string_agg(quote_literal(c.name), ', ')
+                                      from (select c.name
+                                            from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+                                            where s.name = p_stream and (p_kind = 'consumer' or c.partitions is not null)
+                                            order by c.name limit 10) c), 'none'));
 end $$;
 
 -- The ids of a list of consumers of a stream; null for null. An unknown name and an empty list are errors.

@@ -119,6 +119,9 @@ begin
     end if;
     if exists (select from unnest(v_offset.cut_publications) c where c < v_offset.next_publication and not pgqueue._unread(v_offset) @> c) then
         perform pgqueue._refuse_offset(p_argument, 'its cut was read', p_offset);
+    elsif v_offset.next_publication < any (v_offset.cut_publications)
+          or cardinality(v_offset.cut_publications) > (select count(distinct c) from unnest(v_offset.cut_publications) c) then
+        perform pgqueue._refuse_offset(p_argument, 'its cut is beyond next, or there twice', p_offset);
     end if;
     perform pgqueue._check_incarnation(p_stream, p_argument, p_offset, v_offset);
     return v_offset;
@@ -161,11 +164,11 @@ begin
 end $$;
 
 -- The offset at a position (core/positions.sql). Errors: PQ003. Locks: the history, shared.
-create or replace function pgqueue._offset_at(p_stream pgqueue.streams, p_start text) returns pgqueue.reading_offset
+create or replace function pgqueue._offset_at(p_stream pgqueue.streams, p_start text, p_argument text) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_seen   record := pgqueue._seen_from(p_stream.stream_id, p_start, 'p_start');
+    v_seen   record := pgqueue._seen_from(p_stream.stream_id, p_start, p_argument);
     v_offset pgqueue.reading_offset;
 begin
     v_offset.next_publication := v_seen.o_next;
@@ -177,7 +180,7 @@ begin
     from (select p.publication_id, sum(pgqueue._cardinality(p.seqs * v_seen.o_cut))::bigint as n
           from unnest(v_offset.old_ids) g
           cross join lateral (select * from pgqueue.publications
-                              where stream_id = p_stream.stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+                              where stream_id = p_stream.stream_id and publication_id >= lower(g) and publication_id < upper(g) offset 0) p
           where v_seen.o_cut is not null and p.seqs && v_seen.o_cut and p.consumers is null
           group by p.publication_id) c;
     return v_offset;
@@ -224,7 +227,7 @@ begin
 end $$;
 
 -- Publications as they are read: those of a set of ids, in order of id, until p_max messages are full.
---   p_rows  at most so many publications
+--   p_rows  at most so many publications, or parts of them
 -- Returns those that were read whole; the one that was cut, and after how many of its messages; how many messages it is in all; the last
 -- id that was walked; and whether a limit ended it.
 create or replace function pgqueue._walk(p_stream_id int, p_ids int8multirange, p_max bigint, p_rows int,
@@ -233,15 +236,19 @@ create or replace function pgqueue._walk(p_stream_id int, p_ids int8multirange, 
 language plpgsql
 as $$
 begin
-    with publication as materialized (
-        select p.publication_id, coalesce(sum(p.message_count) filter (where p.consumers is null), 0) as n
+    with part as materialized (  -- limited twice, so that no more is read than is wanted: neither of each range nor of all
+        select p.*
         from unnest(p_ids) r
         cross join lateral (select publication_id, message_count, consumers from pgqueue.publications
                             where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r)
-                            order by publication_id) p
-        group by p.publication_id
+                            order by publication_id
+                            fetch first p_rows rows with ties) p
         order by p.publication_id
-        limit p_rows
+        fetch first p_rows rows with ties
+    ), publication as materialized (
+        select publication_id, coalesce(sum(message_count) filter (where consumers is null), 0) as n
+        from part
+        group by publication_id
     ), walked as materialized (
         select publication_id, n, upto
         from (select publication_id, n, sum(n) over (order by publication_id rows unbounded preceding) as upto from publication) w
@@ -253,7 +260,7 @@ begin
     )
     select case when a.count = 0 then '{}' when a.last - a.first + 1 = a.count then int8multirange(int8range(a.first, a.last, '[]'))
                 else (select range_agg(int8range(publication_id, publication_id, '[]')) from walked) end,
-           a.cut, a.cut_messages, least(a.messages, p_max), a.last, a.messages >= p_max or a.count >= p_rows
+           a.cut, a.cut_messages, least(a.messages, p_max), a.last, a.messages >= p_max or (select count(*) from part) >= p_rows
     into o_read, o_cut, o_cut_messages, o_messages, o_last, o_limited
     from all_of_them a;
     if o_cut is not null then
@@ -267,7 +274,7 @@ returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_upto   bigint := least(pgqueue._last_publication_id(p_stream.stream_id), p_upto);
+    v_upto   bigint := greatest(least(pgqueue._last_publication_id(p_stream.stream_id), p_upto), 0);
     v_who    text[] := pgqueue._publishers_before(p_stream.stream_id);  -- after those ids were given out, before the look
     v_offset pgqueue.reading_offset := p_offset;
     v_known  int8multirange;
@@ -285,7 +292,7 @@ begin
         end if;
     end if;
     if pgqueue._unread(v_offset) <> '{}' then
-        v_walk := pgqueue._walk(p_stream.stream_id, pgqueue._unread(v_offset) * int8multirange(int8range(1, v_upto, '[]')), v_left, pgqueue._limit_read());
+        v_walk := pgqueue._walk(p_stream.stream_id, pgqueue._unread(v_offset) * int8multirange(int8range(1, v_upto + 1)), v_left, pgqueue._limit_read());
         v_offset := pgqueue._close_gaps(v_offset, v_walk.o_read, case when not v_walk.o_limited and v_upto >= v_offset.next_publication - 1 then v_who end, v_known);
         v_offset.messages := v_offset.messages + v_walk.o_messages;
         if v_walk.o_cut is not null then
@@ -450,7 +457,7 @@ create or replace function pgqueue._before_cut(p_stream_id int, p_offset pgqueue
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(range_agg(pgqueue._below(p.seqs, pgqueue._bound_of(p.seqs, c.n))), '{}')
+    return (select coalesce(range_agg(pgqueue._below(p.seqs, pgqueue._bound_of(p.seqs, least(c.n, pgqueue._cardinality(p.seqs))))), '{}')
             from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
             cross join lateral (select range_agg(seqs) as seqs from pgqueue.publications
                                 where stream_id = p_stream_id and publication_id = c.publication_id and consumers is null) p
@@ -470,7 +477,9 @@ begin
         select p.message_count, p.seqs
         from unnest(v_ids) r
         cross join lateral (select * from pgqueue.publications
-                            where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r) and consumers is null) p
+                            where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r)
+                            offset 0) p  -- or else, without statistics, all of the stream is read once and joined
+        where p.consumers is null
     ), all_of_them as (
         select coalesce(sum(message_count), 0) as messages, min(lower(seqs)) as lo, max(upper(seqs)) as hi from publication
     )

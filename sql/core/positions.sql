@@ -34,7 +34,7 @@ begin
             null;
         end;
         if o_time is null then
-            raise exception '% is earliest, latest, a timestamp or seq and a number, not %', p_argument, coalesce(quote_literal(p_position), 'null')
+            raise exception '% is earliest, latest, a timestamp or seq and a number, not %', p_argument, coalesce(quote_literal(left(p_position, 100)), 'null')
                 using errcode = 'PQ003', column = p_argument;
         end if;
         return;
@@ -63,6 +63,7 @@ declare
     v_position record;
     v_below    bigint;  -- ids below are before it, if they are visible
     v_cut      record;
+    v_near     record;
     v_trimmed  int8multirange;
 begin
     perform pgqueue._lock_history(p_stream_id);
@@ -96,6 +97,25 @@ begin
             o_publishers := pgqueue._publishers(p_stream_id);  -- after the look
         end if;
     end if;
+    if isfinite(v_position.o_time) then
+        -- some overtook others: each by its own time
+        select coalesce(range_agg(int8range(publication_id, publication_id, '[]')) filter (where published_at < v_position.o_time), '{}') as before,
+               coalesce(range_agg(int8range(publication_id, publication_id, '[]')) filter (where published_at >= v_position.o_time), '{}') as since,
+               max(publication_id) filter (where published_at < v_position.o_time) as last
+        into v_near
+        from (select publication_id, max(published_at) as published_at
+              from ((select publication_id, published_at from pgqueue.publications where stream_id = p_stream_id and publication_id < v_below
+                     order by publication_id desc fetch first 1000 rows with ties)
+                    union all
+                    (select publication_id, published_at from pgqueue.publications where stream_id = p_stream_id and publication_id >= v_below
+                     order by publication_id fetch first 1000 rows with ties)) n
+              group by publication_id) p;
+        o_seen := o_seen + v_near.before - v_near.since;
+        if v_near.last >= o_next then
+            o_next := v_near.last + 1;
+            o_publishers := pgqueue._publishers(p_stream_id);  -- after the look
+        end if;
+    end if;
     -- what was trimmed is missing, and neither under way nor dead: wherever one begins it is before
     v_trimmed := (pgqueue._trimmed(p_stream_id)).o_publications - o_seen;
     if v_trimmed <> '{}' then
@@ -107,8 +127,8 @@ begin
     end if;
 end $$;
 
--- Ids below it were given out before a time, or are of publications with lower numbers only; found by halves. So it is exact for a time: what
--- is visible and was noted before it. Either may leave out some that are under way at once; for numbers the caller looks for these.
+-- Ids below it are of publications that were noted before a time, or have lower numbers only; found by halves. That is not exact about some
+-- that were under way at once: for these the caller looks at what is near.
 create or replace function pgqueue._below_position(p_stream_id int, p_time timestamptz, p_seq bigint) returns bigint
 language plpgsql
 as $$
@@ -146,14 +166,6 @@ begin
         v_lo := 0;
         v_hi := v_back;
     end loop;
-    if p_time is not null then
-        -- of those that began at the same moment not each noted its time in its turn
-        v_lo := greatest(v_lo, (select max(publication_id)
-                                from (select publication_id, published_at from pgqueue.publications
-                                      where stream_id = p_stream_id and publication_id > v_lo
-                                      order by publication_id limit 1000) p
-                                where published_at < p_time));
-    end if;
     return v_lo + 1;
 end $$;
 

@@ -68,9 +68,11 @@ create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, ou
 language plpgsql
 as $$
 declare
-    v_rules pgqueue.retention;
-    v_due   record;
-    v_trim  record;
+    v_rules   pgqueue.retention;
+    v_due     record;
+    v_issued  bigint;
+    v_decided int8multirange;
+    v_trim    record;
 begin
     o_count := 0;
     o_more := false;
@@ -80,7 +82,10 @@ begin
            max(last_publication) as upto, min(closed_publication) as late_from
     into v_due
     from pgqueue._due_leaves(p_stream_id) d where last_publication is not null;
-    if v_due.upto is null or not pgqueue._try_lock_history_alone(p_stream_id) then
+    if v_due.upto is null then
+        perform pgqueue._note_holders(p_stream_id);
+        return;
+    elsif not pgqueue._try_lock_history_alone(p_stream_id) then
         return;
     end if;
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
@@ -92,7 +97,12 @@ begin
     end if;
     v_due.now := v_due.now + (pgqueue._trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
-    v_trim := pgqueue._delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged, clock_timestamp() - v_rules.keep_for);
+    v_issued := pgqueue._last_publication_id(p_stream_id);
+    v_decided := case when pgqueue._publishers(p_stream_id) = '{}' then int8multirange(int8range(1, v_issued + 1))
+                      else pgqueue._taken_by_some(p_stream_id)
+                           + coalesce((select int8multirange(int8range(1, below)) from pgqueue.decided where stream_id = p_stream_id), '{}') end;
+    v_trim := pgqueue._delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged, clock_timestamp() - v_rules.keep_for,
+                                           v_decided);
     if v_trim.o_ids <> '{}' then
         perform pgqueue._note_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count);
     end if;
@@ -107,9 +117,11 @@ end $$;
 
 -- Deletes the publications between two ids that nobody needs, at most _trim_at_once() of them. The look is one statement.
 --   p_now, p_aged  messages that may go; these if they were published before p_before
--- Returns which, how many messages they had, and from which one to go on; null: that was the last.
+--   p_decided      publications that are visible or dead, known before the look
+-- Returns which, with the dead ones before and among them, so that what is noted of the past is one range; how many messages they had; and from
+-- which one to go on; null: that was the last.
 create or replace function pgqueue._delete_publications(p_stream_id int, p_from bigint, p_upto bigint, p_now int8multirange, p_aged int8multirange,
-                                                        p_before timestamptz, out o_ids int8multirange, out o_count bigint, out o_next bigint)
+                                                        p_before timestamptz, p_decided int8multirange, out o_ids int8multirange, out o_count bigint, out o_next bigint)
 language plpgsql
 as $$
 begin
@@ -143,7 +155,10 @@ begin
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
         returning p.publication_id, p.message_count
     )
-    select coalesce((select range_agg(int8range(publication_id, publication_id, '[]')) from gone), '{}'),
+    select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
+                            + (int8multirange(int8range(p_from, max(publication_id)))
+                               - (select range_agg(int8range(publication_id, publication_id, '[]')) from looked)) * p_decided
+                     from gone), '{}'),
            coalesce((select sum(message_count) from gone), 0),
            case when count(*) >= pgqueue._trim_at_once() and max(publication_id) < least(p_upto, (select from_publication - 1 from owed))
                 then max(publication_id) + 1 end

@@ -16,7 +16,7 @@ end $$;
 -- only is not copied. Safe to repeat. Sends that are under way are not copied.
 --   p_topic      as test_topic's p_pattern
 --   p_to_stream  of the same kind, with limits as wide, and not one that is copied to p_stream
--- Errors: PQ001, PQ003. Locks: other calls of bind and unbind.
+-- Errors: PQ001, PQ003, PQ007. Locks: other calls of bind and unbind.
 create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream text) returns void
 language plpgsql
 as $$
@@ -25,6 +25,7 @@ declare
     v_to   pgqueue.streams;
 begin
     perform pgqueue._topic_regex('p_topic', p_topic);
+    perform pgqueue._check_isolation();
     lock table pgqueue.bindings in share row exclusive mode;  -- two at once might make a circle, and limits may change
     v_from := pgqueue._stream(p_stream);
     v_to := pgqueue._stream(p_to_stream);
@@ -80,10 +81,12 @@ begin
         execute format('with copied as (insert into pgqueue.messages_%1$s (seq, key, data, data_bytes, headers) '
                        'select nextval(%2$L::regclass), key, data, data_bytes, headers '
                        'from (select m.* from unnest($1) g '
-                       'cross join lateral (select * from pgqueue.messages_%3$s where seq >= lower(g) and seq < upper(g)) m '
+                       -- (offset: or else, without statistics, all of the stream is read; the bounds of all leave out its other tables)
+                       'cross join lateral (select * from pgqueue.messages_%3$s '
+                       '                    where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
                        'where pgqueue._words(m.key) ~ any ($2) order by m.seq) m returning seq) '
                        'select array_agg(seq order by seq) from copied', v_target.stream_id, format('pgqueue.seq_%s', v_target.stream_id), p_stream_id)
-        into v_seqs using p_seqs, v_target.regexes;
+        into v_seqs using p_seqs, v_target.regexes, lower(p_seqs), upper(p_seqs);
         if v_seqs is not null then
             perform pgqueue._publish(v_target.stream, pgqueue._set_of(v_seqs), cardinality(v_seqs), p_priority, p_deliver_at, null);
         end if;

@@ -77,9 +77,14 @@ create or replace function pgqueue._group(p_stream text, p_group text) returns p
 language plpgsql stable
 as $$
 declare
-    v_group pgqueue.consumers := pgqueue._consumer(p_stream, p_group);
+    v_group pgqueue.consumers;
 begin
-    if v_group.partitions is null then
+    select c.* into v_group
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+    where s.name = p_stream and c.name = p_group;
+    if not found then
+        perform pgqueue._refuse_unknown(p_stream, p_group, 'group');
+    elsif v_group.partitions is null then
         raise exception 'consumer % of stream % is no group: its messages are claimed', quote_literal(p_group), quote_literal(p_stream)
             using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
     end if;

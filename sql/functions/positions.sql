@@ -41,6 +41,8 @@ declare
     v_new    int8multirange;  -- the publications that it had not taken
     v_count  bigint;
     v_dead   int8multirange;
+    v_next   bigint := p_next;
+    v_who    text[] := p_publishers;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer.consumer_id);
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
@@ -70,8 +72,11 @@ begin
     v_cursor.pieces_from := 0;
     v_cursor.dealt_until := '-infinity';
     -- what is kept of it is kept in a gap: so all that it took before is one, where something of it is dead
-    v_cursor := pgqueue._cursor_from(v_cursor, p_seen, case when v_dead is null then p_next else greatest(p_next, v_stored.next_publication) end,
-                                     p_publishers, coalesce(v_dead + p_cut, v_dead, p_cut));
+    if v_dead is not null and v_stored.next_publication > p_next then
+        v_next := v_stored.next_publication;
+        v_who := pgqueue._publishers(p_consumer.stream_id);  -- taken since the position was told, so there are others
+    end if;
+    v_cursor := pgqueue._cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return v_count;
 end $$;

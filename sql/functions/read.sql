@@ -11,7 +11,7 @@ as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
 begin
-    return pgqueue._offset_json(v_stream, pgqueue._offset_at(v_stream, coalesce(p_start, 'earliest')));
+    return pgqueue._offset_json(v_stream, pgqueue._offset_at(v_stream, coalesce(p_start, 'earliest'), 'p_start'));
 end $$;
 
 -- The offset after the next messages.
@@ -43,7 +43,7 @@ language plpgsql
 as $$
 begin
     if p_offset is null or jsonb_typeof(p_offset) in ('null', 'string') then
-        return pgqueue._offset_at(p_stream, coalesce(p_offset #>> '{}', 'earliest'));
+        return pgqueue._offset_at(p_stream, coalesce(p_offset #>> '{}', 'earliest'), 'p_offset');
     end if;
     return pgqueue._parse_offset(p_stream, 'p_offset', p_offset);
 end $$;

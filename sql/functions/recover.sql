@@ -56,7 +56,7 @@ begin
     end if;
     for v_stream in select * from pgqueue.streams s order by s.stream_id for update loop
         stream := v_stream.name;
-        last_publication := pgqueue.last_publication(v_stream.stream_id);
+        last_publication := greatest(pgqueue.last_publication(v_stream.stream_id), upper((pgqueue._trimmed(v_stream.stream_id)).o_publications) - 1);
         insert into pgqueue.incarnations (incarnation, stream_id, last_publication)
         values (v_stream.incarnation, v_stream.stream_id, recover.last_publication);
         update pgqueue.streams s set incarnation = gen_random_uuid() where s.stream_id = v_stream.stream_id;

@@ -32,7 +32,7 @@ begin
     elsif p_unread is null or p_unread not in ('keep', 'drop') then
         raise exception 'p_unread is keep or drop, not %', coalesce(quote_literal(p_unread), 'null') using errcode = 'PQ003', column = 'p_unread';
     elsif p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
-        raise exception 'p_unread is drop, and nothing says when: p_for, p_messages and p_bytes are null'
+        raise exception 'p_unread is drop, and no age, count or size says when'
             using errcode = 'PQ003', column = 'p_unread', hint = 'Give one of these; or let consumers be done with it (keep).';
     end if;
     if p_for is null and p_messages is null and p_bytes is null and not p_done and p_dead is null then
@@ -51,7 +51,7 @@ create or replace function pgqueue._check_age(p_argument text, p_age interval) r
 language plpgsql
 as $$
 begin
-    if not isfinite(clock_timestamp() + p_age) or p_age <= interval '0' then
+    if not isfinite(clock_timestamp() + p_age) or not isfinite(clock_timestamp() - p_age) or p_age <= interval '0' then
         raise exception '% is an interval longer than 0, not %', p_argument, quote_literal(p_age) using errcode = 'PQ003', column = p_argument;
     end if;
 exception when datetime_field_overflow then

@@ -5,7 +5,7 @@
 
 -- Acknowledges a claim, or the messages of it that are given. Numbers that it does not hold are passed over.
 --   p_result  kept with them, where the consumer's settings say so (keep_history)
--- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim; for ordered consumers then the consumer.
+-- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null) returns bigint
 language plpgsql
 as $$
@@ -113,7 +113,7 @@ end $$;
 -- Dead-letters a claim, or the messages of it that are given.
 --   p_reason   a word, by which they are found again; null: rejected
 --   p_details  anything else that is known
--- Returns how many messages that were. Errors: PQ007. Locks: as ack.
+-- Returns how many messages that were. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null, p_reason text default null, p_details jsonb default null)
 returns bigint
 language plpgsql

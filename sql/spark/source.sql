@@ -431,13 +431,16 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_claim    pgqueue.claims;
+    v_locked   bigint;
     v_count    bigint := 0;
 begin
     for v_reader in select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader loop
-        -- no waiting for a reader or a claim: the lock of another consumer may be held already
+        -- no waiting: the lock of another consumer may be held already, and there is a next time
         continue when not pgqueue._try_lock_reader(v_reader.reader);
         perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update skip locked;
-        perform pgqueue._lock_consumer(v_reader.consumer_id);
+        get diagnostics v_locked = row_count;
+        continue when v_locked < (select count(*) from pgqueue.claims where reader = v_reader.reader)
+            or not pgqueue._try_lock_consumer(v_reader.consumer_id);
         continue when exists (select from pgqueue.claims where reader = v_reader.reader and live and lease_until > clock_timestamp());
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
         continue when not found;  -- used, or forgotten, while this waited for the lock

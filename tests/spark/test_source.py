@@ -415,7 +415,7 @@ def test_a_batch_in_several_leaves_leaves_the_others_alone(queue: Queue, orderin
     queue.collect(frame).awaitTermination()
     send(101, 300)
     database = "do $$ begin execute format('alter database %%I {}', current_database()); end $$"
-    queue.sql(database.format("set lock_timeout = ''10 s''"))
+    queue.sql(database.format("set lock_timeout = ''2 s''"))
     with connect(queue.url) as conn, conn.transaction():
         read, others = internals.leaves(conn, "s", since=101)
         assert len(read) >= 3

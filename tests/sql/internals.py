@@ -219,6 +219,23 @@ def data_published(conn: psycopg.Connection, stream: str) -> list[str]:
     return sorted(row.data for row in found)
 
 
+def set_published_at(conn: psycopg.Connection, seconds: list[int]) -> None:
+    """The first publications noted these seconds of midnight, on the first day of 2001 (UTC)."""
+    for publication_id, second in enumerate(seconds, 1):
+        conn.execute(
+            "update pgqueue.publications set published_at = '2001-01-01 00:00+00'::timestamptz"
+            " + make_interval(secs => %s) where publication_id = %s",
+            [second, publication_id],
+        )
+
+
+def ranges_trimmed(conn: psycopg.Connection) -> int:
+    """In how many ranges it is noted which publications were trimmed."""
+    return rows(conn, "select count(*)::int as n from pgqueue.trims t, unnest(t.publication_ids)")[
+        0
+    ].n
+
+
 def staged_blocks(conn: psycopg.Connection) -> list[int]:
     """The ids of what is staged and not published."""
     found = rows(conn, "select staged_id from pgqueue.staged_writes order by staged_id")

@@ -12,7 +12,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
-from tests.sql.cost import cost
+from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -334,6 +334,39 @@ def test_a_circle_is_refused_also_by_two_at_once(conn: Conn, session: Session) -
     one_.execute("commit")
     thread.join()
     assert [error.sqlstate for error in failed] == ["PQ003"]
+
+
+@pytest.mark.usefixtures("targets")
+def test_a_circle_is_refused_at_an_old_snapshot(conn: Conn, session: Session) -> None:
+    other = session()
+    other.execute("begin isolation level repeatable read")
+    other.execute("select from pgqueue.streams")
+    bind(conn, "#", "t")
+    with pytest.raises(psycopg.Error, match="read committed") as caught:
+        call(other, "bind", "t", "#", "s")
+    assert caught.value.sqlstate == "PQ007"
+    send(conn)
+
+
+@pytest.mark.usefixtures("targets")
+def test_a_copied_message_costs_the_same_whatever_the_stream_has(conn: Conn, stream: int) -> None:
+    """Also right after many came, before anybody has analyzed them."""
+    bind(conn, "#", "t")
+    costs = []
+    for size in (1_000, 20_000):
+        internals.publish_singly(conn, stream, size, key="i::text")
+        costs.append(min(cost(conn, "select pgqueue.send('s', 'x', 'a')") for _ in range(3)))
+    assert costs[1] <= costs[0] * GROWTH + 15, f"{costs}"
+    value(conn, "drop_stream", "s")  # the checker would read all of it
+
+
+def test_a_topic_of_many_wildcards_is_asked_at_once(conn: Conn, stream: int) -> None:
+    topic = "#." * 500 + "a"
+    consumer(conn, p_topic=topic)
+    send_key(conn, "b.a")
+    send_key(conn, "b.a.b")
+    conn.execute("set statement_timeout = '3s'")
+    assert seqs_of(receive(conn)) == [1]
 
 
 @pytest.mark.usefixtures("targets")

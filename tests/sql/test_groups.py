@@ -382,7 +382,7 @@ def test_dropping_leaves_nothing(conn: Conn, group: int) -> None:
     assert internals.count(conn, "group workers") == 0
     with pytest.raises(psycopg.DatabaseError, match="another worker"):
         commit(conn, rows)
-    with pytest.raises(psycopg.DatabaseError, match="unknown consumer 'g'"):
+    with pytest.raises(psycopg.DatabaseError, match="unknown group 'g'"):
         lease(conn, "w")
 
 

@@ -37,6 +37,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
@@ -124,6 +125,20 @@ def test_a_time_is_a_position_and_the_future_is_the_end(conn: Conn) -> None:
     assert acked(conn, "s", "since") == recent + new
     assert acked(conn, "s", "future") == new
     assert acked(conn, "s", "past") == old + recent + new
+
+
+def test_a_time_is_exact_where_publications_overtook_each_other(conn: Conn) -> None:
+    """A sink takes the id of a large batch a moment before it notes the time."""
+    sent = [send(conn) for _ in range(6)]
+    times = [0, 5, 1, 2, 6, 4]
+    internals.set_published_at(conn, times)
+    for at in range(8):
+        since = now(conn).replace(year=2001, month=1, day=1, hour=0, minute=0, second=at)
+        since = since.replace(microsecond=0)
+        name = f"at {at}"
+        consumer(conn, name, p_start=str(since))
+        after = [seq for seq, time_ in zip(sent, times, strict=True) if time_ >= at]
+        assert sorted(acked(conn, "s", name)) == after
 
 
 @pytest.mark.parametrize("known", ["to nobody", "to another consumer", "to maintain"])
@@ -316,6 +331,31 @@ def test_a_move_waits_for_who_settles_and_says_who_stays(conn: Conn, session: Se
     thread.join()
     assert moved == [1]
     assert acked(conn, "s", "c") == sent
+
+
+def test_a_move_that_waits_loses_nothing_that_is_begun_meanwhile(
+    conn: Conn, session: Session
+) -> None:
+    """Where something is dead, all that was taken is a gap: also what was taken while it waited."""
+    consumer(conn)
+    sent = [send(conn), send(conn)]
+    value(conn, "dead_letter", claim_of(receive(conn, 1)))
+    worker, slow = session(), session()
+    worker.execute("begin")
+    value(worker, "nack", claim_of(receive(worker, 1)))
+    thread = threading.Thread(target=seek, args=(conn, "earliest"))
+    thread.start()
+    wait_for_a_lock(worker)
+    slow.execute("begin")
+    late = send(slow)
+    with connection.connect(conn.info.dsn) as other:
+        sent.append(send(other))
+    assert seqs_of(receive(worker)) == sent[1:]
+    worker.execute("commit")
+    thread.join()
+    assert acked(conn, "s", "c") == sent[1:]
+    slow.execute("commit")
+    assert acked(conn, "s", "c") == [late]
 
 
 def test_a_move_needs_to_see_what_others_committed(conn: Conn) -> None:

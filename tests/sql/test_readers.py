@@ -14,6 +14,7 @@ from tests.sql.queue import (
     ORDERINGS,
     Conn,
     Reader,
+    Session,
     acked,
     call,
     claim_of,
@@ -569,6 +570,22 @@ def test_a_reader_that_was_not_used_for_long_is_forgotten_and_its_messages_come_
             again(end)
         assert caught.value.sqlstate == "PQ005"
         assert "not used for so long" in str(caught.value.diag.message_hint)
+
+
+def test_nobody_is_waited_for_to_forget_a_reader(
+    conn: Conn, reader: Reader, session: Session
+) -> None:
+    send_all(conn, ["x"] * 3)
+    reader.move(reader.ask(2))
+    clock.pass_time(conn, timedelta(days=31))
+    worker = session()
+    worker.execute("begin")
+    value(worker, "nack", claim_of(receive(worker, 1)))
+    conn.execute("set statement_timeout = '5s'")
+    assert dict(call(conn, "maintain"))["abandoned readers"] == 0
+    worker.execute("commit")
+    assert dict(call(conn, "maintain"))["abandoned readers"] == 1
+    assert len(receive(conn)) == 3
 
 
 def test_a_reader_that_lives_is_not_forgotten(conn: Conn, reader: Reader) -> None:

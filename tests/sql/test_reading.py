@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.sql import internals
+from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     Conn,
     Session,
@@ -375,7 +377,7 @@ def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, sessio
 
 
 NO_OFFSETS: list[tuple[Any, str, str]] = [
-    (lambda o: "x" * 3, "p_start is", "PQ003"),
+    (lambda o: "x" * 3, "p_offset is earliest", "PQ003"),
     (lambda o: 7, "no object", "PQ003"),
     (lambda o: [], "no object", "PQ003"),
     (lambda o: {}, "without stream", "PQ003"),
@@ -404,6 +406,45 @@ def test_what_is_no_offset_of_the_stream_is_refused(conn: Conn, stream: int) -> 
             read(conn, change(offset))
         assert error.value.sqlstate == sqlstate
         assert error.value.diag.column_name in ("p_offset", "p_start")
+
+
+def test_an_offset_that_was_made_up_skips_nothing(conn: Conn, stream: int) -> None:
+    sent = send_all(conn, ["x"] * 3)
+    begin = start(conn)
+    for cut in ([[2, 1]], [[1, 1], [1, 1]]):
+        with pytest.raises(psycopg.DatabaseError, match="its cut") as error:
+            read(conn, {**begin, "cut": cut})
+        assert error.value.sqlstate == "PQ003"
+    assert read(conn, {**begin, "cut": [[1, 1]]})[0] == sent[1:]
+    assert read(conn, {**begin, "cut": [[1, 99]]})[0] == []
+
+
+def test_a_bound_before_all_that_there_is_leaves_gaps_as_they_are(
+    conn: Conn, stream: int, session: Session
+) -> None:
+    slow = session()
+    slow.execute("begin")
+    late = send(slow)
+    send(conn)
+    _, offset = read(conn)
+    for upto in (0, -1):
+        assert read_to(conn, offset, None, upto) == offset
+    slow.execute("commit")
+    assert read_to(conn, offset, None, 0) == offset
+    assert read(conn, offset)[0] == [late]
+
+
+def test_a_read_costs_what_it_reads_however_much_comes_after_it(conn: Conn, stream: int) -> None:
+    begin = start(conn)
+    blocks: dict[tuple[int, str], int] = {}
+    for size in (1_000, 20_000):
+        internals.publish_singly(conn, stream, size)
+        for function, want in (("read", 5), ("read_to", 300)):
+            query = f"select * from pgqueue.{function}('s', %s, {want})"
+            blocks[size, function] = min(cost(conn, query, Jsonb(begin)) for _ in range(3))
+    for function in ("read", "read_to"):
+        assert blocks[20_000, function] <= blocks[1_000, function] * GROWTH + 20, f"{blocks}"
+    value(conn, "drop_stream", "s")  # the checker would read all of it
 
 
 def test_offsets_of_a_dropped_stream_are_refused(conn: Conn, stream: int) -> None:

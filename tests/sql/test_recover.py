@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 
 import psycopg
 import pytest
 
-from tests.sql.queue import Conn, Session, call, consumer, one, send, value
+from tests.sql import clock, internals
+from tests.sql.queue import Conn, Session, call, consumer, maintain, one, send, value
 from tests.sql.test_reading import read
 
 
@@ -67,6 +69,22 @@ def test_an_offset_beyond_what_was_restored_is_refused(conn: Conn, stream: int) 
     with pytest.raises(psycopg.DatabaseError, match="beyond the state to which"):
         read(conn, beyond)
     assert read(conn, before)[0] == seqs
+
+
+def test_an_offset_behind_which_all_is_trimmed_goes_on(conn: Conn, stream: int) -> None:
+    """What retention took was restored, too: it is no reason to refuse who had read it."""
+    value(conn, "set_retention", "s", timedelta(hours=1))
+    maintain(conn)
+    send(conn)
+    send(conn)
+    _, offset = read(conn)
+    for _ in range(2):
+        clock.pass_time(conn, timedelta(hours=1))
+        maintain(conn)
+    assert internals.count(conn, "publications") == 0
+    assert call(conn, "recover") == [("s", 2)]
+    third = send(conn)
+    assert read(conn, offset)[0] == [third]
 
 
 def test_a_second_restore_may_go_further_back(conn: Conn, stream: int) -> None:

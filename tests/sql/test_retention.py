@@ -18,6 +18,7 @@ from tests.sql.queue import (
     call,
     claim_of,
     consumer,
+    dead_publication,
     maintain,
     one,
     publish,
@@ -309,6 +310,26 @@ def test_a_large_table_becomes_a_leaf_without_being_read_under_a_lock(
     assert stored(conn) == []
 
 
+def test_consumers_are_created_while_a_large_table_is_checked(conn: Conn, session: Session) -> None:
+    conn.execute(
+        "create or replace function pgqueue._leaf_bytes_at_once() returns bigint"
+        " language sql immutable as 'select 0::bigint'"
+    )
+    sent = send_all(conn, ["x"] * 3)
+    value(conn, "set_retention", "s", p_for=HOUR)
+    assert dict(call(conn, "maintain"))["unfinished"] == 1  # from now on it has a bound
+    other = session()
+    other.execute("begin")
+    assert dict(call(other, "maintain"))["unfinished"] == 1  # which is checked here
+    conn.execute("set statement_timeout = '5s'")
+    consumer(conn)
+    sent.append(send(conn))
+    assert acked(conn, "s", "c") == sent
+    other.execute("commit")
+    maintain(conn)
+    assert send(conn) > 1 << 40
+
+
 def test_numbers_that_get_past_all_leaves_lose_nothing(conn: Conn, stream: int) -> None:
     """They are in the table _rest, which becomes a leaf itself."""
     conn.execute(
@@ -403,6 +424,105 @@ def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stre
     clock.pass_time(conn, HOUR * 10)
     maintain(conn)
     assert len(stored(conn)) == 3, "a rule that was taken back"
+
+
+@pytest.mark.parametrize("consumers", [0, 1])
+def test_what_was_rolled_back_is_forgotten_with_what_was_trimmed_around_it(
+    conn: Conn, session: Session, stream: int, consumers: int
+) -> None:
+    """What is noted of the past does not grow with it; and what is under way is never of it."""
+    retention(conn, p_messages=8)
+    slow = session()
+    sent: list[int] = []
+    if consumers:
+        consumer(conn)
+    late = stage(conn, stream, 2)
+    maintain(conn)  # the next numbers are of another leaf
+    for _ in range(3):
+        sent.append(send(conn))
+        dead_publication(conn)
+    slow.execute("begin")
+    publish(slow, stream, [late], 2)
+    for _ in range(3):
+        sent.append(send(conn))
+        dead_publication(conn)
+    maintain(conn)
+    young = send_all(conn, ["x"] * 8)
+    if consumers:
+        assert acked(conn, "s", "c") == sent + young
+    assert maintain(conn)["trimmed messages"] == 6
+    assert internals.ranges_trimmed(conn) == 6, "who publishes may have any of them"
+    slow.execute("commit")
+    if not consumers:
+        consumer(conn)
+    assert sorted(acked(conn, "s", "c")) == [1, 2] + young * (not consumers)
+    send_all(conn, ["x"] * 8)
+    assert maintain(conn)["trimmed messages"] == 10
+    assert internals.ranges_trimmed(conn) == 1
+
+
+@pytest.mark.parametrize("number", [2**45, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_that_nobody_reserved_is_in_nobodys_way(
+    conn: Conn, stream: int, number: int, first: bool
+) -> None:
+    """Who may write messages may write any number: no stream is kept from being maintained."""
+    if not first:
+        retention(conn, p_for=HOUR)
+    conn.execute(
+        f"insert into pgqueue.messages_{stream} (seq, data) values ({number}, 'x')".encode()
+    )
+    value(conn, "create_stream", "t")
+    value(conn, "set_retention", "t", p_for=HOUR)
+    retention(conn, p_for=HOUR)
+    leaves = internals.rows(conn, "select stream_id, count(*) from pgqueue.leaves group by 1")
+    assert len(leaves) == (1 if first and number >= 2**62 else 2)
+    sent = send_all(conn, ["x"] * 3)
+    consumer(conn)
+    assert acked(conn, "s", "c") == sent
+    if number < 2**62:
+        for _ in range(2):
+            close(conn)
+            send(conn)
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+        assert set(stored(conn)).isdisjoint(sent)
+
+
+def test_numbers_rise_when_a_leaf_is_closed_at_its_end(conn: Conn) -> None:
+    """Though they are given out while it is found out that it is to be closed."""
+    conn.execute(
+        "create or replace function pgqueue._leaf_size() returns bigint"
+        " language sql immutable as 'select 1024::bigint'"
+    )
+    retention(conn, p_for=HOUR)
+    hi = one(conn, "select min(hi) from pgqueue.leaves")
+    first = send(conn)
+    conn.execute("select nextval('pgqueue.seq_1') from generate_series(1, %s)", [hi - first - 10])
+    conn.execute(  # others take numbers while maintain() looks at how much there is
+        "create or replace function pgqueue._leaf_count() returns int language plpgsql as"
+        " $$ begin perform nextval('pgqueue.seq_1') from generate_series(1, 20); return 8; end $$"
+    )
+    clock.pass_time(conn, HOUR / 7)
+    seqs = []
+    for _ in range(3):
+        call(conn, "maintain")
+        seqs.append(send(conn))
+    assert seqs == sorted(set(seqs))
+    assert seqs[0] >= hi + 10
+
+
+def test_a_leaf_says_who_keeps_it_also_when_it_is_the_only_one(
+    conn: Conn, session: Session
+) -> None:
+    retention(conn, p_for=HOUR)
+    other = session()
+    other.execute("begin")
+    send(other)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert kept(conn).held_by == ["transactions or sinks that have not published it"]  # type: ignore[attr-defined]
 
 
 def test_maintain_all_commits_as_it_goes(conn: Conn) -> None:

@@ -41,14 +41,16 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "outcome"},
+    "observer": {
+        "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+    },
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
-        "bind", "unbind", "test_topic", "_jsonpath", "explain_message",
+        "bind", "unbind", "test_topic", "_jsonpath", "explain_message", "key_stats",
         "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
         "outcome",
     },
@@ -273,11 +275,15 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     """Functions with the owner's rights find nothing in the path of their caller."""
     role = name_of(roles["observer"])
     conn.execute(f"create schema evil authorization {role}".encode())
-    value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "create_consumer", "s", "c", "earliest", p_settings='{"keep_history": "1 day"}')
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
     value(conn, "send", "s", "x")
+    value(conn, "send", "s", "x")
+    for _ in range(2):
+        ((claim, _),) = call(conn, "claim", "s", "c")
+    value(conn, "ack", claim)
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:

@@ -475,6 +475,7 @@ def test_lists_and_statistics(queue):
         "trimmed messages": 0,
         "old dead letters": 0,
         "old dedup keys": 0,
+        "old history": 0,
     }
 
 

@@ -13,9 +13,11 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue import Consumer, PgQueueError, Reject, Retry
+from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock
 from tests.sql.queue import ORDERINGS
@@ -212,16 +214,17 @@ def test_the_claim_is_extended_while_a_handler_works(queue, url):
         "s", "q", start="earliest", visibility_timeout=timedelta(milliseconds=400)
     )
     queue.send_batch("s", ["x"] * 3)
-    counts = []
+    counts, taken = [], []
 
     def handle(message):
         counts.append(message.deliver_count)
         for _ in range(6):
             time.sleep(0.1)
-            assert queue.receive("s", "q") is None
+            taken.append(queue.receive("s", "q"))
 
     assert Consumer(url, "s", "q").run(handle, concurrency=3, wait=MOMENT) == 3
     assert counts == [1, 1, 1]
+    assert taken == [None] * 18
 
 
 def test_a_call_that_takes_too_long_has_failed(queue, worker):
@@ -242,13 +245,14 @@ def test_a_call_that_takes_too_long_has_failed(queue, worker):
         on_failure=lambda message, error: failed.append((message.data, str(error))),
     )
     release.set()
+    wait_until(lambda: not any(t.name == "pgqueue worker" for t in threading.enumerate()))
     assert sorted(got) == ["slow", "x", "y"]
     assert failed == [("slow", "timed out after 0:00:00.200000")]
     assert left(queue) == (0, 0, 0)
 
 
 def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
-    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=0.6))
+    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=1.5))
     queue.send_batch("s", ["x"] * 4)
     queue.send_batch("s", ["x"] * 50)
     taken, got = [], []
@@ -265,9 +269,9 @@ def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
                     "s", "q", 100, visibility_timeout=timedelta(minutes=1)
                 ).messages
             )
-            time.sleep(0.5)
+            time.sleep(0.7)
 
-    Consumer(url, "s", "q").run(handle, wait=MOMENT)
+    Consumer(url, "s", "q").run(handle, wait=SOON)
     assert taken
     assert set(got[20:]).isdisjoint(taken)
     assert len(got) == len(set(got))
@@ -544,3 +548,48 @@ def test_a_consumer_that_is_dropped_ends_its_worker(queue, worker):
     with pytest.raises(PgQueueError, match="PQ002"):
         other.run(lambda m: None)
     dropped.join()
+
+
+@pytest.fixture
+def run(url, monkeypatch, tmp_path):
+    """Run `pgqueue` with arguments, in a folder with a module of handlers."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given_handlers.py").write_text(
+        "got = []\nnumber = 3\ndef note(message): got.append(message.data)\n"
+        "def note_all(messages, connection): connection.execute('select 1')\n"
+        "class Inner:\n    handle = staticmethod(note)\n"
+    )
+    (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda *arguments: CliRunner().invoke(cli.app, ["work", *map(str, arguments)])
+
+
+def test_work_on_the_command_line(queue, run):
+    queue.send_batch("s", ["x"] * 5)
+    done = run("given_handlers:note", "s", "c", "--concurrency", 2, "--wait", "50ms")
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "5 messages handled")
+    queue.send_batch("s", ["x"] * 5)
+    more = ["--batch", 3, "--transactional", "--wait", "50ms", "--timeout", "1 minute"]
+    assert run("given_handlers:note_all", "s", "c", *more).exit_code == 0
+    assert run("given_handlers:Inner.handle", "s", "c", "--wait", "50ms").exit_code == 0
+    assert left(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ("given_handlers", "the handler 'given_handlers' is not MODULE:NAME"),
+        ("no_such_module:note", "cannot be imported: ModuleNotFoundError"),
+        ("given_broken:note", "No module named 'nothing_like_this'"),
+        ("given_handlers:nothing", "the module given_handlers has no nothing"),
+        ("given_handlers:number", "given_handlers:number is no function, but int"),
+    ],
+)
+def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run, handler, said):
+    queue.send("s", "x")
+    done = run(handler, "s", "c")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("pgqueue: ")
+    assert said in done.stderr
+    assert left(queue) == (1, 0, 0)

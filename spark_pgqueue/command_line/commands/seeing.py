@@ -17,11 +17,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_pgqueue import client, metrics, serving
+from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
-from spark_pgqueue.command_line.app import app, connect, one_line
+from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
 from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url
 from spark_pgqueue.command_line.output import json_of_fields, json_of_row, per_second, show, span
+from spark_pgqueue.postgres.url import describe
 from spark_pgqueue.printable import printable
 
 Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")]
@@ -166,6 +167,19 @@ def explain(
         print(f"{found.state}: {one_line(found.because)}{until}")
 
 
+@consumer_app.command("keys")
+def consumer_keys(
+    stream: StreamName,
+    consumer: ConsumerName,
+    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = 20,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the keys of which a consumer has most in hand: what waits, is delayed, is in claims."""
+    with connect(url) as queue:
+        show(queue.key_stats(stream, consumer, limit=limit), client.KeyStats, as_json)
+
+
 Listen = Annotated[
     str | None,
     typer.Option(
@@ -201,6 +215,42 @@ def print_metrics(
         queue.look()  # before it listens: what is wrong now will not get better
         with metrics.serve(lambda: queue, where, tuple(allow_host or ())) as server:
             serve(server, where, "metrics")
+
+
+@app.command("web")
+def serve_page(
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Where. Without a host, for this machine alone; 0.0.0.0:PORT for all.",
+        ),
+    ] = str(web.PORT),
+    allow_actions: Annotated[
+        bool,
+        typer.Option(
+            "--allow-actions", help="Let the page redrive, retry, pause and move; else it reads."
+        ),
+    ] = False,
+    allow_host: AllowHost = None,
+    url: Url = None,
+) -> None:
+    """Serve a page that shows what there is, live, until Ctrl-C.
+
+    It asks for no password: whoever reaches it sees what the role of --url may see, and with
+    --allow-actions does what that role may do.
+    """
+    where = address_of(listen, web.PORT)
+    with connect(url) as queue:
+        queue.look()  # before it listens: what is wrong now will not get better
+        with web.serve(
+            queue,
+            where,
+            title=describe(url),
+            names=tuple(allow_host or ()),
+            allow_actions=allow_actions,
+        ) as server:
+            serve(server, where)
 
 
 def address_of(text: str, port: int) -> serving.Address:

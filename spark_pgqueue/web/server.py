@@ -1,0 +1,193 @@
+"""The server behind the page: figures as JSON, and, where it is told so, a few actions.
+
+It has no users and no passwords. So it is for this machine alone unless it is told otherwise, and
+whoever reaches it may see what the role of its connection may see. What another page in the same
+browser could do is refused: to read by a name that was made to lead here (Host), and to act in the
+user's name (a token that only our page has, and Origin).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from spark_pgqueue import serving
+from spark_pgqueue.client import Client
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.serving import Answer, Request, as_json
+
+PORT = 9188
+PAGE = Path(__file__).with_name("page.html")
+LISTED = 100  # claims and dead letters that the page shows
+SHOWN = 4000  # characters of a payload
+
+Actions = dict[str, Callable[[Client, dict[str, Any]], str]]
+
+
+def serve(
+    queue: Client,
+    where: serving.Address,
+    *,
+    title: str,
+    names: tuple[str, ...] = (),
+    allow_actions: bool = False,
+) -> serving.Server:
+    """A server of the page; call its `serve_forever`.
+
+    Args:
+        queue: what it asks; threads share it.
+        where: to listen.
+        title: of the database, without a password.
+        names: see `serving.Server`.
+        allow_actions: whether the page may change something; the role of `queue` has to be allowed
+            to as well.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    page = Page(queue, title, allow_actions)
+    return serving.Server(where, page.answer, names=names, headers=page.headers)
+
+
+class Page:
+    """What is answered to the page.
+
+    Args:
+        queue, title, allow_actions: see `serve`.
+    """
+
+    def __init__(self, queue: Client, title: str, allow_actions: bool):
+        self._queue = queue
+        self._allow_actions = allow_actions
+        self._token = secrets.token_urlsafe(32)
+        self._look = serving.Shared(queue.look)
+        text = PAGE.read_text()
+        # What runs and how it looks is in the page itself, and nothing else is let in.
+        self.headers = {
+            "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:;"
+            f" script-src {_hash_of(text, 'script')}; style-src {_hash_of(text, 'style')};"
+            " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        filled = {
+            "TITLE": title,
+            "TOKEN": self._token if allow_actions else "",
+            "MODE": "actions" if allow_actions else "read-only",
+        }
+        for name, value in filled.items():
+            text = text.replace(f"%{name}%", html.escape(value))
+        self._page = Answer(text.encode(), "text/html; charset=utf-8")
+
+    def answer(self, request: Request) -> Answer:
+        """The page, what it asks for, or what it asks to be done."""
+        if request.method == "GET" and request.path == "/":
+            return self._page
+        paths = {
+            ("GET", "/api/look"): self._answer_look,
+            ("GET", "/api/consumer"): self._answer_consumer,
+            ("GET", "/api/message"): self._answer_message,
+            ("POST", "/api/action"): self._answer_action,
+        }
+        found = paths.get((request.method, request.path))
+        if found is None:
+            return as_json({"error": "there is no such page"}, 404)
+        try:
+            return found(request)
+        except PgQueueError as error:
+            return as_json({"error": error.message, "hint": error.hint}, 409)
+        except psycopg.Error as error:
+            text = error.diag.message_primary or "the database failed"
+            return as_json({"error": text, "hint": error.diag.message_hint}, 409)
+        except (KeyError, ValueError, TypeError) as error:
+            return as_json({"error": f"the request makes no sense: {error!r}"}, 400)
+
+    def _answer_look(self, _: Request) -> Answer:
+        look = self._look()
+        partitions = [
+            {"stream": stream, "group": group, **asdict(each)}
+            for stream, group, each in look.partitions
+        ]
+        return _json(asdict(look) | {"partitions": partitions})
+
+    def _answer_consumer(self, request: Request) -> Answer:
+        stream, consumer = request.query["stream"], request.query["consumer"]
+        (health,) = [h for h in self._queue.health(stream) if h.consumer == consumer]
+        claims = self._queue.open_claims(stream, consumer, limit=LISTED)
+        return _json(
+            {
+                "health": asdict(health),
+                "claims": [asdict(each) | {"claim_id": str(each.claim_id)} for each in claims],
+                "listed": LISTED,
+            }
+        )
+
+    def _answer_message(self, request: Request) -> Answer:
+        query = request.query
+        seq = int(query["seq"])
+        return _json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
+
+    def _answer_action(self, request: Request) -> Answer:
+        if not self._allow_actions:
+            error = "this page is read-only"
+            return as_json({"error": error, "hint": "start it with --allow-actions"}, 403)
+        given = request.headers.get("x-pgqueue-token", "")
+        origin = request.headers.get("origin")
+        if (
+            not secrets.compare_digest(given.encode(), self._token.encode())
+            or origin not in (None, f"http://{request.headers.get('host')}")
+            or request.headers.get("content-type") != "application/json"
+        ):
+            error = "only this server's own page may act"
+            return as_json({"error": error, "hint": "load it again: the server was restarted"}, 403)
+        asked = json.loads(request.body)
+        done = ACTIONS[asked["action"]](self._queue, asked)
+        return as_json({"done": done})
+
+
+def _pause(queue: Client, asked: dict[str, Any]) -> str:
+    queue.pause(asked["stream"], asked["consumer"])
+    return "paused: it claims nothing until it is resumed"
+
+
+def _resume(queue: Client, asked: dict[str, Any]) -> str:
+    queue.resume(asked["stream"], asked["consumer"])
+    return "resumed"
+
+
+def _seek(queue: Client, asked: dict[str, Any]) -> str:
+    count = queue.seek(asked["stream"], asked["consumer"], asked["to"])
+    return f"moved to {asked['to']}; messages forgotten: {count}"
+
+
+ACTIONS: Actions = {"pause": _pause, "resume": _resume, "seek": _seek}
+
+
+def _json(value: Any) -> Answer:
+    return Answer(json.dumps(value, default=_plain, ensure_ascii=False).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """How a Content-Security-Policy names the page's only script or style."""
+    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,333 @@
+"""The page of `pgqueue web`, in a real browser; and what its server refuses.
+
+Chromium and its driver are the machine's. Nothing is installed here; .ci/run does that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import spark_pgqueue
+from spark_pgqueue import serving, web
+from spark_pgqueue.client import Client
+from spark_pgqueue.postgres import schema
+from spark_pgqueue.web import server
+from tests.unit.test_metrics import serving_at
+
+EVIL = "<img src=x onerror=alert(1)> \u202e\x07 &lt; '\"/%TOKEN%"
+HOW = "needs a browser: apt-get install -y chromium chromium-driver"
+SEEN = "return document.body.innerText"
+
+
+@pytest.fixture
+def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("orders")
+        client.create_consumer("orders", "billing", max_deliver_count=3)
+        yield client
+
+
+@pytest.fixture
+def page(queue: Client, url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A server of the page, which allows actions if the test says so.
+
+    Gives what asks it, with its url, and the process that serves its connection.
+    """
+    where = serving.Address("127.0.0.1", 0)
+    allow = getattr(request, "param", False)
+    with spark_pgqueue.connect(url, patience=0) as client:
+        serving_page = web.serve(client, where, title="dbname=test", allow_actions=allow)
+        with serving_at(serving_page) as ask:
+            ask.url = serving_page.url  # type: ignore[attr-defined]
+            ask.pid = client._value("select pg_backend_pid()")  # type: ignore[attr-defined]
+            yield ask
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium with an empty profile, which asks nobody on the internet."""
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip(HOW)
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in (
+        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync",
+        "disable-dev-shm-usage", "window-size=1180,860",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SE_OFFLINE", "true")
+        chrome = webdriver.Chrome(options, Service(driver))
+        yield chrome
+        chrome.quit()
+
+
+def wait(browser: Any, wanted: Callable[[str], Any], what: str = SEEN) -> str:
+    """Until the text of the page is as wanted; returns it."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    try:
+        WebDriverWait(browser, 20, 0.05).until(lambda b: wanted(b.execute_script(what) or ""))
+    except Exception as error:
+        raise AssertionError(f"{browser.execute_script(SEEN)}\n{complaints(browser)}") from error
+    return browser.execute_script(what)
+
+
+def complaints(browser: Any) -> list[str]:
+    """What the browser had to say: errors of scripts, and what the page's policy kept out."""
+    return [each["message"] for each in browser.get_log("browser") if each["level"] == "SEVERE"]
+
+
+def row_of(browser: Any, table: str, holds: str) -> list[str]:
+    """The cells of the first row of a table that holds a text."""
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map(r => [...r.cells].map(c => c.innerText))",
+        f"#{table} tbody tr",
+    )
+    return next(row for row in rows if any(holds in cell for cell in row))
+
+
+def press(browser: Any, label: str, sure: bool = False) -> None:
+    """Click the button with this text; twice, where it asks whether one is sure."""
+    from selenium.webdriver.common.by import By
+
+    browser.find_element(By.XPATH, f"//button[.='{label}']").click()
+    if sure:
+        browser.find_element(By.XPATH, f"//button[.='{label}: sure?']").click()
+
+
+# In the browser
+
+
+def test_it_shows_depth_rates_and_ages_live(browser: Any, page: Any, queue: Client) -> None:
+    queue.send_batch("orders", ["x"] * 1234)
+    claim = queue.receive("orders", "billing", 34)
+    assert claim is not None
+    browser.get(page.url)
+    wait(browser, lambda text: "1,200" in text and "read-only" in text)
+    row = row_of(browser, "consumers", "billing")
+    assert (row[0], row[1], row[2], row[7]) == ("orders", "billing", "1,200", "34")
+    assert re.fullmatch(r"\d+ (s|min)", row[6]), "the age of the oldest"
+    claim.ack()
+    # two looks later, without loading it again
+    wait(browser, lambda text: "claimed" in text and row_of(browser, "consumers", "b")[7] == "0")
+    wait(browser, lambda text: row_of(browser, "consumers", "b")[5] not in ("", "0"))
+    assert row_of(browser, "streams", "orders")[2] == "1,234"
+    assert complaints(browser) == []
+
+
+def test_a_consumers_page_shows_claims_and_explains_messages(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    queue.send_batch("orders", ["x"] * 3)
+    claim = queue.receive("orders", "billing", 2, visibility_timeout=timedelta(hours=1))
+    assert claim is not None
+    browser.get(page.url)
+    wait(browser, lambda text: "billing" in text)
+    browser.execute_script("document.querySelector('#consumers a').click()")
+    wait(browser, lambda text: str(claim.claim_id) in text)
+    row = row_of(browser, "claims", str(claim.claim_id))
+    assert row[-3:] == ["2", "2", "1"]
+    assert "Actions" not in browser.execute_script(SEEN), "it is read-only"
+    field = browser.find_element("name", "seq")
+    field.send_keys("1")
+    field.submit()
+    wait(browser, lambda text: "claimed: held by" in text and f"claim {claim.claim_id}" in text)
+    # what is typed stays while figures change
+    field.send_keys("2")
+    queue.send("orders", "x")
+    wait(browser, lambda text: "2" in text and queue.stats()[0].new + 1 and "\n2\n" in text)
+    assert field.get_attribute("value") == "12"
+    assert complaints(browser) == []
+
+
+def test_names_and_payloads_are_text_and_nothing_else(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    """No HTML, no script, no control characters that turn the page around."""
+    queue.create_stream(EVIL)
+    queue.create_consumer(EVIL, EVIL)
+    queue.send(EVIL, EVIL)
+    browser.get(page.url)
+    wait(browser, lambda text: "onerror=alert(1)" in text)
+    assert "\\u{202e}\\u{7}" in row_of(browser, "consumers", "onerror")[1]
+    browser.execute_script(
+        "[...document.querySelectorAll('#consumers a')].find(a => a.innerText.includes('img'))"
+        ".click()"
+    )
+    wait(browser, lambda text: "Where is a message?" in text and "onerror" in text)
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert complaints(browser) == []
+
+
+def test_a_database_that_is_away_is_said_and_comes_back(
+    browser: Any, page: Any, queue: Client, conn: psycopg.Connection
+) -> None:
+    browser.get(page.url)
+    wait(browser, lambda text: "billing" in text)
+    conn.execute("select pg_terminate_backend(%s, 10000)", [page.pid])
+    wait(browser, lambda text: "the connection to Postgres was lost" in text)
+    wait(browser, lambda text: "billing" in text and "lost" not in text)
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue: Client) -> None:
+    queue.send_batch("orders", ["x"] * 5)
+    browser.get(f"{page.url}#/orders/billing")
+    wait(browser, lambda text: "Pause" in text and "paused" not in text)
+    press(browser, "Pause")
+    assert not queue.consumers()[0].paused, "it is asked for twice"
+    press(browser, "Pause: sure?")
+    wait(browser, lambda text: "it was paused" in text)
+    assert queue.consumers()[0].paused
+    press(browser, "Resume", sure=True)
+    wait(browser, lambda text: "it was paused" not in text)
+    browser.find_element("name", "to").send_keys("latest")
+    press(browser, "Move it there", sure=True)
+    wait(browser, lambda text: "messages forgotten: 5" in text)
+    assert queue.stats()[0].backlog == 0
+    browser.find_element("name", "to").clear()
+    browser.find_element("name", "to").send_keys("tomorrow, maybe")
+    press(browser, "Move it there", sure=True)
+    wait(browser, lambda text: "not 'tomorrow, maybe'" in text)
+
+
+# What the server refuses
+
+
+def token_of(page: Any) -> str:
+    return re.findall(r'name="token" content="(.*?)"', page("/")[2])[0]
+
+
+def act(page: Any, **headers: str) -> tuple[int, str]:
+    body = json.dumps({"action": "pause", "stream": "orders", "consumer": "billing"})
+    given = {"Content_Type": "application/json", "X_Pgqueue_Token": token_of(page), **headers}
+    status, _, answer = page("/api/action", "POST", body, **given)
+    return status, answer
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_another_page_cannot_act(page: Any, queue: Client) -> None:
+    """Without the token, from elsewhere, or as a form would."""
+    for headers in (
+        {"X_Pgqueue_Token": ""},
+        {"X_Pgqueue_Token": "x" * 43},
+        {"X_Pgqueue_Token": "é"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Content_Type": "text/plain"},
+        {"Content_Type": "application/x-www-form-urlencoded"},
+    ):
+        assert act(page, **headers)[0] == 403, headers
+    assert act(page, Host="evil.example")[0] == 421
+    assert not queue.consumers()[0].paused
+    assert act(page)[0] == 200
+    assert queue.consumers()[0].paused
+
+
+def test_a_read_only_page_has_no_token_and_does_nothing(page: Any, queue: Client) -> None:
+    assert token_of(page) == ""
+    status, said = act(page)
+    assert status == 403
+    assert "--allow-actions" in said
+    assert not queue.consumers()[0].paused
+
+
+def test_nobody_elses_page_can_read(page: Any) -> None:
+    """By a name that was made to lead here; and no other page may hold it in a frame."""
+    for path in ("/", "/api/look", "/api/consumer?stream=orders&consumer=billing"):
+        assert page(path, Host="evil.example:9188")[0] == 421
+        status, headers, _ = page(path)
+        assert status == 200
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/nowhere", None, 404), ("/../server.py", None, 404), ("/api/action", None, 404),
+        ("/api/consumer", None, 400), ("/api/consumer?stream=orders&consumer=nope", None, 400),
+        ("/api/consumer?stream=nope&consumer=billing", None, 409),
+        ("/api/message?stream=orders&consumer=billing&seq=x", None, 400),
+        ("/api/message?stream=orders&consumer=billing&seq=0", None, 409),
+        ("/api/action", "{", 400), ("/api/action", "[]", 400), ("/api/action", "{}", 400),
+        ("/api/action", '{"action": "drop_stream"}', 400),
+        ("/api/action", '{"action": "pause", "stream": 7, "consumer": "billing"}', 409),
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_an_answer(
+    page: Any, path: str, body: str | None, status: int
+) -> None:
+    headers = {"Content_Type": "application/json", "X_Pgqueue_Token": token_of(page)}
+    found = page(path, "POST" if body else "GET", body, **headers)
+    assert found[0] == status, found[2]
+    assert json.loads(found[2])["error"]
+
+
+def test_an_observer_sees_and_is_told_what_it_may_not_do(
+    queue: Client, url: str, conn: psycopg.Connection
+) -> None:
+    queue.send("orders", "x")
+    conn.execute("create role pgqueue_test_viewer login password 'w'")
+    try:
+        schema.grant(conn, "observer", "pgqueue_test_viewer")
+        mine = make_conninfo(url, user="pgqueue_test_viewer", password="w")
+        where = serving.Address("127.0.0.1", 0)
+        with spark_pgqueue.connect(mine) as viewer:
+            theirs = web.serve(viewer, where, title="", allow_actions=True)
+            with serving_at(theirs) as ask:
+                assert json.loads(ask("/api/look")[2])["consumers"][0]["new"] == 1
+                names = "stream=orders&consumer=billing"
+                assert json.loads(ask(f"/api/consumer?{names}")[2])["health"]["status"]
+                assert json.loads(ask(f"/api/message?{names}&seq=1")[2])["state"] == "new"
+                status, said = act(ask)
+                assert (status, "permission denied" in said) == (409, True)
+    finally:
+        conn.execute("drop owned by pgqueue_test_viewer")
+        conn.execute("drop role pgqueue_test_viewer")
+
+
+def test_nothing_of_it_is_elsewhere() -> None:
+    """No script, style, font or picture is loaded from anywhere: it works without the internet."""
+    text = server.PAGE.read_text()
+    assert re.findall(r"https?://[^\"'\s]+", text) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+def test_no_password_is_in_it(queue: Client, url: str) -> None:
+    from spark_pgqueue.postgres.url import describe
+
+    secret = make_conninfo(url, password="s3cr3t")
+    page = web.serve(queue, serving.Address("127.0.0.1", 0), title=describe(secret))
+    with serving_at(page) as ask:
+        assert "s3cr3t" not in ask("/")[2]
+
+
+def test_the_screenshot_is_small() -> None:
+    picture = Path(web.__file__).with_name("screenshot.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000

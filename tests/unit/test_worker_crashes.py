@@ -1,0 +1,199 @@
+"""What workers had when they were killed, or lost Postgres, is handled all the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue import Consumer
+from spark_pgqueue.postgres import connection
+from tests import handlers
+from tests.processes import Child
+from tests.sql import checker, clock
+
+MOMENT = timedelta(milliseconds=50)
+
+WORKER = """
+import sys
+from datetime import timedelta
+from spark_pgqueue import Consumer
+from tests import handlers
+_, url, handler, options = sys.argv
+print("here", flush=True)
+Consumer(url, "s", "c").run(
+    getattr(handlers, handler), visibility_timeout=timedelta(seconds=2), **eval(options)
+)
+print("ended", flush=True)
+"""
+
+TABLE = """
+create table done (n bigint generated always as identity, seq bigint, key text, count int,
+                   at timestamptz default clock_timestamp())
+"""
+
+
+@pytest.fixture
+def queue(url, monkeypatch):
+    """A client, with a stream "s", and a table "done"; a look at the tables afterwards."""
+    monkeypatch.setenv("PGQUEUE_TEST_HANDLERS", url)
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
+        client.create_stream("s")
+        conn.execute(TABLE)
+        yield client
+        checker.check(conn)
+    if handlers.conn.cache_info().currsize:
+        handlers.conn().close()
+        handlers.conn.cache_clear()
+
+
+def done(url):
+    with connection.connect(url) as conn:
+        return conn.execute("select seq, key, count, at from done order by n").fetchall()
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
+    queue.create_consumer("s", "c", start="earliest", max_deliver_count=2)
+    sent = queue.send_batch("s", ["x"] * 10 + ["die", "exit", "sleep"] + ["x"] * 10)
+    failed = {}
+    Consumer(url, "s", "c").run(
+        handlers.do_as_told,
+        processes=2,
+        timeout=timedelta(seconds=3),
+        wait=MOMENT,
+        on_failure=lambda message, error: failed.update({message.data: str(error)}),
+    )
+    assert failed == {
+        "die": "the process that had it died: SIGKILL",
+        "exit": "the process that had it died: exit code 3",
+        "sleep": "timed out after 0:00:03",
+    }
+    counts = {seq: count for seq, _, count, _ in done(url)}
+    assert len(done(url)) == len(sent)
+    assert [counts[seq] for seq in sent] == [1] * 10 + [2] * 3 + [1] * 10
+
+
+def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):
+    """And one whose work is in the transaction of the acknowledgement repeats nothing."""
+    queue.create_consumer("s", "c", start="earliest", ordering="key")
+    for handler, options in [("note", {}), ("note_in_transaction", {"transactional": True})]:
+        with connection.connect(url) as conn:
+            conn.execute("truncate done")
+            sent = queue.send_batch("s", ["x"] * 600, keys=[f"k{i % 50}" for i in range(600)])
+            more = {"concurrency": 4, **options}
+            with Child(WORKER, url, handler, repr(more)) as child:
+                wait_until(lambda: len(done(url)) > 150)
+                child.kill()
+            before = done(url)
+            assert len(before) < 600
+            clock.end_leases(conn)
+        Consumer(url, "s", "c").run(
+            getattr(handlers, handler), concurrency=4, wait=timedelta(seconds=0.5), **options
+        )
+        got = done(url)
+        counts = Counter(seq for seq, *_ in got)
+        assert sorted(counts) == sent, "none is lost"
+        repeated = {seq for seq, n in counts.items() if n > 1}
+        assert len(repeated) == sum(counts.values()) - 600, "none comes three times"
+        if options:
+            assert repeated == set()
+        last = max(at for *_, at in before)
+        for seq, _, _, at in before:
+            assert seq not in repeated or at > last - timedelta(seconds=2)
+        for key in {key for _, key, _, _ in got}:
+            firsts = list(dict.fromkeys(seq for seq, k, _, _ in got if k == key))
+            assert firsts == sorted(firsts), "in order, but for what comes again"
+
+
+def test_postgres_restarts_under_a_worker(queue, url, server):
+    """What was handled is settled when it is back, and not handled again."""
+    with connection.connect(url) as conn:
+        (name,) = conn.execute("select current_database()").fetchone() or ("",)
+        conn.execute(f"alter database {name} set synchronous_commit = on".encode())
+    with spark_pgqueue.connect(url) as client:
+        client.create_consumer("s", "c", start="earliest")
+        sent = client.send_batch("s", ["x"] * 300)
+    got, enough = [], threading.Event()
+
+    def handle(message):
+        got.append(message.seq)
+        time.sleep(0.005)
+        if len(got) == 60:
+            enough.set()
+
+    worker = Consumer(url, "s", "c")
+    thread = threading.Thread(target=worker.run, args=(handle,), kwargs={"concurrency": 4})
+    thread.start()
+    assert enough.wait(30)
+    server.restart("immediate")
+    with connection.connect(url) as conn:
+        wait_until(lambda: len(got) > 100)
+        clock.end_leases(conn)  # a claim whose answer was lost comes back by that
+        wait_until(lambda: len(set(got)) == 300)
+    worker.stop()
+    thread.join(30)
+    assert sorted(got) == sent
+    with spark_pgqueue.connect(url) as client:
+        assert client.stats("s")[0].claims == 0
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("how", ["threads", "tasks", "processes", "transactional"])
+def test_workers_that_are_killed_again_and_again(queue, url, ordering, how):
+    """kill -9 and lost connections beside a producer: nothing is lost, order is kept."""
+    queue.create_consumer("s", "c", start="earliest", ordering=ordering)
+    handler = {"tasks": "note_async", "transactional": "note_in_transaction"}.get(how, "note")
+    options = {"concurrency": 4} if how != "processes" else {"processes": 2}
+    options |= {"transactional": True} if how == "transactional" else {}
+    chance = random.Random(7)
+
+    def start():
+        return Child(WORKER, url, handler, repr(options))
+
+    children = [start() for _ in range(3)]
+    sent = []
+    try:
+        for _ in range(12):
+            for _ in range(30):
+                sent += queue.send_batch(
+                    "s", ["x"] * 10, keys=[f"k{chance.randrange(30)}" for _ in range(10)]
+                )
+                time.sleep(0.02)
+            victim = children.pop(0)
+            victim.kill()
+            children.append(start())
+            with connection.connect(url) as conn:
+                conn.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
+                    " pg_backend_pid() and datname = current_database()"
+                    " and query like '%%receive%%' and random() < 0.5"
+                )
+        wait_until(lambda: len({seq for seq, *_ in done(url)}) >= len(sent), 90)
+        wait_until(lambda: queue.stats("s")[0].claims == 0)
+    finally:
+        for each in children:
+            each.kill()
+    got = done(url)
+    counts = Counter(seq for seq, *_ in got)
+    assert sorted(counts) == sent
+    if how == "transactional":
+        assert max(counts.values()) == 1
+    else:
+        assert sum(counts.values()) < 1.5 * len(sent)
+    if ordering == "key":
+        for key in {key for _, key, _, _ in got}:
+            firsts = list(dict.fromkeys(seq for seq, k, _, _ in got if k == key))
+            assert firsts == sorted(firsts)
