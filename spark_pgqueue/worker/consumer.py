@@ -132,7 +132,8 @@ class Consumer:
 
         Args:
             handler: called with a `Message`, and awaited.
-            options: as in `run`, but for processes and transactional.
+            options: as in `run`, but for processes. The connection of a transactional handler is
+                psycopg's AsyncConnection.
 
         Returns:
             as `run`; so are the errors.
@@ -143,11 +144,11 @@ class Consumer:
             raise PgQueueError(
                 "handler must be awaited: an async function", hint="for others there is `run`"
             )
-        if chosen.processes is not None or chosen.transactional:
-            raise PgQueueError("processes and transactional are for handlers that are not awaited")
+        if chosen.processes is not None:
+            raise PgQueueError("processes are for handlers that are not awaited")
         hooks = Hooks(chosen)
         with self._kept(chosen, hooks) as (keeper, board, _):
-            crew = Tasks(board, handler, chosen, hooks)
+            crew = Tasks(board, handler, chosen, hooks, self._url)
             with stopped_by_signals(keeper.stop):
                 kept = asyncio.get_running_loop().run_in_executor(None, keeper.run, crew)
                 try:

@@ -188,23 +188,33 @@ def test_batches(queue, worker):
     assert left(queue) == (0, 0, 0)
 
 
-def test_transactional_work_happens_once(queue, worker, url):
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_transactional_work_happens_once(queue, worker, url, awaited):
     """It is undone with the message, and with a claim that was lost."""
     queue.send_batch("s", list("abc"))
     with connection.connect(url) as conn:
         conn.execute("create table done (data text)")
 
-        def handle(message, connection):
-            connection.execute("insert into done values (%s)", [message.data])
+        def interfere(message):
             if message.deliver_count == 1 and message.data == "b":
                 raise RuntimeError("after the insert")
             if message.deliver_count == 1 and message.data == "c":
                 clock.end_leases(conn)
                 other = queue.receive("s", "c", 3)
-                assert "c" in [m.data for m in other.messages]
+                taken.extend(m.data for m in other.messages)
                 other.nack()
 
-        worker.run(handle, transactional=True, wait=MOMENT)
+        def handle(message, connection):
+            connection.execute("insert into done values (%s)", [message.data])
+            interfere(message)
+
+        async def handle_async(message, connection):
+            await connection.execute("insert into done values (%s)", [message.data])
+            interfere(message)
+
+        taken = []
+        worker.run(handle_async if awaited else handle, transactional=True, wait=MOMENT)
+        assert "c" in taken
         assert sorted(conn.execute("select data from done").fetchall()) == [("a",), ("b",), ("c",)]
     assert left(queue) == (0, 0, 0)
 
@@ -487,9 +497,10 @@ def test_run_takes_a_handler_that_is_awaited(queue, worker):
 
 def test_a_task_that_is_cancelled_gives_back_what_it_had(queue, worker):
     queue.send_batch("s", ["x"] * 5)
-    ended = []
+    begun, ended = [], []
 
     async def handle(message):
+        begun.append(message.seq)
         try:
             await asyncio.sleep(30)
         finally:
@@ -497,7 +508,7 @@ def test_a_task_that_is_cancelled_gives_back_what_it_had(queue, worker):
 
     async def work():
         task = asyncio.create_task(worker.run_async(handle, concurrency=3))
-        while queue.stats("s")[0].claimed < 3:
+        while len(begun) < 3:
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
