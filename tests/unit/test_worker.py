@@ -200,7 +200,7 @@ def test_transactional_work_happens_once(queue, worker, url, awaited):
                 raise RuntimeError("after the insert")
             if message.deliver_count == 1 and message.data == "c":
                 clock.end_leases(conn)
-                other = queue.receive("s", "c", 3)
+                other = queue.receive("s", "c", 3, wait=timedelta(seconds=5))
                 taken.extend(m.data for m in other.messages)
                 other.nack()
 
