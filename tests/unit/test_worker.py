@@ -213,7 +213,8 @@ def test_transactional_work_happens_once(queue, worker, url, awaited):
             interfere(message)
 
         taken = []
-        worker.run(handle_async if awaited else handle, transactional=True, wait=MOMENT)
+        for _ in range(2):  # what the other one gives back may be too late for the first
+            worker.run(handle_async if awaited else handle, transactional=True, wait=MOMENT)
         assert "c" in taken
         assert sorted(conn.execute("select data from done").fetchall()) == [("a",), ("b",), ("c",)]
     assert left(queue) == (0, 0, 0)
