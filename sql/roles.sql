@@ -32,17 +32,17 @@ as $$
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),
            ('pgqueue_observer', '{schema_version, open_stream,
                                   is_restored,
-                                  explain_message}'),
+                                  explain_message, key_stats}'),
            ('pgqueue_admin',    '{schema_version, open_stream,
                                   create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,
                                   create_consumer, alter_consumer, drop_consumer, _jsonpath,
-                                  seek, replay, pause, resume,
+                                  seek, replay, retry, pause, resume,
                                   create_group, drop_group, reset_group,
                                   bind, unbind, test_topic,
                                   create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,
                                   maintain, maintain_all,
                                   is_restored, recover,
-                                  explain_message}')
+                                  explain_message, key_stats}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

@@ -81,7 +81,7 @@ class Settles(Protocol):
         claim_id: int,
         seqs: Iterable[int] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
@@ -120,7 +120,7 @@ class Claim:
         self,
         messages: Iterable[Message] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
@@ -383,6 +383,27 @@ class OpenClaim:
     messages: int
     remaining: int
     first_seq: int | None
+
+
+@dataclass(frozen=True)
+class KeyStats:
+    """A key that a consumer is busy with: numbers of messages that it has in hand.
+
+    Attributes:
+        key: None for messages without one.
+        waiting: behind another one of the key.
+        delayed: to be delivered later.
+        in_flight: in claims.
+        first_seq: the first of all these.
+        until: when the first of its delays ends; else when the last of its leases does.
+    """
+
+    key: str | None
+    waiting: int
+    delayed: int
+    in_flight: int
+    first_seq: int
+    until: datetime | None
 
 
 @dataclass(frozen=True)

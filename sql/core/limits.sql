@@ -36,8 +36,10 @@ create or replace function pgqueue._limit_schedules() returns int language sql i
 create or replace function pgqueue._limit_sift() returns int language sql immutable parallel safe as 'select 10000';
 -- ... and how often for one claim.
 create or replace function pgqueue._limit_sifts() returns int language sql immutable parallel safe as 'select 20';
--- Publications that are counted for the statistics of a consumer.
-create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 10000';
+-- Publications that are counted where a consumer's backlog decides something, ...
+create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
+-- ... and for its statistics, which some ask for every few seconds.
+create or replace function pgqueue._limit_shown() returns int language sql immutable parallel safe as 'select 3000';
 -- Publications that one read walks, of those who read without claiming.
 create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
 -- Old dedup keys of a stream that maintain() deletes at once.

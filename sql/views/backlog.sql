@@ -27,11 +27,11 @@ as $$
     from counted
 $$;
 
--- The messages that are new for a consumer: exact up to _limit_counted() publications (some 2 ms).
-create or replace function pgqueue._new_messages(p_consumer_id int) returns bigint
+-- The messages that are new for a consumer: exact up to p_limit publications (a millisecond for 3,000 or more).
+create or replace function pgqueue._new_messages(p_consumer_id int, p_limit bigint) returns bigint
 language sql stable
 as $$
-    select pgqueue._messages_in(c, pgqueue._gap_ids(k) + int8multirange(int8range(k.next_publication, null)), pgqueue._kept(k), pgqueue._limit_counted())
+    select pgqueue._messages_in(c, pgqueue._gap_ids(k) + int8multirange(int8range(k.next_publication, null)), pgqueue._kept(k), p_limit)
     from pgqueue.consumers c cross join lateral pgqueue._cursor(c.consumer_id) k
     where c.consumer_id = p_consumer_id
 $$;
@@ -48,7 +48,7 @@ as $$
         select published_at
         from (select published_at, consumers, deliver_at, seqs from pgqueue.publications
               where stream_id = c.stream_id and publication_id >= lower(g) and publication_id < coalesce(upper(g), 9223372036854775807)
-              order by publication_id limit pgqueue._limit_counted()) f
+              order by publication_id limit pgqueue._limit_shown()) f
         where pgqueue._is_for(f.consumers, c.consumer_id) and (f.deliver_at > clock_timestamp()) is not true
           and (f.seqs <@ pgqueue._kept(k)) is not true
         limit 1) p
@@ -72,6 +72,6 @@ end $$;
 create or replace function pgqueue.reader_backlog(p_consumer_id int) returns bigint
 language sql stable
 as $$
-    select pgqueue._new_messages(p_consumer_id)
+    select pgqueue._new_messages(p_consumer_id, pgqueue._limit_counted())
            + coalesce((select sum(message_count) from pgqueue._unclaimed(p_consumer_id)), 0)::bigint
 $$;

@@ -30,14 +30,14 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         union all
         select q.seq, case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed' else m.state end,
-               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.last_error
+               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
         from pgqueue.consumer_messages m
         left join pgqueue.claims l on l.claim_id = m.claim_id
         cross join lateral unnest(m.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where m.consumer_id = c.consumer_id
         union all
-        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, d.reason
+        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, coalesce(d.note ->> 'error', d.reason)
         from pgqueue.dead_messages d
         cross join lateral unnest(d.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
@@ -52,7 +52,7 @@ do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
--- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 10,000 publications, and close
+-- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 3,000 publications, and close
 -- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all. taken, settled: in all, so
 -- that two looks tell a rate: messages that it took in hand, and that were acknowledged or died, once or again; both also of what was sent
 -- to it before. oldest_at: when the oldest message was sent that could be delivered now; oldest_claim_at: since when the oldest claim is held.
@@ -65,7 +65,7 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
            least(pgqueue._oldest_new(c.consumer_id), pgqueue._sent_at(c.stream_id, r.oldest)) as oldest_at, l.oldest_claim_at
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
-    cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) w
+    cross join lateral (select pgqueue._new_messages(c.consumer_id, pgqueue._limit_shown()) as new offset 0) w  -- (once, though it is shown twice)
     cross join lateral (
         select f.taken, f.forgotten as gone, coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
         from pgqueue._cursor(c.consumer_id) f) k
@@ -162,13 +162,13 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
 $query$); end $view$;
 
 -- One row per partition of a group: who has it, and how far behind it is. behind: messages of the group after what it has committed, of all
--- keys, so that of these it has about one in as many as there are partitions; with what is new, of which up to 100,000 publications are counted.
+-- keys, so that of these it has about one in as many as there are partitions; with what is new, of which up to 3,000 publications are counted.
 do $view$ begin perform pgqueue._make_view('group_stats', $query$
     select s.name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at, array[p.line_no, p.seq] as committed,
            pgqueue._behind(c.consumer_id, p.line_no, p.seq) + n.new as behind
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
-    cross join lateral (select pgqueue._new_messages(c.consumer_id) as new) n
+    cross join lateral (select pgqueue._new_messages(c.consumer_id, pgqueue._limit_shown()) as new) n
     cross join lateral pgqueue._partitions(c) p
     left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker
     where c.partitions is not null

@@ -523,7 +523,7 @@ def test_the_backlog_is_exact_where_sizes_of_publications_mix(conn: Conn, stream
 def test_the_backlog_is_within_1_percent_beyond_what_is_counted(conn: Conn, stream: int) -> None:
     consumer(conn)
     conn.execute(
-        "create or replace function pgqueue._limit_counted() returns int language sql immutable"
+        "create or replace function pgqueue._limit_shown() returns int language sql immutable"
         " parallel safe as 'select 500'"
     )
     for _ in range(700):

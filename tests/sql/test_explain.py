@@ -225,3 +225,42 @@ def test_a_number_that_is_none_is_refused(conn: Conn, seq: Any) -> None:
     with pytest.raises(psycopg.Error, match="p_seq is the number of a message") as error:
         call(conn, "explain_message", "s", "c", seq)
     assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_seq")
+
+
+# By key
+
+
+def test_key_stats_has_what_waits_and_is_in_flight(conn: Conn) -> None:
+    consumer(conn, ordering="key")
+    send_keys(conn, *"aababc", None)
+    first, second = claim_of(receive(conn, 2)), claim_of(receive(conn, 2))
+    found = {row.key: row for row in call(conn, "key_stats", "s", "c")}
+    held = one(conn, "select sum(claimed) from pgqueue.consumer_stats")
+    assert sum(row.in_flight for row in found.values()) == held
+    assert found["a"].in_flight + found["a"].waiting == 3
+    assert found["a"].first_seq == 1
+    assert next(iter(found)) == "a", "that with most first"
+    assert found["a"].until > now(conn)
+    value(conn, "nack", first, None, seconds(60))
+    value(conn, "ack", second)
+    receive(conn, 1)
+    later = {row.key: row for row in call(conn, "key_stats", "s", "c")}
+    assert later["a"].delayed + later["a"].waiting == 3
+    assert later["a"].delayed > 0
+    assert [row.key for row in call(conn, "key_stats", "s", "c", 1)] == ["a"]
+
+
+def test_key_stats_of_others(conn: Conn) -> None:
+    """Without ordering it says what is in flight; with ordering=stream there are no keys."""
+    consumer(conn)
+    consumer(conn, "all", ordering="stream")
+    send_keys(conn, "a", "b", "a")
+    assert call(conn, "key_stats", "s", "c") == []
+    receive(conn)
+    assert [tuple(row[:5]) for row in call(conn, "key_stats", "s", "c")] == [
+        ("a", 0, 0, 2, 1), ("b", 0, 0, 1, 2),
+    ]  # fmt: skip
+    for arguments, sqlstate in ((("s", "all"), "PQ006"), (("s", "c", 0), "PQ003")):
+        with pytest.raises(psycopg.Error) as error:
+            call(conn, "key_stats", *arguments)
+        assert error.value.sqlstate == sqlstate

@@ -7,7 +7,13 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
-from spark_pgqueue.client.results import Explanation, Look, OpenClaim, PartitionStats
+from spark_pgqueue.client.results import (
+    Explanation,
+    KeyStats,
+    Look,
+    OpenClaim,
+    PartitionStats,
+)
 
 
 class SeeCalls(StreamCalls, ConsumerCalls):
@@ -62,6 +68,28 @@ class SeeCalls(StreamCalls, ConsumerCalls):
                 arguments.number("limit", limit),
             ],
             row_factory=class_row(OpenClaim),
+        )
+
+    def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
+        """The keys of which a consumer has most in hand, those with most of it first.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            limit: at most so many.
+
+        Raises:
+            PgQueueError: PQ006 a consumer with ordering "stream", and as `explain`.
+        """
+        return self._statements.rows(
+            "select key, waiting, delayed, in_flight, first_seq, until"
+            " from pgqueue.key_stats(%s::text, %s::text, %s::int)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.number("limit", limit),
+            ],
+            row_factory=class_row(KeyStats),
         )
 
     def look(self) -> Look:

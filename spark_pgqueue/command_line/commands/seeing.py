@@ -19,7 +19,7 @@ from rich.text import Text
 
 from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
-from spark_pgqueue.command_line.app import app, connect, one_line
+from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
 from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url
 from spark_pgqueue.command_line.output import json_of_fields, json_of_row, per_second, show, span
 from spark_pgqueue.postgres.url import describe
@@ -165,6 +165,19 @@ def explain(
     else:
         until = f" (until {found.until:%Y-%m-%d %H:%M:%S %Z})" if found.until else ""
         print(f"{found.state}: {one_line(found.because)}{until}")
+
+
+@consumer_app.command("keys")
+def consumer_keys(
+    stream: StreamName,
+    consumer: ConsumerName,
+    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = 20,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the keys of which a consumer has most in hand: what waits, is delayed, is in claims."""
+    with connect(url) as queue:
+        show(queue.key_stats(stream, consumer, limit=limit), client.KeyStats, as_json)
 
 
 Listen = Annotated[
