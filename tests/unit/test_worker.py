@@ -200,9 +200,9 @@ def test_transactional_work_happens_once(queue, worker, url, awaited):
                 raise RuntimeError("after the insert")
             if message.deliver_count == 1 and message.data == "c":
                 clock.end_leases(conn)
-                other = queue.receive("s", "c", 3, wait=timedelta(seconds=5))
-                taken.extend(m.data for m in other.messages)
-                other.nack()
+                # Another one gets it, or this worker itself, in another claim.
+                if other := queue.receive("s", "c", 3, wait=SOON):
+                    other.nack()
 
         def handle(message, connection):
             connection.execute("insert into done values (%s)", [message.data])
@@ -212,10 +212,8 @@ def test_transactional_work_happens_once(queue, worker, url, awaited):
             await connection.execute("insert into done values (%s)", [message.data])
             interfere(message)
 
-        taken = []
         for _ in range(2):  # what the other one gives back may be too late for the first
             worker.run(handle_async if awaited else handle, transactional=True, wait=MOMENT)
-        assert "c" in taken
         assert sorted(conn.execute("select data from done").fetchall()) == [("a",), ("b",), ("c",)]
     assert left(queue) == (0, 0, 0)
 
