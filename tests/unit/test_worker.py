@@ -272,15 +272,14 @@ def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
         if len(got) == 20:
             with connection.connect(url) as conn:
                 clock.end_leases(conn)
-            taken.extend(
-                m.seq
-                for m in queue.receive(
-                    "s", "q", 100, visibility_timeout=timedelta(minutes=1)
-                ).messages
+            other = queue.receive(
+                "s", "q", 100, visibility_timeout=timedelta(minutes=1), wait=timedelta(seconds=5)
             )
+            taken.extend(m.seq for m in other.messages)
             time.sleep(0.7)
 
-    Consumer(url, "s", "q").run(handle, wait=SOON)
+    # (With so few ahead it does not look for more meanwhile, and so does not take them back.)
+    Consumer(url, "s", "q").run(handle, wait=SOON, prefetch=30)
     assert taken
     assert set(got[20:]).isdisjoint(taken)
     assert len(got) == len(set(got))
@@ -391,6 +390,21 @@ def test_a_lost_connection_is_made_again_and_nothing_is_handled_twice(queue, wor
 def clock_of(url):
     with connection.connect(url) as conn:
         clock.end_leases(conn)
+
+
+def test_who_looks_at_claims_is_told_which_worker_has_them(queue, url):
+    queue.send_batch("s", ["x", "y"])
+    owners = []
+
+    def handle(message):
+        with connection.connect(url) as conn:
+            owners.extend(conn.execute("select owner from pgqueue.claims").fetchone() or ())
+
+    Consumer(url, "s", "c", worker="billing 1").run(handle, wait=MOMENT, prefetch=0)
+    assert owners == ["billing 1"] * 2
+    queue.send("s", "z")
+    Consumer(url, "s", "c").run(handle, wait=MOMENT)
+    assert owners[-1].endswith(f" {os.getpid()}")
 
 
 def test_hooks(queue, worker):
