@@ -36,7 +36,7 @@ as $$
            ('pgqueue_admin',    '{schema_version, open_stream,
                                   create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,
                                   create_consumer, alter_consumer, drop_consumer, _jsonpath,
-                                  seek, replay, pause, resume,
+                                  seek, replay, retry, pause, resume,
                                   create_group, drop_group, reset_group,
                                   bind, unbind, test_topic,
                                   create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,

@@ -170,9 +170,11 @@ def claim_id(name: str, value: int) -> int:
     return number(name, value, 1, 2**63 - 1)
 
 
-def target(claim: int, seqs: Iterable[int] | None) -> tuple[int, list[int] | None]:
+def seqs(name: str, value: Iterable[int]) -> list[int]:
+    """Numbers of messages."""
+    return [number(item_name, seq, 1, 2**63 - 1) for item_name, seq in items(name, value)]
+
+
+def target(claim: int, seqs_: Iterable[int] | None) -> tuple[int, list[int] | None]:
     """The claim's number and the numbers of messages, as the functions that settle take them."""
-    claim_id("claim_id", claim)
-    if seqs is None:
-        return claim, None
-    return claim, [number(name, seq, 1, 2**63 - 1) for name, seq in items("seqs", seqs)]
+    return claim_id("claim_id", claim), maybe(seqs, "seqs", seqs_)

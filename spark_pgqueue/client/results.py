@@ -81,7 +81,7 @@ class Settles(Protocol):
         claim_id: int,
         seqs: Iterable[int] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
@@ -120,7 +120,7 @@ class Claim:
         self,
         messages: Iterable[Message] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""

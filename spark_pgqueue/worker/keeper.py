@@ -89,7 +89,7 @@ class Keeper:
         self._settle_at = self._look_at = 0.0
         self._is_short = False  # the last look found less than it wanted
         self._has_heard = True
-        self._last_found = 0.0
+        self._idle_since = 0.0
         self._stop_by = _NEVER
 
     def stop(self, grace: float | None = None) -> None:
@@ -140,7 +140,7 @@ class Keeper:
         self._crew.start()
         if self._options.on_start is not None:
             self._options.on_start()
-        self._last_found = time.monotonic()
+        self._idle_since = time.monotonic()
 
     def _keep_on(self) -> None:
         pause = 0.1
@@ -161,7 +161,6 @@ class Keeper:
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
             warn("%s; trying again", getattr(error, "message", error), logger=_LOGGER)
-        self._statements.disconnect()
         for held in self._claims:  # what the outage has left of them is told first
             held.extend_at = 0.0
         self._wake.clear()
@@ -201,11 +200,12 @@ class Keeper:
 
     def _stop_if_due(self, now: float) -> None:
         """Begin to stop, or end it when the running calls have had their time."""
+        if self._claims:
+            self._idle_since = now
         wait = self._options.wait
-        if wait is not None and not self._claims:
-            idle = now - self._last_found
-            if idle >= wait.total_seconds() and self._look_at > now:
-                self._stopped.set()
+        is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
+        if is_over and self._look_at > now:  # a look found nothing, not long ago
+            self._stopped.set()
         if not self._stopped.is_set():
             return
         if self._stop_by == _NEVER:
@@ -307,7 +307,6 @@ class Keeper:
             self._waiting.doubt(self._stream)
             self._has_heard = True
         self._waiting.note_messages(self._stream)
-        self._last_found = now
         self._is_short = self._ordering == "none" and len(claim.messages) < wanted
         self._look_at = now + (_SOON if self._is_short else 0.0)
         held = Held(claim, self._options.batch is not None)
@@ -329,7 +328,11 @@ class Keeper:
         times += [timeout] if (timeout := self._crew.next_timeout()) is not None else []
         times += [self._stop_by] if self._jobs else []
         wait = self._options.wait
-        times += [self._last_found + wait.total_seconds()] if wait and not self._claims else []
+        times += (
+            [self._idle_since + wait.total_seconds()]
+            if wait is not None and not self._claims
+            else []
+        )
         seconds = min(times, default=_NEVER) - now
         few = -1
         if wanted <= 0 and len(self._board.todo) > 1:

@@ -57,7 +57,6 @@ create or replace function pgqueue._fill(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
-    v_count  bigint;
     v_served record;
 begin
     o_cursor := p_cursor;
@@ -65,17 +64,20 @@ begin
         o_cursor := pgqueue._drop_oldest(p_consumer, o_cursor);
     end if;
     o_count := p_held;
+    <<passes>>
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
         if p_consumer.ordering <> 'none' then
-            v_served := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count);
+            v_served := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
             o_cursor := v_served.o_cursor;
             o_count := o_count + v_served.o_count;
+            exit when v_served.o_ended;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want)).o_count;
-                o_count := o_count + v_count;
+                v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want, o_count);
+                o_count := o_count + v_served.o_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
+                exit passes when v_served.o_ended;
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
@@ -109,9 +111,9 @@ begin
     into v_set
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
-                                reader, seqs, arrival_nos, lanes)
+                                owner, reader, seqs, arrival_nos, lanes)
     values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count,
-            p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
+            current_setting('application_name'), p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
 -- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
@@ -125,6 +127,7 @@ declare
     v_ack      bigint := p_ack;  -- what is still to be acknowledged
     v_acked    bigint;
     v_quick    record;
+    v_max      int;            -- null: p_max
     v_done     boolean := false;
     v_now      timestamptz;
     v_timeout  interval;
@@ -161,12 +164,13 @@ begin
                 v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
             end if;
             o_count := v_quick.o_count;
+            v_max := case when v_quick.o_ended then o_count else p_max end;
             v_done := v_quick.o_done;
             if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 if o_count = 0 then
                     o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
-                                                     case when v_consumer.ordering = 'none' then p_max end)).o_count;
+                                                     case when v_consumer.ordering = 'none' then p_max end, 0)).o_count;
                 end if;
                 if o_count = 0 then
                     raise exception using errcode = 'PQ099';
@@ -181,14 +185,15 @@ begin
         end;
     end if;
     if not v_done then
-        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, p_max, o_count, v_ack);
+        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, coalesce(v_max, p_max), o_count, v_ack);
     end if;
     o_stream_id := v_consumer.stream_id;
     if o_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
         v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining)
-        values (o_claim_id, v_consumer.consumer_id, v_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, o_count, o_count);
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner)
+        values (o_claim_id, v_consumer.consumer_id, v_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, o_count, o_count,
+                current_setting('application_name'));
     end if;
 end $$;
 
@@ -196,10 +201,11 @@ end $$;
 --   * nothing is due or more urgent, and something is ready: it is claimed. That changes nothing of the cursor, and needs no lock of it;
 --   * nothing is due or ready, but something was published: it is taken and claimed at once;
 --   * there is nothing.
--- Returns the number of messages that the claim got; and whether that is all, or the caller goes on with the consumer's lock.
+-- Returns the number of messages that the claim got; whether that is all, or the caller goes on with the consumer's lock; and whether the claim
+-- ends there, as _serve_ready does.
 -- Locks: the runs it takes; maybe the consumer.
 create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  out o_count bigint, out o_done boolean)
+                                                  out o_count bigint, out o_done boolean, out o_ended boolean)
 language plpgsql
 as $$
 declare
@@ -229,10 +235,11 @@ begin
 
     if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
-            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max);
+            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max, 0);
             o_count := v_served.o_count;
             -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
-            o_done := (o_count = p_max or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
+            o_ended := v_served.o_ended;
+            o_done := (o_count = p_max or o_ended or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
                 and random() * pgqueue._limit_behind() >= v_served.o_runs;
         end if;
         if o_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then

@@ -19,36 +19,43 @@ as $$ select case p_consumer.ordering when 'stream' then '0::bigint' else 'hasht
 -- Serves a claim of an ordered consumer: from the pieces that are ready, then from what is dealt for it. It looks at a bounded number of
 -- messages: where all of those wait, it claims nothing, and the next claim goes on behind them. Needs the consumer's lock.
 --   p_want  messages at most
--- Returns the cursor, and how many messages the claim got.
-create or replace function pgqueue._serve_ordered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
-                                                  out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+--   p_held  messages that the claim has already
+-- Returns the cursor, how many messages the claim got, and whether it ends there, as _serve_ready does.
+create or replace function pgqueue._serve_ordered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_held bigint,
+                                                  out o_cursor pgqueue.consumer_cursors, out o_count bigint, out o_ended boolean)
 language plpgsql
 as $$
 declare
     v_deal   record;
     v_broken record;
+    v_served record;
     v_looked bigint := 0;
 begin
     o_cursor := p_cursor;
     o_count := 0;
+    o_ended := false;
     while o_count < p_want loop
         if p_consumer.ordering = 'key' then
-            o_count := o_count + (pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null)).o_count;
-            if o_count = 0 then
+            v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null, p_held + o_count);
+            o_count := o_count + v_served.o_count;
+            if o_count = 0 and not v_served.o_ended then
                 v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
-                    o_count := (pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null)).o_count;
+                    v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null, p_held);
+                    o_count := v_served.o_count;
                 end if;
             end if;
+            o_ended := v_served.o_ended;
         end if;
         -- what is missing of a claim is not worth pieces of that size, and if pieces are ready the next one did not fit
-        exit when 2 * o_count > p_want or v_looked >= pgqueue._limit_looks()
+        exit when o_ended or 2 * o_count > p_want or v_looked >= pgqueue._limit_looks()
             or (o_count > 0 and p_consumer.ordering = 'key' and pgqueue._has_ready_piece(o_cursor));
-        v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count);
+        v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, p_held + o_count);
         o_cursor := v_deal.o_cursor;
         o_count := o_count + v_deal.o_claimed;
         v_looked := v_looked + v_deal.o_looked;
+        o_ended := v_deal.o_ended;
         exit when v_deal.o_looked = 0 or v_deal.o_claimed > 0;
     end loop;
     o_cursor := pgqueue._raise_scan_from(o_cursor);
@@ -56,7 +63,8 @@ end $$;
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. What was published meanwhile comes after them.
 -- Returns as _claim_quickly. Locks: the pieces.
-create or replace function pgqueue._claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, out o_count bigint, out o_done boolean)
+create or replace function pgqueue._claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, out o_count bigint, out o_done boolean,
+                                                 out o_ended boolean)
 language plpgsql
 as $$
 declare
@@ -69,9 +77,10 @@ begin
     if pgqueue._is_due(v_cursor) then
         return;
     elsif (v_cursor.scan_from[1]).lane = 0 and pgqueue._is_soon(v_cursor.lease_probe) then
-        v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, null);
+        v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, null, 0);
         o_count := v_served.o_count;
-        o_done := o_count > 0 and (2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
+        o_ended := v_served.o_ended;
+        o_done := o_count > 0 and (o_ended or 2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
     elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
         o_done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
             and pgqueue._is_idle(p_consumer, v_cursor);
@@ -91,9 +100,10 @@ end $$;
 -- Needs the consumer's lock.
 --   p_claim_id  the claim that may have the line whole; null: none
 --   p_want      messages that the claim wants
--- Returns the cursor, how many messages it looked at, and how many it claimed.
-create or replace function pgqueue._deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
-                                         out o_cursor pgqueue.consumer_cursors, out o_looked bigint, out o_claimed bigint)
+--   p_held      messages that it has already
+-- Returns the cursor, how many messages it looked at, how many it claimed, and whether the claim ends there, as _serve_ready does.
+create or replace function pgqueue._deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_held bigint,
+                                         out o_cursor pgqueue.consumer_cursors, out o_looked bigint, out o_claimed bigint, out o_ended boolean)
 language plpgsql
 as $$
 declare
@@ -106,6 +116,7 @@ begin
     o_cursor := v_open.o_cursor;
     o_looked := 0;
     o_claimed := 0;
+    o_ended := false;
     if v_open.o_whole is not null then
         if not exists (select from pgqueue.consumer_messages where claim_id = p_claim_id and piece = v_open.o_whole) then
             if p_consumer.ordering = 'key' and o_cursor.dealt_until < clock_timestamp() + interval '5 s' then
@@ -122,12 +133,13 @@ begin
             or (v_open.o_count = 0 and (p_consumer.ordering = 'stream'
                                         or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp()
                                             and not pgqueue._has_delayed_key(o_cursor))))) then
-        v_line := pgqueue._claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_open.o_whole);
+        v_line := pgqueue._claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_open.o_whole, p_held);
         o_cursor := v_line.o_cursor;
         o_claimed := v_line.o_count;
+        o_ended := v_line.o_ended;
         o_looked := o_claimed;
     end if;
-    if o_claimed > 0 or p_consumer.ordering = 'stream' or v_open.o_whole is not null then
+    if o_claimed > 0 or o_ended or p_consumer.ordering = 'stream' or v_open.o_whole is not null then
         return;
     end if;
 
@@ -224,8 +236,8 @@ begin
     ), judged as (
         select *, sum(message_count) over line - message_count as before,
                count(*) over line > 1 and (lag(upper(seqs)) over line > first_seq
-                                           or (priority, deliver_count, last_error, not_visible_until)
-                                              is distinct from lag((priority, deliver_count, last_error, not_visible_until)) over line) as other
+                                           or (priority, deliver_count, note, not_visible_until)
+                                              is distinct from lag((priority, deliver_count, note, not_visible_until)) over line) as other
         from run
         window line as (partition by key order by arrival_no, first_seq)
     ), alike as (
@@ -309,7 +321,7 @@ declare
     v_gone  int8multirange;
 begin
     with run as materialized (
-        select r, r.seqs, r.line_no, dense_rank() over (order by r.line_no, r.arrival_no, r.lane, r.piece, r.priority, r.deliver_count, r.last_error,
+        select r, r.seqs, r.line_no, dense_rank() over (order by r.line_no, r.arrival_no, r.lane, r.piece, r.priority, r.deliver_count, r.note,
                                                                  r.not_visible_until) as i
         from unnest(p_runs) r
     )
@@ -357,7 +369,8 @@ begin
             p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.message_counts || p_then.message_counts)::pgqueue.keyed_messages;
 end $$;
 
--- Makes smaller pieces, at the same place, of the first ready piece if it is too large for a claim. Returns whether it was.
+-- Makes smaller pieces, at the same place, of the first ready piece if it is too large for a claim, or larger than its note allows (at_most).
+-- Returns whether it was.
 create or replace function pgqueue._break_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_want bigint, out o_broken boolean)
 language plpgsql
 as $$
@@ -372,7 +385,7 @@ begin
                   where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 0 and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
                   order by line_no, first_seq limit 1
                   for update skip locked)
-      and message_count > p_want
+      and message_count > least((note ->> 'at_most')::bigint, p_want)
     returning * into v_run;
     o_broken := v_run.piece is not null;
     if o_broken then
@@ -380,7 +393,7 @@ begin
         -- keys that left it before are free when the next dealer closes it
         update pgqueue.pieces set keys = array(select k from unnest(keys) k where (k = any (v_keyed.keys)) is not true)
         where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
-        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, p_want, v_run.line_no);
+        p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, least((v_run.note ->> 'at_most')::bigint, p_want), v_run.line_no);
     end if;
 end $$;
 
@@ -404,8 +417,8 @@ declare
     v_due     timestamptz;
 begin
     with source as materialized (
-        select ordinality as run_no, arrival_no, priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end as due,
-               dense_rank() over (order by priority, deliver_count, last_error, case when not_visible_until > v_now then not_visible_until end) as kind
+        select ordinality as run_no, arrival_no, priority, deliver_count, note, case when not_visible_until > v_now then not_visible_until end as due,
+               dense_rank() over (order by priority, deliver_count, note, case when not_visible_until > v_now then not_visible_until end) as kind
         from unnest(p_keyed.runs) with ordinality
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
@@ -437,22 +450,22 @@ begin
         select p_consumer.consumer_id, piece, piece, message_count, keys, arrival_no, lower(seqs) from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
-                                               last_error)
+                                               note)
         select p_consumer.consumer_id, 'ready', 0, s.priority, s.deliver_count, p.arrival_no,
-               coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.last_error
+               coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.note
         from piece p join source s using (run_no)
     ), delayed as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
-                                               not_visible_until, last_error)
+                                               not_visible_until, note)
         select p_consumer.consumer_id, 'delayed', 1, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, lower(p.part), p.room, p.part, p.key,
-               s.due, s.last_error
+               s.due, s.note
         from part p join source s using (run_no)
         where p.due is not null
     ), set_aside as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
-                                               not_visible_until, last_error)
+                                               not_visible_until, note)
         select p_consumer.consumer_id, 'waiting', 0, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, c.first_seq, c.message_count, c.seqs, w.key,
-               s.due, s.last_error
+               s.due, s.note
         from (select run_no, key, seqs from judged where waits
               union all
               select run_no, key, seqs - part from part where room < message_count) w
@@ -468,11 +481,13 @@ begin
     return p_cursor;
 end $$;
 
--- Claims the front of the line, keys mixed, up to the first message that is not visible yet. No piece is open, except of this claim.
+-- Claims the front of the line, keys mixed, up to the first message that is not visible yet, or is of a run with at_most (see _serve_ready). No
+-- piece is open, except of this claim.
 --   p_piece  the piece that the claim has already; null: none
--- Returns the cursor, and how many messages it claimed.
+--   p_held   messages that it has already
+-- Returns the cursor, how many messages it claimed, and whether the claim ends there.
 create or replace function pgqueue._claim_line(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_piece bigint,
-                                               out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+                                               p_held bigint, out o_cursor pgqueue.consumer_cursors, out o_count bigint, out o_ended boolean)
 language plpgsql
 as $$
 declare
@@ -481,23 +496,28 @@ declare
     v_from  pgqueue.line_place;
     v_next  record;
     v_count bigint;
-    v_later bigint;  -- the first message of the line_no that may not be visible
+    v_later bigint;  -- the first message of the line_no that may not be visible, or come with others
     v_below bigint;
 begin
     o_cursor := p_cursor;
     o_count := 0;
+    o_ended := false;
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
-    while o_count < p_want and v_from.lane is not null loop
+    while o_count < p_want and v_from.lane is not null and not o_ended loop
         v_next := pgqueue._next_ready(p_consumer.consumer_id, v_from);
         exit when v_next.line_no is null;
         v_from.line_no := v_next.line_no;
         v_from.first_seq := v_next.first_seq;
+        o_ended := v_next.at_most is not null;
+        exit when o_ended and p_held + o_count > 0;
         -- the runs of one line_no interleave: they go by seq
-        select sum(message_count), min(first_seq) filter (where not_visible_until > v_now) into v_count, v_later
+        select sum(message_count), min(first_seq) filter (where not_visible_until > v_now or (note ? 'at_most' and first_seq > v_from.first_seq))
+        into v_count, v_later
         from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1 and line_no = v_from.line_no and first_seq >= v_from.first_seq;
         exit when v_later = v_from.first_seq;
-        v_below := least(pgqueue._line_bound(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_count, p_want - o_count), v_later);
+        v_below := least(pgqueue._line_bound(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_count,
+                                                   least(v_next.at_most, p_want - o_count)), v_later);
         o_count := o_count + pgqueue._claim_below(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_below, p_claim_id, v_piece);
         exit when v_below = v_later;
     end loop;
@@ -554,10 +574,12 @@ begin
 end $$;
 
 -- Puts messages of an ordered consumer's claim back: of each key the first failed one and all that follow it in the claim. They go back to
--- where their claim had them from: into the line, or, of a piece, aside to wait for what the claim still has of their key. Those that were
--- delivered max_deliver_count times become dead letters. One statement judges, and so is long.
+-- where their claim had them from: into the line, or, of a piece, aside to wait for what the claim still has of their key. One statement
+-- judges, and so is long.
+--   p_set      the messages that failed
+--   p_failure  what that means for them
 -- Returns the places of what is back in the line.
-create or replace function pgqueue._return_by_key(p_consumer pgqueue.consumers, p_claim pgqueue.claims, p_set int8multirange, p_until timestamptz, p_reason text)
+create or replace function pgqueue._return_by_key(p_consumer pgqueue.consumers, p_claim pgqueue.claims, p_set int8multirange, p_failure pgqueue.failure)
 returns pgqueue.line_place[]
 language plpgsql
 as $$
@@ -568,12 +590,12 @@ declare
     v_gone   int8multirange;
 begin
     with run as materialized (
-        select k.key, k.seqs, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error
+        select k.key, k.seqs, r.lane, r.arrival_no, r.priority, r.deliver_count, r.note
         from unnest(v_keyed.run_nos, v_keyed.keys, v_keyed.seqs) k (run_no, key, seqs)
         cross join lateral (select (v_keyed.runs[k.run_no]).*) r
     ), element as (
-        select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.last_error, s as seq, p_set @> s as failed,
-               coalesce(p_set @> s and r.deliver_count >= p_consumer.max_deliver_count, false) as dead
+        select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.note, s as seq, p_set @> s as failed,
+               p_set @> s and pgqueue._is_hopeless(p_consumer, r.deliver_count, p_failure) as dead
         from run r cross join lateral unnest(r.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where r.key in (select key from run where seqs && p_set) or (r.key is null and r.seqs && p_set)
     ), judged as (
@@ -581,25 +603,26 @@ begin
                        else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end and not dead as back
         from element
     ), gone as materialized (
-        select key, lane, arrival_no, priority, last_error, seq, failed, dead, deliver_count - (not failed)::int as deliver_count
+        select key, lane, arrival_no, priority, note, seq, failed, dead, deliver_count - (not (failed and p_failure.counted))::int as deliver_count
         from judged where back or dead
     ), dead_lettered as (
-        insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, claim_id)
+        insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, claim_id, note, owner)
         select p_consumer.stream_id, p_consumer.consumer_id, range_agg(int8range(seq, seq, '[]')), count(*), priority, deliver_count,
-               coalesce(p_reason, 'returned'), p_claim.claim_id
-        from gone where dead group by priority, deliver_count
+               'max deliveries', p_claim.claim_id, pgqueue._noted(note, p_failure.note), p_claim.owner
+        from gone where dead group by priority, deliver_count, note
     ), back as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
-                                               key, not_visible_until, last_error)
+                                               key, not_visible_until, note)
         select p_consumer.consumer_id, case when i.waits then 'waiting' else 'ready' end, case when i.waits then 0 else 1 end,
                i.priority, i.deliver_count, i.arrival_no, i.arrival_no, c.first_seq, c.message_count, c.seqs,
-               case when i.waits then i.key end, case when i.failed then p_until end, case when i.failed then p_reason else i.last_error end
-        from (select key, lane = 0 and key is not null as waits, arrival_no, priority, deliver_count, failed, last_error, island,
+               case when i.waits then i.key end, case when i.failed then pgqueue._delayed_until(p_consumer, i.deliver_count, p_failure) end,
+               case when i.failed then pgqueue._noted(i.note, p_failure.note) else i.note end
+        from (select key, lane = 0 and key is not null as waits, arrival_no, priority, deliver_count, failed, note, island,
                      range_agg(int8range(seq, seq, '[]')) as seqs
               from (select *, row_number() over (partition by key order by arrival_no, seq)
-                              - row_number() over (partition by key, arrival_no, priority, deliver_count, failed, last_error order by seq) as island
+                              - row_number() over (partition by key, arrival_no, priority, deliver_count, failed, note order by seq) as island
                     from gone where not dead) e
-              group by key, lane, arrival_no, priority, deliver_count, failed, last_error, island) i
+              group by key, lane, arrival_no, priority, deliver_count, failed, note, island) i
         cross join lateral pgqueue._chunks(i.seqs) c
         returning state, lane, line_no, first_seq
     )

@@ -60,13 +60,10 @@ create or replace function pgqueue._release(p_consumer pgqueue.consumers, p_curs
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
-declare
-    v_dead bigint := (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
-                      where claim_id = p_claim.claim_id and state = 'claimed' and deliver_count >= p_consumer.max_deliver_count);
 begin
-    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, interval '0', 'the visibility timeout passed');
+    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null, '{"error": "the visibility timeout passed"}');
     -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
-    update pgqueue.claims set live = false, settled = p_claim.settled, dead_lettered = dead_lettered + v_dead where claim_id = p_claim.claim_id;
+    update pgqueue.claims set live = false, settled = p_claim.settled where claim_id = p_claim.claim_id;
     return p_cursor;
 end $$;
 

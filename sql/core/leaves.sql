@@ -65,7 +65,15 @@ declare
     v_done boolean;
     v_some boolean := false;
 begin
-    -- drop_stream and an installer are kept out
+    begin
+        if pgqueue._check_bound(p_stream_id) then
+            return true;
+        end if;
+    exception
+        when lock_not_available or deadlock_detected then
+            null;
+    end;
+    -- drop_stream and an installer are kept out, and who creates a consumer: only for short steps
     perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;
     if not found then
         return false;
@@ -84,6 +92,24 @@ begin
         exit when v_step = '_add_leaf' and v_done;  -- it may have locks that all wait for, see _enclose
     end loop;
     return v_some;
+end $$;
+
+-- Checks the bound of a large table that is to be a leaf, see _enclose: that reads all of it, and so may take minutes. Returns whether there was
+-- one. Locks: nothing that senders or readers need, nor who creates a consumer.
+create or replace function pgqueue._check_bound(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_bound pg_constraint;
+begin
+    select * into v_bound from pg_constraint
+    where conrelid in (to_regclass(format('pgqueue.messages_%s', p_stream_id)), to_regclass('pgqueue.' || pgqueue._leaf_name(p_stream_id, null)))
+      and contype = 'c' and conname like 'below\_%' and not convalidated;
+    if not found then
+        return false;
+    end if;
+    execute format('alter table %s validate constraint %I', v_bound.conrelid::regclass, v_bound.conname);
+    return true;
 end $$;
 
 -- Notes that all numbers of a leaf were given out or passed over. Returns whether there was one.
@@ -207,7 +233,7 @@ declare
     v_role   text;
 begin
     execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
-    v_last := greatest(v_last, pgqueue._last_seq(p_stream_id));
+    v_last := greatest(pgqueue._last_seq(p_stream_id), least(v_last, pgqueue._last_seq(p_stream_id) + (1::bigint << 50)));  -- numbers have an end
     select * into v_bound from pg_constraint
     where conrelid = format('pgqueue.%I', v_table)::regclass and contype = 'c' and conname like 'below\_%';
     if not found and pg_relation_size(format('pgqueue.%I', v_table)) > pgqueue._leaf_bytes_at_once() then
@@ -215,8 +241,7 @@ begin
         execute format('alter table pgqueue.%1$I add constraint below_%2$s check (seq < %2$s and stream_id = %3$s) not valid', v_table, v_hi, p_stream_id);
         return true;
     elsif v_bound.convalidated = false then
-        execute format('alter table pgqueue.%I validate constraint %I', v_table, v_bound.conname);
-        return true;
+        return false;  -- see _check_bound
     end if;
     v_hi := coalesce(substr(v_bound.conname, 7)::bigint,
                      ((v_last + pgqueue._leaf_size() / 1024) / pgqueue._leaf_size() + 1) * pgqueue._leaf_size());

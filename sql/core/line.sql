@@ -1,20 +1,25 @@
 -- Serving claims from the ready runs: by lane, and in a lane by place. Of ordered consumers these are pieces, in lane 0; their line, in
 -- lane 1, is dealt first (core/keys.sql).
 
--- Serves a claim from the ready runs, passing over those that other claimers hold.
+-- Serves a claim from the ready runs, passing over those that other claimers hold. A run whose note has at_most, because it may hold a message that
+-- kills its worker, is a claim of its own, and of no more messages: what ended before it ends there.
 --   p_want  messages at most
 --   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer; there it ends the claim
--- Returns how many messages it got, and in how many runs. Locks the runs it takes, one at a time.
-create or replace function pgqueue._serve_ready(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint,
-                                                out o_count bigint, out o_runs int)
+--   p_held  messages that the claim has already
+-- Returns how many messages it got, and in how many runs; and whether the claim ends there, at such a run. Locks the runs it takes, one at a time.
+create or replace function pgqueue._serve_ready(p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint, p_size bigint, p_held bigint,
+                                                out o_count bigint, out o_runs int, out o_ended boolean)
 language plpgsql
 as $$
 declare
     v_place pgqueue.line_place;
     v_run   record;
+    v_alone bigint := 0;  -- messages of a run with at_most that may be claimed now
+    v_fit   bigint;
 begin
     o_count := 0;
     o_runs := 0;
+    o_ended := false;
     foreach v_place in array p_cursor.scan_from loop
         exit when p_size is null and v_place.lane > 0;
         while o_count < p_want loop
@@ -26,28 +31,32 @@ begin
                             and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
                           order by line_no, first_seq limit 1
                           for update skip locked)
-              and message_count <= p_want - o_count
+              and message_count <= p_want - o_count and ((note ? 'at_most') is not true or message_count <= v_alone)
             returning message_count, line_no, first_seq into v_run;
             if found then
                 o_count := o_count + v_run.message_count;
                 o_runs := o_runs + 1;
-                exit when o_count = p_want;
+                o_ended := v_alone > 0;
+                exit when o_count = p_want or o_ended;
                 v_place.line_no := v_run.line_no;
                 v_place.first_seq := v_run.first_seq + 1;
                 continue;
             end if;
-            -- there is none, or it is too big
+            -- there is none, or it is too big, or it has at_most
             exit when p_size is null and o_count > 0;
-            select ctid, message_count into v_run from pgqueue.consumer_messages
+            select ctid, message_count, (note ->> 'at_most')::bigint as at_most into v_run from pgqueue.consumer_messages
             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
               and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
             order by line_no, first_seq limit 1 for update skip locked;
             exit when not found;
-            exit when p_size is null and v_run.message_count > p_want;
-            if v_run.message_count > p_want - o_count then
-                perform pgqueue._cut(v_run.ctid, p_want - o_count, p_size);  -- now the same place holds a run that fits
+            o_ended := v_run.at_most is not null and p_held + o_count > 0;
+            v_fit := least(v_run.at_most, p_want - o_count);
+            v_alone := case when v_run.at_most is null then 0 else v_fit end;
+            exit when o_ended or (p_size is null and v_run.message_count > v_fit);
+            if v_run.message_count > v_fit then
+                perform pgqueue._cut(v_run.ctid, v_fit, least(v_run.at_most, p_size));  -- now the same place holds a run that fits
             end if;
         end loop;
-        exit when o_count >= p_want;
+        exit when o_count >= p_want or o_ended;
     end loop;
 end $$;

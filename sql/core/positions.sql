@@ -34,7 +34,7 @@ begin
             null;
         end;
         if o_time is null then
-            raise exception '% is earliest, latest, a timestamp or seq and a number, not %', p_argument, coalesce(quote_literal(p_position), 'null')
+            raise exception '% is earliest, latest, a timestamp or seq and a number, not %', p_argument, coalesce(quote_literal(left(p_position, 100)), 'null')
                 using errcode = 'PQ003', column = p_argument;
         end if;
         return;

@@ -82,13 +82,15 @@ begin
     return (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed');
 end $$;
 
--- The first ready run of a lane from a place on; no row when there is none.
+-- The first ready run of a lane from a place on, and what its note says of the size of a claim (at_most); no row when there is none.
 create or replace function pgqueue._next_ready(p_consumer_id int, p_from pgqueue.line_place,
-                                               out run_ctid tid, out line_no bigint, out first_seq bigint, out not_visible_until timestamptz)
+                                               out run_ctid tid, out line_no bigint, out first_seq bigint, out not_visible_until timestamptz,
+                                               out at_most bigint)
 language plpgsql stable
 as $$
 begin
-    select m.ctid, m.line_no, m.first_seq, m.not_visible_until into run_ctid, line_no, first_seq, not_visible_until
+    select m.ctid, m.line_no, m.first_seq, m.not_visible_until, (m.note ->> 'at_most')::bigint
+    into run_ctid, line_no, first_seq, not_visible_until, at_most
     from pgqueue.consumer_messages m
     where m.consumer_id = p_consumer_id and m.state = 'ready' and m.lane = p_from.lane and (m.line_no, m.first_seq) >= (p_from.line_no, p_from.first_seq)
     order by m.line_no, m.first_seq limit 1;
@@ -136,18 +138,28 @@ begin
         v_pieces := v_pieces || v_rest;
     end if;
     insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs,
-                                           last_delivered_at, last_error)
+                                           last_delivered_at, note)
     select v_run.consumer_id, v_run.state, v_run.lane, v_run.priority, v_run.deliver_count, v_run.arrival_no, v_run.line_no,
-           lower(p), case when v_whole then upper(p) - lower(p) else pgqueue._cardinality(p) end, p, v_run.last_delivered_at, v_run.last_error
+           lower(p), case when v_whole then upper(p) - lower(p) else pgqueue._cardinality(p) end, p, v_run.last_delivered_at, v_run.note
     from unnest(v_pieces) p;
 end $$;
 
--- Keeps messages of a run as dead letters of the claim that held them.
-create or replace function pgqueue._dead_letter(p_run pgqueue.consumer_messages, p_seqs int8multirange, p_reason text, p_details jsonb) returns void
+-- Keeps messages of a run as dead letters.
+--   p_owner  of the claim that held them; null: none did
+create or replace function pgqueue._dead_letter(p_run pgqueue.consumer_messages, p_seqs int8multirange, p_reason text, p_details jsonb, p_owner text default null)
+returns void
 language sql
 as $$
-    insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, details, claim_id)
-    select c.stream_id, c.consumer_id, p_seqs, pgqueue._cardinality(p_seqs), p_run.priority, p_run.deliver_count, p_reason, p_details, p_run.claim_id
+    insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason, details, claim_id, note, owner)
+    select c.stream_id, c.consumer_id, p_seqs, pgqueue._cardinality(p_seqs), p_run.priority, p_run.deliver_count, p_reason, p_details, p_run.claim_id,
+           p_run.note, p_owner
     from pgqueue.consumers c
     where c.consumer_id = p_run.consumer_id
+$$;
+
+-- A note with other keys in it; null takes a key out.
+create or replace function pgqueue._noted(p_note jsonb, p_keys jsonb) returns jsonb
+language sql immutable
+as $$
+    select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')) - array(select key from jsonb_each(p_keys) where value = 'null'), '{}')
 $$;

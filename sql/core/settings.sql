@@ -10,6 +10,10 @@ language sql immutable
 as $$
     values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', pgqueue._max_interval()::text, null::text[]),
            ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
+           ('consumer', 'backoff',            'text',     'constant', null, null, '{constant, linear, exponential}'),
+           ('consumer', 'backoff_base',       'interval', null, '0', pgqueue._max_interval()::text, null),
+           ('consumer', 'backoff_cap',        'interval', '1 hour', '0', pgqueue._max_interval()::text, null),
+           ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
@@ -25,6 +29,7 @@ as $$
 declare
     v_contradiction text := case
         when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
+        when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin
     if v_contradiction is not null then

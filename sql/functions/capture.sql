@@ -241,6 +241,7 @@ end $$;
 -- Postgres calls the triggers of a statement when it is over: after those of statements that it set off itself, and of a merge first for what was
 -- inserted, then for what was updated and deleted. So where a statement may have been followed already, which a setting of the transaction says,
 -- a row is sent as it is now (_now), and a key is not deleted that is there again.
+-- (Longer than 60 lines: a text, and a table of what goes into it.)
 create or replace function pgqueue._capture_function(p_name text, p_stream_id int, p_table text, p_old boolean, p_outbox boolean, p_primary boolean)
 returns text
 language plpgsql

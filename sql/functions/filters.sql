@@ -82,7 +82,8 @@ begin
                        'select nextval(%2$L::regclass), key, data, data_bytes, headers '
                        'from (select m.* from unnest($1) g '
                        -- (offset: or else, without statistics, all of the stream is read; the bounds of all leave out its other tables)
-                       'cross join lateral (select * from pgqueue.messages_%3$s where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
+                       'cross join lateral (select * from pgqueue.messages_%3$s '
+                       '                    where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
                        'where pgqueue._words(m.key) ~ any ($2) order by m.seq) m returning seq) '
                        'select array_agg(seq order by seq) from copied', v_target.stream_id, format('pgqueue.seq_%s', v_target.stream_id), p_stream_id)
         into v_seqs using p_seqs, v_target.regexes, lower(p_seqs), upper(p_seqs);

@@ -5,7 +5,7 @@
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing.
--- Errors: PQ001, PQ002, PQ003, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; unless the next run is
+-- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks, to the end of the transaction: those of ack; the runs it takes; unless the next run is
 -- all that it needs the consumer's lock, except that it makes do with what is ready while another claimer has it (not so with ordering=stream).
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
                                          p_ack bigint default null)

@@ -64,7 +64,7 @@ begin
     if found then
         o_because := format('message %s of its key, which %s', v_run.first_seq,
                             case when v_run.not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end
-                            || coalesce(': ' || v_run.last_error, ''));
+                            || coalesce(': ' || (v_run.note ->> 'error'), ''));
         o_until := v_run.not_visible_until;
     end if;
 end $$;
@@ -82,7 +82,7 @@ declare
     v_before  bigint;
     v_history text := case when p_run.deliver_count > 0 then format('; %s, last at %s', pgqueue._deliveries_of(p_run.deliver_count),
                                                                     date_trunc('second', p_run.last_delivered_at)) else '' end
-                      || coalesce(': ' || p_run.last_error, '');
+                      || coalesce(': ' || (p_run.note ->> 'error'), '');
 begin
     o_state := case when p_run.state in ('ready', 'waiting') and p_run.not_visible_until > clock_timestamp() then 'delayed' else p_run.state end;
     o_until := p_run.not_visible_until;

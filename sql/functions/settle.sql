@@ -4,7 +4,7 @@
 -- A claim whose lease is over is live until another claimer released it: the owner that comes back first keeps it.
 
 -- Acknowledges a claim, or the messages of it that are given. Numbers that it does not hold are passed over.
--- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim; for ordered consumers then the consumer.
+-- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null) returns bigint
 language plpgsql
 as $$
@@ -13,13 +13,14 @@ begin
                 else pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, null) end;
 end $$;
 
--- Returns a claim, or the messages of it that are given, to be delivered again. A message that was delivered
--- max_deliver_count times is dead-lettered instead. In an ordered consumer, the later messages of the same keys in the
--- claim go back too, without counting as failed.
---   p_delay   not before then; at least 0
+-- Returns a claim, or the messages of it that are given, to be delivered again. In an ordered consumer, the later messages of the same
+-- keys in the claim go back too, without counting as failed.
+-- A message that was delivered max_deliver_count times is dead-lettered instead: if it is given, or the only one in its claim. If a whole claim
+-- of several fails for the second time, they come in smaller claims from then on, until the one to blame is alone.
+--   p_delay   not before then; at least 0. Null: as the consumer's settings say, see backoff
 --   p_reason  kept as the message's last error
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
-create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0', p_reason text default null)
+create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null, p_reason text default null)
 returns bigint
 language plpgsql
 as $$
@@ -30,8 +31,8 @@ declare
     v_cursor   pgqueue.consumer_cursors;
 begin
     perform pgqueue._check_isolation();
-    if p_delay is null or p_delay < interval '0' or p_delay > pgqueue._max_interval() then
-        raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
+    if p_delay < interval '0' or p_delay > pgqueue._max_interval() then
+        raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     v_claim := pgqueue._lock_claim(p_claim_id, true);
@@ -40,9 +41,51 @@ begin
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = v_claim.consumer_id;
     v_stored := pgqueue._cursor(v_claim.consumer_id);
-    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, pgqueue._set_of(p_seqs), p_delay, p_reason);
+    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, pgqueue._set_of(p_seqs), case when p_seqs is null then 'unnamed' else 'named' end,
+                                clock_timestamp(), p_delay, jsonb_build_object('error', p_reason));
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
+end $$;
+
+-- Ends the delays of messages that nobody has claimed, and lets them come in large claims again: after an outage, say, in which all failed.
+--   p_seqs  these messages, in an ordered consumer also those that wait together with them; null: all that were delivered before
+-- Returns how many messages that were. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer. What a claimer is just taking it passes over.
+create or replace function pgqueue.retry(p_stream text, p_consumer text, p_seqs bigint[] default null) returns bigint
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
+    v_set      int8multirange := pgqueue._set_of(p_seqs);
+    v_now      timestamptz := clock_timestamp();
+    v_stored   pgqueue.consumer_cursors;
+    v_cursor   pgqueue.consumer_cursors;
+    v_run      pgqueue.consumer_messages;
+    v_part     int8multirange;
+    v_count    bigint := 0;
+begin
+    perform pgqueue._check_isolation();
+    perform pgqueue._lock_consumer(v_consumer.consumer_id);
+    v_stored := pgqueue._cursor(v_consumer.consumer_id);
+    v_cursor := v_stored;
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where ctid = any (array(select ctid from pgqueue.consumer_messages
+                                where consumer_id = v_consumer.consumer_id and state in ('ready', 'delayed', 'waiting')
+                                  and (not_visible_until > v_now or note ? 'at_most')
+                                  and case when v_set is null then deliver_count > 0 else seqs && v_set end
+                                for update skip locked))
+        returning *
+    loop
+        v_part := case when v_consumer.ordering = 'none' then v_run.seqs * coalesce(v_set, v_run.seqs) else v_run.seqs end;
+        perform pgqueue._store_run(v_run, v_run.seqs - v_part);
+        -- one that is delayed is due, and is made ready, or dealt, as any other by the next claim
+        v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;
+        v_run.note := pgqueue._noted(v_run.note, '{"at_most": null}');
+        v_count := v_count + pgqueue._store_run(v_run, v_part);
+    end loop;
+    v_cursor.due_from := least(v_cursor.due_from, v_now);
+    perform pgqueue._save_cursor(v_stored, v_cursor, true);
+    return v_count;
 end $$;
 
 -- Holds a claim longer: its lease ends p_by from now, or when it did if that is later; null: its visibility timeout from now.
@@ -67,7 +110,9 @@ begin
 end $$;
 
 -- Dead-letters a claim, or the messages of it that are given.
--- Returns how many messages that were. Errors: PQ007. Locks: as ack.
+--   p_reason   a word, by which they are found again; null: rejected
+--   p_details  anything else that is known
+-- Returns how many messages that were. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null, p_reason text default null, p_details jsonb default null)
 returns bigint
 language plpgsql

@@ -52,7 +52,11 @@ begin
     -- ordered consumers: what is claimed is a piece with all keys, and all else is in the line, at its place
     drop index pgqueue.consumer_messages_aside, pgqueue.consumer_messages_busy;
     drop index if exists pgqueue.claims_ordered;
-    alter table pgqueue.consumer_messages drop column key, add column key bigint, add column piece bigint;
+    alter table pgqueue.consumer_messages drop column key, add column key bigint, add column piece bigint, add column note jsonb;
+    update pgqueue.consumer_messages set note = jsonb_build_object('error', last_error) where last_error is not null;
+    alter table pgqueue.consumer_messages drop column last_error;
+    alter table pgqueue.claims add column owner text;
+    alter table pgqueue.dead_messages add column note jsonb, add column owner text;
     update pgqueue.consumer_messages m
     set lane = 1, line_no = arrival_no, state = case when m.state = 'claimed' then 'claimed' else 'ready' end,
         piece = case when m.state = 'claimed' then (select last_line_no from pgqueue.consumer_cursors k where k.consumer_id = m.consumer_id) + 1 end
@@ -96,6 +100,10 @@ begin
     drop type pgqueue.floor;
 
     alter table pgqueue.consumers
+        add column backoff text not null default 'constant',
+        add column backoff_base interval,
+        add column backoff_cap interval not null default '1 hour',
+        add column backoff_jitter float8 not null default 0,
         add column paused boolean not null default false,
         add column filtered boolean not null default false,
         add column max_backlog bigint, add column on_full text not null default 'reject';

@@ -377,7 +377,7 @@ declare
     v_looked bigint := 0;
 begin
     while p_consumer.ordering = 'key' and v_looked < pgqueue._limit_looks() loop
-        v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key());
+        v_deal := pgqueue._deal(p_consumer, p_cursor, null, pgqueue._limit_piece_by_key(), 0);
         p_cursor := v_deal.o_cursor;
         v_looked := v_looked + v_deal.o_looked;
         exit when v_deal.o_looked = 0 or not exists (
@@ -449,7 +449,8 @@ begin
         v_cursor := v_stored;
         for v_claim in select * from pgqueue.claims where reader = v_reader.reader order by claim_id loop
             if v_claim.live then
-                v_cursor := pgqueue._return(v_consumer, v_cursor, v_claim, null, interval '0', 'its reader was not used for long');
+                v_cursor := pgqueue._return(v_consumer, v_cursor, v_claim, null, 'unnamed', clock_timestamp(), null,
+                                            '{"error": "its reader was not used for long"}');
             end if;
             delete from pgqueue.claims where claim_id = v_claim.claim_id;
         end loop;

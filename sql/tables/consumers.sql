@@ -7,6 +7,10 @@ create table if not exists pgqueue.consumers (
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
     max_deliver_count  int         check (max_deliver_count > 0),
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
+    backoff            text        not null default 'constant',  -- how the delay of a message that failed grows: constant, linear, exponential
+    backoff_base       interval,                                 -- null: 0 if it is constant, else 1 s
+    backoff_cap        interval    not null default '1 hour',
+    backoff_jitter     float8      not null default 0,
     created_at         timestamptz not null default clock_timestamp(),
     paused             boolean     not null default false,  -- it claims nothing
     partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
@@ -98,7 +102,7 @@ create table if not exists pgqueue.consumer_messages (
     claim_id          bigint,
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
-    last_error        text,
+    note              jsonb,                    -- what is known of them beside: error, the last one; at_most, no claim has more with one of them
     key               bigint,                   -- ordered consumers: the hash of the key of what waits for it, or is delayed, ...
     piece             bigint                    -- ... and the piece that is ready or claimed
 );
@@ -139,6 +143,7 @@ create table if not exists pgqueue.claims (
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     dead_lettered      bigint      not null default 0,      -- messages that died when its lease ended
     reader             uuid,
+    owner              text,                                -- the application_name of who claimed it
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[]
@@ -158,8 +163,24 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,
+    reason        text,           -- max deliveries; or what the worker said
     details       jsonb,
     claim_id      bigint,
-    died_at       timestamptz    not null default clock_timestamp()
+    died_at       timestamptz    not null default clock_timestamp(),
+    note          jsonb,          -- as it was in the run
+    owner         text            -- of the claim
 );
+
+-- What it means for messages that they are returned, see _return in core/settle.sql.
+do $$
+begin
+    if to_regtype('pgqueue.failure') is null then
+        create type pgqueue.failure as (
+            certain     boolean,      -- that they failed: they are given up when they did so too often
+            counted     boolean,      -- it was a delivery
+            happened_at timestamptz,
+            delay       interval,     -- null: as the consumer's settings say
+            chance      float8,       -- 0 to 1
+            note        jsonb);       -- keys for their notes
+    end if;
+end $$;

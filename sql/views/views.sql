@@ -30,14 +30,14 @@ do $view$ begin perform pgqueue._make_view('message_states', $query$
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         union all
         select q.seq, case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed' else m.state end,
-               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.last_error
+               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
         from pgqueue.consumer_messages m
         left join pgqueue.claims l on l.claim_id = m.claim_id
         cross join lateral unnest(m.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         where m.consumer_id = c.consumer_id
         union all
-        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, d.reason
+        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id, null as lease_until, coalesce(d.note ->> 'error', d.reason)
         from pgqueue.dead_messages d
         cross join lateral unnest(d.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)

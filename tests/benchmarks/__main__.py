@@ -21,10 +21,22 @@ from tests.benchmarks.reading import reading
 from tests.benchmarks.retention import retention
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
+from tests.benchmarks.worker import worker
 
 BENCHMARKS = {
     each.__name__: each
-    for each in (publish, claims, positions, source, sink, queries, retention, reading, capture)
+    for each in (
+        publish,
+        claims,
+        positions,
+        source,
+        sink,
+        queries,
+        retention,
+        reading,
+        capture,
+        worker,
+    )
 }
 NAMES = ", ".join(BENCHMARKS)
 

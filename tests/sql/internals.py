@@ -154,7 +154,7 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
     """The dead letters, oldest first, one per run that died."""
     return rows(
         conn,
-        "select message_count, priority, deliver_count, reason, details, claim_id"
+        "select message_count, priority, deliver_count, reason, details, claim_id, note, owner"
         " from pgqueue.dead_messages order by dead_id",
     )
 

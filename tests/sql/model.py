@@ -35,6 +35,11 @@ TOPICS = st.sampled_from([None, None, "a", "*"])
 DEDUP_KEYS = st.sampled_from([None, None, None, "d", "e"])
 HOURS = st.sampled_from([None, None, None, None, -1, 1, 2])
 SIZES = st.sampled_from([1, 1, 2, 3, 5, 100])
+BACKOFFS: Any = st.sampled_from([
+    {}, {}, {}, {"backoff_base": "1 hour"},
+    {"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "2 hours"},
+    {"backoff": "exponential", "backoff_base": "1 hour", "backoff_cap": "3 hours"},
+])  # fmt: skip
 MODES = st.sampled_from(["auto", "auto", "auto", "wrote", "savepoint", "rollback"])
 
 
@@ -50,6 +55,7 @@ class Message:
     position: int = 0
     deliver_count: int = 0
     dead_hours: int = 0
+    at_most: int | None = None  # no claim with it has more
 
     @property
     def place(self) -> tuple[int, int]:
@@ -65,6 +71,7 @@ class Claim:
     reader: Reader | None = None
     live: bool = True
     expired: bool = False
+    ended: int = 0  # when its lease did
     moved: bool = False  # its consumer was
     settled: int = 0
     dead: int = 0  # when its lease ended
@@ -86,6 +93,7 @@ class Consumer:
     ordering: str
     max_deliver_count: int | None
     topic: str | None = None  # of its messages alone: a key, or * for those that have one
+    backoff: dict[str, str] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     claims: dict[int, Claim] = field(default_factory=dict)
@@ -101,6 +109,12 @@ class Consumer:
 
     def give_up(self, m: Message) -> bool:
         return self.max_deliver_count is not None and m.deliver_count >= self.max_deliver_count
+
+    def delay(self, m: Message) -> int:
+        """The hours after which a failed message comes again."""
+        return {None: min(1, len(self.backoff)), "linear": min(m.deliver_count, 2),
+                "exponential": min(2 ** (m.deliver_count - 1), 3)}[
+                    self.backoff.get("backoff")]  # fmt: skip
 
     def deliverable(self, clock: int) -> list[Message]:
         """What a claim of any size has to return, in the order of delivery within each key."""
@@ -256,22 +270,38 @@ class QueueMachine(RuleBasedStateMachine):
                 m.state = "queued"
                 m.position = c.takes if taken is None else taken[m.seq]
 
-    def put_back(self, claim: Claim, failed: set[int], hours: int, expiry: bool = False) -> int:
-        """Failed messages of a claim go back or die; returns how many left the claim."""
+    def put_back(self, claim: Claim, failed: set[int], hours: int | None, named: bool,
+                 expiry: bool = False) -> int:  # fmt: skip
+        """Failed messages of a claim go back or die; returns how many left the claim.
+
+        Args:
+            claim: the claim.
+            failed: those that failed, or of which some did.
+            hours: they come again after; None: as the consumer's settings say.
+            named: they failed; else nobody knows which, unless there is only one.
+            expiry: its lease ended, some time ago.
+        """
         c = claim.consumer
+        worker = claim.reader is None
+        certain = named or (len(claim.held) == 1 and worker)
+        suspect = None
+        if worker and not named and max(c.messages[s].deliver_count for s in claim.held) > 1:
+            suspect = (len(claim.held) + 1) // 2
+        since = claim.ended if expiry else self.clock
         failing = set()
         left = 0
         for m in sorted((c.messages[s] for s in claim.held), key=lambda m: m.place):
             key = c.key(m)
             fails = m.seq in failed
-            if fails and c.give_up(m):
+            if fails and certain and c.give_up(m):
                 m.state = "dead"
-                claim.dead += expiry
             elif fails or (key is not None and key in failing):
                 failing.add(key)
                 m.state = "queued"
                 if fails:
-                    m.not_before = self.clock + hours if hours else None
+                    delay = (c.delay(m) if worker else 0) if hours is None else hours
+                    m.not_before = since + delay if delay and since + delay > self.clock else None
+                    m.at_most = suspect or m.at_most
                 else:
                     m.not_before = None
                     m.deliver_count -= 1
@@ -301,7 +331,7 @@ class QueueMachine(RuleBasedStateMachine):
         for claim in [x for x in c.claims.values() if x.expired and x.live]:
             if claim.claim_id in kept:
                 continue
-            self.put_back(claim, set(claim.held), 0, expiry=True)
+            self.put_back(claim, set(claim.held), None, named=False, expiry=True)
 
     def hand_out(self, c: Consumer, seqs: list[int], size: int) -> list[int]:
         """Check what a claim got; returns it."""
@@ -309,8 +339,13 @@ class QueueMachine(RuleBasedStateMachine):
         allowed = {m.seq for m in expected}
         assert set(seqs) <= allowed, f"not deliverable: {sorted(set(seqs) - allowed)}"
         most = min(size, len(expected))
-        enough = len(seqs) <= most if self.bounded else len(seqs) == most
+        alone = [m.at_most for m in expected if m.at_most is not None]
+        enough = len(seqs) <= most if self.bounded or alone else len(seqs) == most
+        assert seqs or self.bounded or not most, f"nothing of {len(expected)}"
         assert enough, f"{len(seqs)} of {size}, {len(expected)}"
+        for s in seqs:
+            limit = c.messages[s].at_most
+            assert limit is None or len(seqs) <= limit, f"{seqs}, with {s} at most {limit}"
         if c.ordering == "none":
             # What is taken together has one place, and may be in several runs.
             got = [(-c.messages[s].priority, c.messages[s].position) for s in seqs]
@@ -335,21 +370,23 @@ class QueueMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ rules
 
     @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS,
-                unread=st.sampled_from(["keep", "keep", "drop"]))  # fmt: skip
-    def start(self, more: bool, limit: int | None, topic: str | None, unread: str) -> None:
+                unread=st.sampled_from(["keep", "keep", "drop"]), backoff=BACKOFFS)  # fmt: skip
+    def start(self, more: bool, limit: int | None, topic: str | None, unread: str,
+              backoff: Any) -> None:  # fmt: skip
         self.unread, self.bounded = unread, self.bounded or unread == "drop"
-        self.add_consumer("earliest", limit, None)
+        self.add_consumer("earliest", limit, None, backoff)
         if more:
-            self.add_consumer("latest", None, topic)
+            self.add_consumer("latest", None, topic, {})
         self.group_id = value(self.conn, "create_group", self.stream, "group", PARTITIONS,
                               "earliest")  # fmt: skip
 
-    def add_consumer(self, begin: str, limit: int | None, topic: str | None) -> None:
+    def add_consumer(self, begin: str, limit: int | None, topic: str | None,
+                     backoff: dict[str, str]) -> None:  # fmt: skip
         self.names += 1
         name = f"c{self.names}"
         consumer_id = value(self.conn, "create_consumer", self.stream, name, begin, self.ordering,
-                            limit, LONG, p_topic=topic)  # fmt: skip
-        c = Consumer(name, consumer_id, self.ordering, limit, topic)
+                            limit, LONG, p_topic=topic, p_settings=Jsonb(backoff))  # fmt: skip
+        c = Consumer(name, consumer_id, self.ordering, limit, topic, backoff)
         for p in self.published:
             if p.consumers is not None:
                 continue
@@ -361,9 +398,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.consumers) < 3)
     @rule(begin=st.sampled_from(["earliest", "latest"]), limit=st.sampled_from([None, 2]),
-          topic=TOPICS)  # fmt: skip
-    def create_consumer(self, begin: str, limit: int | None, topic: str | None) -> None:
-        self.add_consumer(begin, limit, topic)
+          topic=TOPICS, backoff=BACKOFFS)  # fmt: skip
+    def create_consumer(self, begin: str, limit: int | None, topic: str | None,
+                        backoff: Any) -> None:  # fmt: skip
+        self.add_consumer(begin, limit, topic, backoff)
 
     def history(self, c: Consumer) -> dict[int, tuple[Publication, str | None]]:
         """All that was published to a consumer, also before it was made."""
@@ -490,20 +528,20 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_claims())
     @rule(data=st.data(), whole=st.booleans(), mode=MODES,
           action=st.sampled_from(["ack", "ack", "nack", "nack", "dead_letter"]),
-          hours=st.sampled_from([0, 0, 1, 2]))  # fmt: skip
-    def settle(self, data: Any, whole: bool, mode: str, action: str, hours: int) -> None:
+          hours=st.sampled_from([None, None, 0, 0, 1, 2]))  # fmt: skip
+    def settle(self, data: Any, whole: bool, mode: str, action: str, hours: int | None) -> None:
         claim = data.draw(st.sampled_from(self.open_claims()))
         part = set(claim.held)
         if not whole:
             part = data.draw(st.sets(st.sampled_from(sorted(claim.held)), min_size=1))
         arguments: list[Any] = [claim.claim_id, None if whole else sorted(part)]
         if action == "nack":
-            arguments += [f"{hours} hours", "no"]
+            arguments += [None if hours is None else f"{hours} hours", "no"]
         n = self.run(mode, lambda: value(self.conn, action, *arguments))
         if n is None:
             return
         if action == "nack":
-            assert n == self.put_back(claim, part, hours)
+            assert n == self.put_back(claim, part, hours, named=not whole)
             return
         assert n == len(part)
         self.finish(claim, part, "acked" if action == "ack" else "dead")
@@ -512,8 +550,21 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lease_ends(self, data: Any) -> None:
         claim = data.draw(st.sampled_from(self.open_claims()))
-        claim.expired = True
+        claim.expired, claim.ended = True, self.clock
         clock.end_lease(self.conn, claim.claim_id)
+
+    @rule(data=st.data(), mode=MODES)
+    def retry(self, data: Any, mode: str) -> None:
+        """What failed comes at once, and as much of it in a claim as there is."""
+        c = data.draw(st.sampled_from(self.consumers))
+        n = self.run(mode, lambda: value(self.conn, "retry", self.stream, c.name))
+        if n is None:
+            return
+        failed = [m for m in c.messages.values() if m.state == "queued" and m.deliver_count > 0]
+        delayed = [m for m in failed if m.not_before is not None and m.not_before > self.clock]
+        assert n == len(delayed) + sum(m.at_most is not None for m in failed if m not in delayed)
+        for m in failed:
+            m.not_before = m.at_most = None
 
     @precondition(lambda self: any(c.claims for c in self.consumers))
     @rule(data=st.data(), mode=MODES)
@@ -794,15 +845,16 @@ class QueueMachine(RuleBasedStateMachine):
             clock.end_leases(self.conn)
             for c in self.consumers:
                 for claim in c.claims.values():
-                    claim.expired = True
+                    claim.expired, claim.ended = True, self.clock
                 empty = 0
-                while empty <= (EMPTY_CLAIMS if self.bounded else 0):
+                while empty <= (EMPTY_CLAIMS if self.bounded else 3):
                     rows = call(self.conn, "receive", self.stream, c.name, 7)
                     self.expire(c)
                     self.take(c)
                     self.hand_out(c, seqs_of(rows), 7)
                     if not rows:
                         empty += 1
+                        self.an_hour_passes()
                         continue
                     empty = 0
                     value(self.conn, "ack", claim_of(rows))

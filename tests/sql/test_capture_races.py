@@ -172,13 +172,20 @@ def test_release_waits_for_those_who_are_writing_and_what_they_write_is_sent(
 def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
     conn: Conn, session: Session, fate: str
 ) -> None:
-    first, second = session(), session()
+    """Also beside one who reads the table: a capture that is replaced waits for him."""
+    first, second, reader = session(), session(), session()
+    reader.execute("begin")
+    reader.execute("select from t")
     first.execute("begin")
     call(first, "capture", "t", "s", None, ["id"])
     with ThreadPoolExecutor(1) as pool:
         capturing = pool.submit(call, second, "capture", "t", "s", ["name"], ["name"])
         wait_for_a_lock(conn)
         first.execute(fate.encode())
+        if fate == "commit":
+            with pytest.raises(TimeoutError):
+                capturing.result(timeout=0.5)
+            reader.execute("commit")
         capturing.result(timeout=20)
     conn.execute("insert into t values (1, 'a')")
     assert messages(conn) == [("a", "insert", {"name": "a"})]

@@ -436,15 +436,14 @@ def test_a_bound_before_all_that_there_is_leaves_gaps_as_they_are(
 
 def test_a_read_costs_what_it_reads_however_much_comes_after_it(conn: Conn, stream: int) -> None:
     begin = start(conn)
-    few = None
+    blocks: dict[tuple[int, str], int] = {}
     for size in (1_000, 20_000):
         internals.publish_singly(conn, stream, size)
         for function, want in (("read", 5), ("read_to", 300)):
             query = f"select * from pgqueue.{function}('s', %s, {want})"
-            blocks = min(cost(conn, query, Jsonb(begin)) for _ in range(3))
-            few = {**(few or {}), (size, function): blocks}
+            blocks[size, function] = min(cost(conn, query, Jsonb(begin)) for _ in range(3))
     for function in ("read", "read_to"):
-        assert few[20_000, function] <= few[1_000, function] * GROWTH + 20, f"{few}"
+        assert blocks[20_000, function] <= blocks[1_000, function] * GROWTH + 20, f"{blocks}"
     value(conn, "drop_stream", "s")  # the checker would read all of it
 
 

@@ -43,9 +43,9 @@ FUNCTIONS = {
     "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
-        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "pause", "resume",
-        "create_group", "drop_group",
-        "reset_group", "set_retention", "maintain", "maintain_all", "is_restored", "recover",
+        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "pause", "resume", "create_group", "drop_group", "reset_group",
+        "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath", "explain_message", "key_stats",
         "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",

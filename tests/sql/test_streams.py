@@ -188,6 +188,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     value(conn, "create_stream", "kept")
     value(conn, "create_consumer", "kept", "c", p_start="earliest")
     value(conn, "send", "kept", "x")
+    maintain(conn)
     before, objects_before = sizes(), one(conn, objects)
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
@@ -209,6 +210,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     send_all(conn, ["x"], p_dedup_keys=["k"])
     assert len(receive(conn, 100)) > 1
     call(conn, "bind", "s", "never", "kept")
+    call(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     consumer(conn, "filtered", p_topic="a")
     value(conn, "create_group", "s", "group", 1)
     assert call(conn, "lease_partitions", "s", "group", "worker")

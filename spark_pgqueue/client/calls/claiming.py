@@ -166,18 +166,21 @@ class ClaimCalls(Calls):
         claim_id: int,
         seqs: Iterable[int] | None = None,
         *,
-        delay: timedelta = timedelta(),
+        delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int:
         """Return a claim, to be delivered again.
 
-        A message that was delivered its consumer's max_deliver_count times is dead-lettered. With
-        ordering, later messages of the same keys in the claim go back too, not counted as failed.
+        With ordering, later messages of the same keys in the claim go back too, not counted as
+        failed. A message that was delivered its consumer's max_deliver_count times is
+        dead-lettered instead: if it is given, or the only one in its claim. If a whole claim of
+        several fails for the second time, they come in smaller claims from then on, until the one
+        to blame is alone.
 
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
-            delay: deliver them after this time, not before.
+            delay: deliver them after this time, not before; None: as the consumer's backoff says.
             reason: kept as their last error.
 
         Returns:
@@ -189,8 +192,29 @@ class ClaimCalls(Calls):
         return self._value(
             "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text)",
             *arguments.target(claim_id, seqs),
-            arguments.duration("delay", delay),
+            arguments.maybe(arguments.duration, "delay", delay),
             arguments.maybe(arguments.text, "reason", reason),
+        )
+
+    def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
+        """End the delays of messages that nobody has claimed: after an outage, say.
+
+        They come in large claims again, also those of claims that failed as a whole.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: these messages, with ordering also those that wait together with them; None: all
+                that were delivered before.
+
+        Returns:
+            how many messages that were.
+        """
+        return self._value(
+            "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.maybe(arguments.seqs, "seqs", seqs),
         )
 
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:

@@ -213,5 +213,5 @@ def nack(
 ) -> None:
     """Return a claim, or messages of it, to be delivered again."""
     with connect(url) as queue:
-        count = queue.nack(claim, seq, delay=delay or timedelta(), reason=reason)
+        count = queue.nack(claim, seq, delay=delay, reason=reason)
         settled(count, claim, "returned")

@@ -1,0 +1,227 @@
+"""A message that kills its worker ends alone in the dead letters; the others are delivered."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql import clock, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    call,
+    claim_of,
+    consumer,
+    receive,
+    seconds,
+    send,
+    send_all,
+    seqs_of,
+    state,
+    states,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def fail(conn: Conn, claim: int, how: str) -> None:
+    """The worker dies with the claim, or returns all of it."""
+    if how == "crash":
+        clock.end_lease(conn, claim)
+    else:
+        assert value(conn, "nack", claim, p_reason="who knows why")
+
+
+def work(conn: Conn, poison: set[int], size: int, how: str) -> tuple[list[int], Counter[int]]:
+    """Receive until there is nothing; a claim with poison in it fails.
+
+    Returns: what was acknowledged, and how often a claim with each poison in it failed.
+    """
+    done: list[int] = []
+    failures: Counter[int] = Counter()
+    while rows := call(conn, "claim", "s", "c", size):
+        claim = rows[0].claim_id
+        seqs = internals.held_by(conn, claim)
+        if poison & set(seqs):
+            failures.update(poison & set(seqs))
+            fail(conn, claim, how)
+        else:
+            done += seqs
+            value(conn, "ack", claim)
+    return done, failures
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("how", ["crash", "nack"])
+@pytest.mark.parametrize("max_deliver_count", [1, 5])
+def test_of_a_claim_only_the_message_to_blame_dies(
+    conn: Conn, ordering: str, how: str, max_deliver_count: int
+) -> None:
+    consumer(conn, ordering=ordering, p_max_deliver_count=max_deliver_count)
+    sent = send_all(conn, ["x"] * 100, p_keys=[f"k{i % 7}" for i in range(100)])
+    done, failures = work(conn, {sent[37]}, 100, how)
+    assert sorted(done) == [seq for seq in sent if seq != sent[37]]
+    assert failures[sent[37]] <= max(max_deliver_count, 7 + 2)
+    assert states(conn) == {sent[37]: "dead"}
+    (dead,) = internals.dead_letters(conn)
+    assert dead.reason == "max deliveries"
+    if ordering == "stream":
+        assert done == sorted(done)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("how", ["crash", "nack"])
+def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
+    """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
+    consumer(conn, ordering=ordering, p_max_deliver_count=3)
+    conn.execute(
+        "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{10000}'),"
+        " (select array_agg('k' || i % 900) from generate_series(1, 10000) i))"
+    )
+    done, failures = work(conn, {6789}, 10000, how)
+    assert len(done) == 9999
+    assert failures[6789] <= 14 + 2
+    assert states(conn) == {6789: "dead"}
+
+
+def test_several_poisonous_messages_die_one_by_one(conn: Conn) -> None:
+    consumer(conn, p_max_deliver_count=2)
+    sent = send_all(conn, ["x"] * 64)
+    poison = {sent[3], sent[4], sent[40]}
+    done, failures = work(conn, poison, 64, "crash")
+    assert sorted(done) == [seq for seq in sent if seq not in poison]
+    assert states(conn) == dict.fromkeys(poison, "dead")
+    assert max(failures.values()) <= 6 + 2
+
+
+def test_the_first_failure_of_a_claim_returns_it_as_it_was_and_the_second_halves_it(
+    conn: Conn,
+) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 100)
+    sizes = []
+    for _ in range(9):
+        ((claim, n),) = call(conn, "claim", "s", "c", 1000)
+        sizes.append(n)
+        value(conn, "nack", claim)
+    assert sizes == [100, 100, 50, 25, 13, 7, 4, 2, 1]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_has_nothing_beside_messages_that_may_be_to_blame(
+    conn: Conn, ordering: str
+) -> None:
+    """Neither those before nor after them, ready or new."""
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
+    for _ in range(2):
+        clock.end_lease(conn, claim_of(receive(conn)))
+    new = send_all(conn, ["x"] * 4, p_keys=list("efgh"))
+    claims = []
+    while rows := receive(conn, 5):
+        claims.append(seqs_of(rows))
+        value(conn, "ack", claim_of(rows))
+    assert claims == [sent[:2], sent[2:], new]
+
+
+def test_what_is_known_to_have_failed_dies_by_itself_and_blames_nobody(conn: Conn) -> None:
+    consumer(conn, p_max_deliver_count=2)
+    bad = send_all(conn, ["x"] * 5)[0]
+    for _ in range(2):
+        value(conn, "nack", claim_of(receive(conn)), [bad])
+        clock.end_leases(conn)
+    assert states(conn)[bad] == "dead"
+    while rows := receive(conn):
+        value(conn, "ack", claim_of(rows))
+    assert states(conn) == {bad: "dead"}
+
+
+def test_the_last_message_of_a_claim_is_the_one_to_blame(conn: Conn) -> None:
+    """A worker that acknowledges one by one, and dies with the one at hand."""
+    consumer(conn, p_max_deliver_count=1)
+    sent = send_all(conn, ["x"] * 3)
+    claim = claim_of(receive(conn))
+    value(conn, "ack", claim, sent[:2])
+    clock.end_lease(conn, claim)
+    assert receive(conn) == []
+    assert states(conn) == {sent[2]: "dead"}
+
+
+def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
+    conn: Conn,
+) -> None:
+    c = consumer(conn, p_max_deliver_count=1)
+    sent = send_all(conn, ["x"] * 4)
+    reader = "00000000-0000-0000-0000-000000000001"
+    for i in range(3):
+        (end,) = call(conn, "reader_claim", reader[:-1] + str(i), c, 0, 0)
+        assert end.claimed == 4
+        clock.end_lease(conn, end.claim_id)
+    assert seqs_of(receive(conn)) == sent
+
+
+def test_a_failure_is_told_with_its_owner(conn: Conn) -> None:
+    conn.execute("set application_name = 'worker 7'")
+    consumer(conn, p_max_deliver_count=1)
+    seq = send(conn)
+    value(conn, "nack", claim_of(receive(conn)), None, None, "no such user")
+    (dead,) = internals.dead_letters(conn)
+    assert (dead.owner, dead.note) == ("worker 7", {"error": "no such user"})
+    assert state(conn, seq).last_error == "no such user"
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("how", ["named", "unnamed", "crash"])
+@pytest.mark.parametrize(
+    ("settings", "delays"),
+    [
+        ({"backoff_base": "1 hour"}, [1, 1, 1]),
+        ({"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "1 day"}, [1, 2, 3]),
+        ({"backoff": "exponential", "backoff_base": "1 h", "backoff_cap": "3 h"}, [1, 2, 3]),
+    ],
+)
+def test_a_failure_delays_as_the_settings_say(
+    conn: Conn, ordering: str, how: str, settings: dict[str, str], delays: list[int]
+) -> None:
+    consumer(conn, ordering=ordering, p_settings=Jsonb(settings))
+    seq = send(conn, p_key="k")
+    for hours in delays:
+        claim = claim_of(receive(conn))
+        if how == "crash":
+            clock.end_lease(conn, claim)
+        else:
+            value(conn, "nack", claim, [seq] if how == "named" else None)
+        assert receive(conn) == []
+        left = state(conn, seq)
+        assert left.state == "delayed"
+        clock.pass_time(conn, seconds(3600 * hours - 100))
+        assert receive(conn) == []
+        clock.pass_time(conn, seconds(100))
+    assert seqs_of(receive(conn)) == [seq]
+
+
+def test_a_nack_says_its_own_delay_and_0_says_now(conn: Conn) -> None:
+    consumer(conn, p_settings=Jsonb({"backoff": "exponential"}))
+    seq = send(conn)
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(0))
+    value(conn, "nack", claim_of(receive(conn)), None, seconds(3600))
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(3600))
+    value(conn, "nack", claim_of(receive(conn)))
+    assert state(conn, seq).state == "delayed"
+
+
+def test_jitter_shortens_a_delay_by_chance_and_leaves_a_run_a_run(conn: Conn) -> None:
+    consumer(conn, p_settings=Jsonb({"backoff_base": "1 hour", "backoff_jitter": 0.5}))
+    sent = send_all(conn, ["x"] * 10)
+    value(conn, "nack", claim_of(receive(conn)))
+    (run,) = internals.runs(conn)
+    left = (run.not_visible_until - run.last_delivered_at).total_seconds()
+    assert 1800 <= left < 3601
+    times = {state(conn, seq).not_visible_until for seq in sent}
+    assert len(times) == 1
