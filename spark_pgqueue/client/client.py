@@ -15,6 +15,7 @@ from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.dead import DeadCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
+from spark_pgqueue.client.calls.outcomes import OutcomeCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
 from spark_pgqueue.client.calls.seeing import SeeCalls
@@ -56,6 +57,7 @@ class Client(
     ScheduleCalls,
     ClaimCalls,
     DeadCalls,
+    OutcomeCalls,
     ReadCalls,
     GroupCalls,
     UpkeepCalls,
