@@ -353,6 +353,70 @@ class ConsumerInfo:
 
 
 @dataclass(frozen=True)
+class DeadLetters:
+    """Messages that a consumer gave up together.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        reason: "max deliveries" or another word of the queue, or what the worker gave; by default
+            "rejected".
+        error: the last one; None where nobody gave one.
+        messages: how many there are.
+        first_seq: the lowest of their numbers.
+        last_seq: the highest.
+        deliver_count: how many times they were delivered.
+        owner: the application_name of who had them last.
+        died_at: when.
+    """
+
+    stream: str
+    consumer: str
+    reason: str
+    error: str | None
+    messages: int
+    first_seq: int
+    last_seq: int
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
+
+
+@dataclass(frozen=True)
+class DeadMessage:
+    """A message that a consumer gave up, with what it holds.
+
+    Attributes:
+        seq: its number in the stream.
+        key: as in `Message`, and so `data`, `headers`, `priority` and `inserted_at`; None where the
+            message was deleted by hand.
+        data: ...
+        headers: ...
+        priority: ...
+        inserted_at: ...
+        reason: as in `DeadLetters`, and so the others.
+        error: ...
+        details: what the worker gave to `dead_letter`; None without.
+        deliver_count: ...
+        owner: ...
+        died_at: ...
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any]
+    priority: int
+    inserted_at: datetime | None
+    reason: str
+    error: str | None
+    details: Any
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
+
+
+@dataclass(frozen=True)
 class ConsumerStats:
     """What a consumer has before it: numbers of messages, except where it says otherwise.
 

@@ -73,7 +73,7 @@ begin
     loop
         v_run.consumer_id := v_consumer.consumer_id;
         v_run.state := 'ready';
-        v_run.lane := case v_consumer.ordering when 'none' then -v_dead.priority else 1 end;
+        v_run.lane := case when v_consumer.by_key then 1 else -v_dead.priority end;
         v_run.priority := v_dead.priority;
         v_run.deliver_count := v_dead.deliver_count;
         v_run.note := v_dead.note;
