@@ -14,6 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from spark_pgqueue.postgres import connection
+from tests.conftest import GivenServer, Server
 from tests.sql import checker, internals
 from tests.sql.queue import (
     Conn,
@@ -297,9 +299,13 @@ HISTORIES = [
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", BY_KEY)
-@pytest.mark.parametrize("settings", HISTORIES, ids=[" ".join(s) for s in HISTORIES])
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [(HISTORIES[-1], 50), *(pytest.param(s, 200, marks=pytest.mark.longer) for s in HISTORIES)],
+    ids=["short", *(" ".join(s) for s in HISTORIES)],
+)
 def test_any_history_keeps_the_limits_and_loses_nothing(
-    conn: Conn, ordering: str, settings: dict[str, Any]
+    conn: Conn, ordering: str, settings: dict[str, Any], steps: int
 ) -> None:
     """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
     limited(conn, ordering, **settings)
@@ -307,7 +313,7 @@ def test_any_history_keeps_the_limits_and_loses_nothing(
     open_claims: dict[int, list[int]] = {}
     sent: list[int] = []
     done: list[int] = []
-    for step in range(160):
+    for step in range(steps):
         what = rng.choice(["send", "receive", "receive", "ack", "part", "nack", "delay", "expire"])
         claim = rng.choice(list(open_claims)) if open_claims else None
         if what == "send":
@@ -396,3 +402,43 @@ def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
     value(conn, "ack", held)
     done += rest + seqs_of(drained(conn, 5))
     assert sorted(done) == seqs
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("settings", [{"per_key_limit": 5}, {"fair": True}], ids=str)
+def test_a_message_that_kills_its_worker_dies_alone(
+    conn: Conn, ordering: str, settings: dict[str, Any]
+) -> None:
+    """Claims are halved within the limits; and where nothing is in flight, a claim finds some."""
+    limited(conn, ordering, max_deliver_count=2, **settings)
+    seqs = send_keys(conn, *("aaaaabbcd" * 3))
+    poison = seqs[7]
+    done = []
+    while rows := receive(conn, 20):
+        if poison in seqs_of(rows):
+            value(conn, "nack", claim_of(rows))
+        else:
+            done += seqs_of(rows)
+            value(conn, "ack", claim_of(rows))
+    assert sorted([*done, poison]) == seqs
+    assert [row.message_count for row in internals.dead_letters(conn)] == [1]
+
+
+@pytest.mark.parametrize("restart", ["fast", "immediate"])
+def test_the_rate_and_the_limit_hold_over_a_restart(server: Server, url: str, restart: str) -> None:
+    if isinstance(server, GivenServer):
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+    with connection.connect(url) as conn:
+        limited(conn, "none", per_key_interval="30 s", per_key_burst=2)
+        consumer(conn, "l", p_settings='{"per_key_limit": 2}', p_visibility_timeout=seconds(60))
+        send_keys(conn, *"aaab")
+        assert sorted(keys_of(drained(conn, 10))) == ["a", "a", "b"]
+        held = receive(conn, 10, "l")
+        conn.execute("checkpoint")
+    server.restart(restart)
+    with connection.connect(url) as conn:
+        assert receive(conn, 10) == []
+        assert receive(conn, 10, "l") == []
+        value(conn, "ack", claim_of(held))
+        assert keys_of(receive(conn, 10, "l")) == ["a"]
