@@ -50,6 +50,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
+\ir functions/dead.sql
 \ir functions/read.sql
 \ir functions/groups.sql
 \ir spark/source.sql

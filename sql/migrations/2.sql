@@ -57,6 +57,7 @@ begin
     alter table pgqueue.consumer_messages drop column last_error;
     alter table pgqueue.claims add column owner text;
     alter table pgqueue.dead_messages add column note jsonb, add column owner text;
+    update pgqueue.dead_messages set reason = 'rejected' where reason is null;
     update pgqueue.consumer_messages m
     set lane = 1, line_no = arrival_no, state = case when m.state = 'claimed' then 'claimed' else 'ready' end,
         piece = case when m.state = 'claimed' then (select last_line_no from pgqueue.consumer_cursors k where k.consumer_id = m.consumer_id) + 1 end
