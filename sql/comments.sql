@@ -36,6 +36,7 @@ comment on function pgqueue.receive     is 'Claims messages for a consumer and r
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
+comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
