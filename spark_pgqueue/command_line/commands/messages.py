@@ -59,6 +59,10 @@ def send(
             parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
         ),
     ] = None,
+    expires_at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
+    ] = None,
     consumer: Annotated[
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
@@ -74,7 +78,12 @@ def send(
     if lines and dedup_key is not None:
         raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
     headers = dict(header) if header else None
-    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    publish = {
+        "priority": priority,
+        "deliver_at": deliver_at,
+        "consumers": consumer,
+        "expires_at": expires_at,
+    }
     given = b""
     if data is not None:
         given = os.fsencode(data)
