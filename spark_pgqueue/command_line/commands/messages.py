@@ -60,6 +60,10 @@ def send(
             parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
         ),
     ] = None,
+    expires_at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
+    ] = None,
     consumer: Annotated[
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
@@ -75,7 +79,12 @@ def send(
     if lines and dedup_key is not None:
         raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
     headers = dict(header) if header else None
-    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    publish = {
+        "priority": priority,
+        "deliver_at": deliver_at,
+        "consumers": consumer,
+        "expires_at": expires_at,
+    }
     given = b""
     if data is not None:
         given = os.fsencode(data)
@@ -223,6 +232,26 @@ def ack(
     """Acknowledge a claim, or messages of it."""
     with connect(url) as queue:
         settled(queue.ack(claim, seq, result=result), claim, "acknowledged")
+
+
+@app.command()
+def defer(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
+    ] = None,
+    state: Annotated[
+        Any,
+        typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Put a claim off, or messages of it: deliver it later. That is no failure."""
+    with connect(url) as queue:
+        count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
+        settled(count, claim, "deferred")
 
 
 @app.command()
