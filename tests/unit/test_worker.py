@@ -368,13 +368,13 @@ def test_a_message_that_is_sent_while_it_waits_comes_at_once(queue, worker):
 
 def test_a_lost_connection_is_made_again_and_nothing_is_handled_twice(queue, worker, url):
     sent = queue.send_batch("s", ["x"] * 400)
-    got = []
+    got, one_at_a_time = [], threading.Lock()
 
     def handle(message):
         got.append(message.seq)
         time.sleep(0.001)
         if message.seq in (sent[100], sent[200], sent[300]):
-            with connection.connect(url) as conn:
+            with one_at_a_time, connection.connect(url) as conn:
                 conn.execute(
                     "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
                     " where datname = current_database() and pid <> pg_backend_pid()"
