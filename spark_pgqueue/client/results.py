@@ -26,6 +26,7 @@ class Message:
         error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
             of too many digits for Python). They are empty then; all else is as it was sent. Such a
             message is for `nack` or `dead_letter`, or to be worked on without its headers.
+        saved: the state that `defer` saved with it; None without.
     """
 
     seq: int
@@ -36,6 +37,7 @@ class Message:
     deliver_count: int
     inserted_at: datetime
     error: str | None = None
+    saved: Any = None
 
 
 class StoredMessage(NamedTuple):
@@ -86,6 +88,14 @@ class Settles(Protocol):
         delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
+    def defer(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
     def dead_letter(
         self,
@@ -127,6 +137,16 @@ class Claim:
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
         return self._client.nack(self.claim_id, _seqs_of(messages), delay=delay, reason=reason)
+
+    def defer(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int:
+        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        return self._client.defer(self.claim_id, _seqs_of(messages), delay=delay, state=state)
 
     def extend(self, by: timedelta | None = None) -> int:
         """Hold the claim longer: see `Client.extend`."""

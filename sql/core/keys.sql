@@ -665,5 +665,8 @@ begin
     into v_places, v_gone;
 
     perform pgqueue._take_out(p_claim.claim_id, v_gone) where v_gone is not null;
+    if p_consumer.notify_done then
+        perform pg_notify(pgqueue._done_channel(p_consumer.consumer_id), '');
+    end if;
     return v_places;
 end $$;

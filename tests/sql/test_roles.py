@@ -33,7 +33,8 @@ FUNCTIONS = {
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
+        "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
+        "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",

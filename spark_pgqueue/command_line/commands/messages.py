@@ -210,6 +210,26 @@ def ack(
 
 
 @app.command()
+def defer(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
+    ] = None,
+    state: Annotated[
+        Any,
+        typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Put a claim off, or messages of it: deliver it later. That is no failure."""
+    with connect(url) as queue:
+        count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
+        settled(count, claim, "deferred")
+
+
+@app.command()
 def nack(
     claim: ClaimId,
     seq: Seqs = None,
