@@ -65,7 +65,7 @@ comment on function pgqueue.next_due         is 'When a claim makes sense again 
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
-comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query.';
+comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query or a worker.';
 comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
 comment on function pgqueue.reader_claim     is 'The end offset of the next micro-batch of a Spark query; acknowledges the batches before it.';
 comment on function pgqueue.reader_extend    is 'Holds the claims of a Spark query longer: its heartbeat.';
