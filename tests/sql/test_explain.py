@@ -159,6 +159,7 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     row = explain(conn, seq)
     assert row.state == "claimed"
     assert f"in claim {claim} of 1 message; delivery 1 of any number" in row.because
+    assert row.because.startswith("held by spark-pgqueue since ")
     assert row.until == one(conn, "select lease_until from pgqueue.message_states")
     clock.end_lease(conn, claim)
     assert "its lease is over" in explain(conn, seq).because
@@ -177,6 +178,9 @@ def test_delayed_says_until_when_and_why(conn: Conn) -> None:
     row = explain(conn, failed)
     assert (row.state, row.because[-6:]) == ("delayed", ": busy")
     assert row.until - now(conn) < seconds(60)
+    clock.end_delay(conn, failed)
+    assert "which is now: the next claim" in said(conn, failed)[1]
+    assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
 
 
 def test_waiting_says_behind_what(conn: Conn) -> None:
@@ -216,7 +220,7 @@ def test_dead_says_of_what(conn: Conn) -> None:
     value(conn, "dead_letter", claim_of(receive(conn)), None, "no such customer")
     state, because = said(conn, seq)
     assert state == "dead"
-    assert because.startswith("no such customer; delivered once, dead since ")
+    assert because.startswith("no such customer; delivered once, last to spark-pgqueue, ")
 
 
 @pytest.mark.parametrize("seq", [0, -1, None])

@@ -40,7 +40,10 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
+    "observer": {
+        "schema_version", "open_stream", "is_restored", "explain_message", "key_stats",
+        "read_dead",
+    },
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
