@@ -144,6 +144,13 @@ do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
+-- One row per acknowledgement that is kept (keep_history): whose messages, seqs, how often they were delivered at most, what the worker said and who
+-- it was (its application_name).
+do $view$ begin perform pgqueue._make_view('message_history', $query$
+    select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner, a.claim_id, a.claimed_at, a.done_at
+    from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id) join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
 -- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
 -- be sent, because of last_error.
 do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
