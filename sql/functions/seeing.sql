@@ -140,6 +140,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
     v_in_gap boolean := pgqueue._gap_ids(v_cursor) @> p_publication.publication_id;
+    v_done   pgqueue.archived_messages;
 begin
     if not pgqueue._is_for(p_publication.consumers, p_consumer.consumer_id) then
         o_state := 'not for it';
@@ -161,7 +162,10 @@ begin
         o_because := 'the stream''s retention took it away before the consumer was done with it';
     else
         o_state := 'done';
-        o_because := 'acknowledged; or the consumer was made, or moved, to begin after it';
+        select * into v_done from pgqueue._done_with(p_consumer, p_seq);
+        o_because := case when v_done.claim_id is null then 'acknowledged; or the consumer was made, or moved, to begin after it'
+                          else format('acknowledged at %s by %s, who had it since %s', date_trunc('second', v_done.done_at),
+                                      coalesce(nullif(v_done.owner, ''), 'a worker'), date_trunc('second', v_done.claimed_at)) end;
     end if;
 end $$;
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import clock
 from tests.sql.queue import (
@@ -71,7 +72,7 @@ def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
 
 def test_for_others_filtered_and_done(conn: Conn) -> None:
     consumer(conn)
-    consumer(conn, "d")
+    consumer(conn, "d", p_settings=Jsonb({"keep_history": "1 hour"}))
     consumer(conn, "picky", p_topic="a.*")
     seq = send(conn, p_consumers=["d"])
     assert said(conn, seq) == ("not for it", "it was published to other consumers: d")
@@ -80,6 +81,9 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert seqs_of(receive(conn, 10, "picky")) == [passes]
     assert said(conn, other, "picky")[0] == "filtered out"
     value(conn, "ack", claim_of(receive(conn)))
+    value(conn, "ack", claim_of(receive(conn, 10, "d")))
+    assert said(conn, seq, "d")[1].startswith("acknowledged at ")
+    assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
         "done", "acknowledged; or the consumer was made, or moved, to begin after it",
     )  # fmt: skip
