@@ -392,4 +392,4 @@ def test_no_password_is_in_it(queue: Client, url: str) -> None:
 def test_the_screenshot_is_small() -> None:
     picture = Path(web.__file__).with_name("screenshot.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size < 150_000
+    assert picture.stat().st_size < 60_000
