@@ -33,7 +33,7 @@ as $$
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),
            ('pgqueue_observer', '{schema_version, open_stream,
-                                  is_restored,
+                                  is_restored, read_dead,
                                   explain_message, key_stats, outcome}'),
            ('pgqueue_admin',    '{schema_version, open_stream,
                                   create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,

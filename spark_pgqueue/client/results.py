@@ -509,6 +509,7 @@ class OpenClaim:
         stream: the stream's name.
         consumer: the consumer's name.
         claim_id: its number.
+        owner: the application_name of the connection that made it.
         query: the id of the Spark query that has it; None for a worker.
         claimed_at: since when.
         lease_until: until when others leave it to that one.
@@ -521,6 +522,7 @@ class OpenClaim:
     stream: str
     consumer: str
     claim_id: int
+    owner: str | None
     query: str | None
     claimed_at: datetime
     lease_until: datetime

@@ -44,6 +44,7 @@ FUNCTIONS = {
     },
     "observer": {
         "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+        "read_dead",
     },
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
