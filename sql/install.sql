@@ -58,6 +58,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql
+\ir functions/peeking.sql
+\ir functions/export.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

@@ -84,12 +84,12 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
--- One row per live claim: who has which messages since when, and until when others leave them to him. query: of a Spark query, whose claims go by
+-- One row per live claim: who has which messages since when, and until when others leave them to him. owner: the application_name of its session; query: of a Spark query, whose claims go by
 -- reader; first_seq: the first of its messages.
 do $view$ begin perform pgqueue._make_view('open_claims', $query$
     select s.name as stream, c.name as consumer, l.claim_id, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
            l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
-           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
+           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq, l.owner
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live

@@ -23,7 +23,7 @@ ROLES = ("producer", "consumer", "observer", "admin")
 # What each may call; nobody else may call anything.
 FUNCTIONS = {
     "producer": {
-        "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
+        "schema_version", "open_stream", "send", "send_batch", "import_lines", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
         "_send_captured", "_captured_table", "_check_captured", "_lock_captured", "_is_captured",
         "_drop_capture", "_drop_left_behind", "_make_capture", "_column_names", "_each_column",
@@ -34,17 +34,21 @@ FUNCTIONS = {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
         "next_due",
-        "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
+        "peek", "peek_at", "export_lines", "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
+    "observer": {
+        "schema_version", "open_stream", "is_restored", "explain_message", "key_stats",
+        "consumer_position",
+    },
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
-        "read_dead", "redrive", "purge_dead",
+        "read_dead", "redrive", "purge_dead", "peek", "peek_at", "export_lines",
+        "consumer_position",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
