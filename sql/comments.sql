@@ -56,6 +56,8 @@ comment on function pgqueue.read_partitions  is 'Reads the next messages of a wo
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
 
+comment on function pgqueue.outcome          is 'What became of a message for a consumer: its state, the worker''s result, who had it, and when.';
+comment on function pgqueue.listen_done      is 'Lets this session hear when a consumer is done with messages.';
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
 comment on function pgqueue.next_due         is 'When a claim makes sense again for who got nothing: a delay, a lease or a schedule.';
@@ -105,6 +107,7 @@ comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
+comment on view pgqueue.message_history  is 'One row per acknowledgement that is kept: who, when, and what the worker said.';
 comment on view pgqueue.stream_schedules is 'One row per schedule: when it sends next, what it sent last, and what.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
 comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

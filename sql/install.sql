@@ -12,6 +12,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/spark.sql
 \ir tables/retention.sql
 \ir tables/schedules.sql
+\ir tables/history.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
@@ -34,6 +35,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/key_limits.sql
 \ir core/leases.sql
 \ir core/filters.sql
+\ir core/history.sql
 \ir core/settle.sql
 \ir core/cron.sql
 \ir core/schedules.sql
@@ -52,14 +54,15 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/settle.sql
 \ir functions/dead.sql
 \ir functions/read.sql
+\ir functions/peeking.sql
+\ir functions/export.sql
 \ir functions/groups.sql
 \ir spark/source.sql
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql
-\ir functions/peeking.sql
-\ir functions/export.sql
+\ir functions/history.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

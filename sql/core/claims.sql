@@ -112,9 +112,10 @@ begin
     into v_set
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
-                                owner, reader, seqs, arrival_nos, lanes)
+                                owner, archive, reader, seqs, arrival_nos, lanes)
     values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count, p_count,
-            current_setting('application_name'), p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
+            current_setting('application_name'), p_consumer.keep_history is not null or p_consumer.notify_done,
+            p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
 -- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
@@ -193,9 +194,9 @@ begin
     if o_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
         v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner)
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner, archive)
         values (o_claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout, o_count, o_count,
-                current_setting('application_name'));
+                current_setting('application_name'), v_consumer.keep_history is not null or v_consumer.notify_done);
     end if;
 end $$;
 

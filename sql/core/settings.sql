@@ -21,6 +21,8 @@ as $$
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
            ('consumer', 'per_key_interval',   'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
+           ('consumer', 'keep_history',       'interval', null, '1 us', pgqueue._max_interval()::text, null),
+           ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
            ('stream',   'max_bytes',          'integer',  '16777216', '1', pgqueue._max_max_bytes()::text, null),
            ('stream',   'max_header_bytes',   'integer',  '65536', '2', pgqueue._max_max_header_bytes()::text, null),

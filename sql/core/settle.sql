@@ -1,7 +1,8 @@
 -- Settling: messages leave a live claim, for good (_settle) or to be delivered again (_return). All that settles comes through here.
 
 -- Takes messages out of a live claim for good: acknowledged, or kept as dead letters. Returns how many.
---   p_set  null: all
+--   p_set      null: all
+--   p_details  of dead letters; else the result
 create or replace function pgqueue._settle(p_claim_id bigint, p_set int8multirange, p_dead boolean, p_reason text, p_details jsonb) returns bigint
 language plpgsql
 as $$
@@ -26,25 +27,34 @@ as $$
 declare
     v_run   pgqueue.consumer_messages;
     v_count bigint := 0;
+    v_seqs  int8multirange;
+    v_most  int;
 begin
     if p_set is null and not p_dead then
         with gone as (
-            delete from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' returning message_count
+            delete from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'
+            returning message_count, deliver_count, case when p_claim.archive then seqs end as seqs
         )
-        select coalesce(sum(message_count), 0) into v_count from gone;
-        return v_count;
+        select coalesce(sum(message_count), 0), max(deliver_count), range_agg(seqs) into v_count, v_most, v_seqs from gone;
+    else
+        for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
+            if p_dead then
+                perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
+            elsif p_claim.archive then
+                v_seqs := coalesce(v_seqs, '{}') + v_run.seqs;
+                v_most := greatest(v_most, v_run.deliver_count);
+            end if;
+            v_count := v_count + v_run.message_count;
+        end loop;
     end if;
-    for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
-        if p_dead then
-            perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
-        end if;
-        v_count := v_count + v_run.message_count;
-    end loop;
+    if p_claim.archive and not p_dead then
+        perform pgqueue._note_done(p_claim, v_seqs, v_count, v_most, p_details);
+    end if;
     return v_count;
 end $$;
 
 -- Acknowledges a whole claim: what ack and claim have in common. Returns how many messages that were.
-create or replace function pgqueue._ack(p_claim_id bigint) returns bigint
+create or replace function pgqueue._ack(p_claim_id bigint, p_result jsonb default null) returns bigint
 language plpgsql
 as $$
 declare
@@ -54,14 +64,14 @@ begin
         -- the common case, in two statements: the second one sees what was committed before the first had the lock
         delete from pgqueue.claims
         where claim_id = p_claim_id
-          and case when live then reader is null end  -- opaque: or else a partial index is read for it
+          and case when live and not archive then reader is null end  -- opaque: or else a partial index is read for it
         returning remaining into v_count;
         if found then
             delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
             return v_count;
         end if;
     end if;
-    return pgqueue._settle(p_claim_id, null, false, null, null);
+    return pgqueue._settle(p_claim_id, null, false, null, p_result);
 end $$;
 
 -- Puts messages of a claim back to be delivered again, or gives them up: the common part of all that does.

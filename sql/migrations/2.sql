@@ -55,7 +55,7 @@ begin
     alter table pgqueue.consumer_messages drop column key, add column key bigint, add column piece bigint, add column note jsonb;
     update pgqueue.consumer_messages set note = jsonb_build_object('error', last_error) where last_error is not null;
     alter table pgqueue.consumer_messages drop column last_error;
-    alter table pgqueue.claims add column owner text;
+    alter table pgqueue.claims add column owner text, add column archive boolean not null default false;
     alter table pgqueue.dead_messages add column note jsonb, add column owner text;
     update pgqueue.dead_messages set reason = 'rejected' where reason is null;
     update pgqueue.consumer_messages m
@@ -105,6 +105,8 @@ begin
         add column backoff_base interval,
         add column backoff_cap interval not null default '1 hour',
         add column backoff_jitter float8 not null default 0,
+        add column keep_history interval,
+        add column notify_done boolean not null default false,
         add column paused boolean not null default false,
         add column filtered boolean not null default false,
         add column max_backlog bigint, add column on_full text not null default 'reject',

@@ -11,6 +11,8 @@ create table if not exists pgqueue.consumers (
     backoff_base       interval,                                 -- null: 0 if it is constant, else 1 s
     backoff_cap        interval    not null default '1 hour',
     backoff_jitter     float8      not null default 0,
+    keep_history       interval,                                 -- for how long what was acknowledged is known; null: not at all
+    notify_done        boolean     not null default false,  -- notify of what is acknowledged or dead
     created_at         timestamptz not null default clock_timestamp(),
     paused             boolean     not null default false,  -- it claims nothing
     partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
@@ -154,6 +156,7 @@ create table if not exists pgqueue.claims (
     dead_lettered      bigint      not null default 0,      -- messages that died when its lease ended
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
+    archive            boolean     not null default false,  -- its consumer keeps history, or notifies
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[]

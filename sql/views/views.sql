@@ -84,12 +84,12 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
--- One row per live claim: who has which messages since when, and until when others leave them to him. owner: the application_name of its session; query: of a Spark query, whose claims go by
--- reader; first_seq: the first of its messages.
+-- One row per live claim: who has which messages since when, and until when others leave them to him. owner: the application_name of who claimed
+-- it; query: of a Spark query, whose claims go by reader; first_seq: the first of its messages.
 do $view$ begin perform pgqueue._make_view('open_claims', $query$
-    select s.name as stream, c.name as consumer, l.claim_id, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
+    select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
            l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
-           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq, l.owner
+           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
     join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
@@ -142,6 +142,13 @@ $query$); end $view$;
 do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     select s.name as stream, b.topic, t.name as to_stream, b.bound_at
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
+$query$); end $view$;
+
+-- One row per acknowledgement that is kept (keep_history): whose messages, seqs, how often they were delivered at most, what the worker said and who
+-- it was (its application_name).
+do $view$ begin perform pgqueue._make_view('message_history', $query$
+    select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner, a.claim_id, a.claimed_at, a.done_at
+    from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id) join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
 -- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
