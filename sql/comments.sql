@@ -35,6 +35,9 @@ comment on function pgqueue.claim       is 'Claims messages for a consumer, with
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
+comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
+comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
+comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
@@ -53,6 +56,8 @@ comment on function pgqueue.read_partitions  is 'Reads the next messages of a wo
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
 
+comment on function pgqueue.outcome          is 'What became of a message for a consumer: its state, the worker''s result, who had it, and when.';
+comment on function pgqueue.listen_done      is 'Lets this session hear when a consumer is done with messages.';
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
 comment on function pgqueue.still_publishing is 'Those of some transactions that may still publish to a stream without notifying who waits.';
 comment on function pgqueue.next_due         is 'When a claim makes sense again for who got nothing: a delay, a lease or a schedule.';
@@ -90,12 +95,14 @@ comment on function pgqueue.key_stats       is 'The keys of which a consumer has
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
+comment on view pgqueue.dead_letters      is 'One row per set of dead letters that died together: why, how often they were delivered, whose they were.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
 comment on view pgqueue.open_claims       is 'One row per live claim: who has which messages, since when and until when.';
 comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares, and why: ok, full, paused, unattended or failing.';
 comment on view pgqueue.stream_retention  is 'One row per stream: how long its messages are kept, and what is kept although it is due, by whom.';
 comment on view pgqueue.group_stats       is 'One row per partition of a group: who has it, and how far behind it is.';
 comment on view pgqueue.stream_bindings  is 'One row per binding of a topic of a stream to another stream.';
+comment on view pgqueue.message_history  is 'One row per acknowledgement that is kept: who, when, and what the worker said.';
 comment on view pgqueue.stream_schedules is 'One row per schedule: when it sends next, what it sent last, and what.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
 comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';

@@ -12,6 +12,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/spark.sql
 \ir tables/retention.sql
 \ir tables/schedules.sql
+\ir tables/history.sql
 \ir migrations/2.sql
 \ir tables/indexes.sql
 \ir core/limits.sql
@@ -31,8 +32,10 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
+\ir core/key_limits.sql
 \ir core/leases.sql
 \ir core/filters.sql
+\ir core/history.sql
 \ir core/settle.sql
 \ir core/cron.sql
 \ir core/schedules.sql
@@ -49,6 +52,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
+\ir functions/dead.sql
 \ir functions/read.sql
 \ir functions/groups.sql
 \ir spark/source.sql
@@ -56,6 +60,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql
+\ir functions/history.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

@@ -22,27 +22,30 @@ as $$
     values ('pgqueue_producer', '{schema_version, open_stream, open_sink, is_published,
                                   send, send_batch,
                                   reserve, publish_written, stage, publish_staged,
+                                  outcome, listen_done,
                                   _send_captured}'::text[] || pgqueue._capture_functions()),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
                                   claim, receive,
-                                  ack, nack, extend, dead_letter,
+                                  ack, nack, extend, dead_letter, read_dead,
                                   start_waiting, still_publishing, stop_waiting, next_due, last_publication,
+                                  outcome, listen_done,
                                   read, start_offset, read_to, read_plan,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog}'),
            ('pgqueue_observer', '{schema_version, open_stream,
                                   is_restored,
-                                  explain_message, key_stats}'),
+                                  explain_message, key_stats, outcome}'),
            ('pgqueue_admin',    '{schema_version, open_stream,
                                   create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,
                                   create_consumer, alter_consumer, drop_consumer, _jsonpath,
                                   seek, replay, retry, pause, resume,
+                                  read_dead, redrive, purge_dead,
                                   create_group, drop_group, reset_group,
                                   bind, unbind, test_topic,
                                   create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,
                                   maintain, maintain_all,
                                   is_restored, recover,
-                                  explain_message, key_stats}')
+                                  explain_message, key_stats, outcome}')
 $$;
 
 -- The functions that a query of our views calls: as functions do, they run with the rights of whoever asks.

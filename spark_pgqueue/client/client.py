@@ -14,6 +14,7 @@ from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
+from spark_pgqueue.client.calls.outcomes import OutcomeCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
 from spark_pgqueue.client.calls.seeing import SeeCalls
@@ -54,6 +55,7 @@ class Client(
     SendCalls,
     ScheduleCalls,
     ClaimCalls,
+    OutcomeCalls,
     ReadCalls,
     GroupCalls,
     UpkeepCalls,

@@ -75,7 +75,9 @@ class Batch:
 class Settles(Protocol):
     """What a claim needs to be settled: `Client` is one."""
 
-    def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int: ...
+    def ack(
+        self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None
+    ) -> int: ...
     def nack(
         self,
         claim_id: int,
@@ -112,9 +114,9 @@ class Claim:
     messages: tuple[Message, ...]
     _client: Settles = field(repr=False, compare=False)
 
-    def ack(self, messages: Iterable[Message] | None = None) -> int:
+    def ack(self, messages: Iterable[Message] | None = None, *, result: Any = None) -> int:
         """Acknowledge: see `Client.ack`. `messages`: None for all of them."""
-        return self._client.ack(self.claim_id, _seqs_of(messages))
+        return self._client.ack(self.claim_id, _seqs_of(messages), result=result)
 
     def nack(
         self,
@@ -219,6 +221,65 @@ class Binding:
     topic: str
     to_stream: str
     bound_at: datetime
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a message, for one consumer.
+
+    Attributes:
+        state: "done", "dead", or where it is: "new", "ready", "delayed", "waiting", "claimed", ...
+        result: what its worker said: of a dead one the details. None without, and where the
+            consumer keeps no history.
+        reason: of a dead one: why, in a word.
+        error: its last error.
+        deliver_count: how often it was delivered; None where that is not known.
+        owner: the application_name of who had it last, or has it.
+        claimed_at: since when.
+        ended_at: when it was done, or died.
+    """
+
+    state: str
+    result: Any
+    reason: str | None
+    error: str | None
+    deliver_count: int | None
+    owner: str | None
+    claimed_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will become of it by itself."""
+        return self.state in _FINAL
+
+
+_FINAL = ("done", "dead", "not for it", "filtered out", "skipped", "trimmed")
+
+
+@dataclass(frozen=True)
+class Done:
+    """An acknowledgement: of a claim, or of some of its messages.
+
+    Attributes:
+        seqs: their numbers, as pairs of first and last.
+        message_count: how many they are.
+        deliver_count: of the one that was delivered most often.
+        result: what the worker said.
+        owner: the application_name of who did.
+        claim_id: the claim's number.
+        claimed_at: since when it had them.
+        done_at: when it acknowledged them.
+    """
+
+    seqs: list[tuple[int, int]]
+    message_count: int
+    deliver_count: int
+    result: Any
+    owner: str | None
+    claim_id: int
+    claimed_at: datetime
+    done_at: datetime
 
 
 @dataclass(frozen=True)

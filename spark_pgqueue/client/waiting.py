@@ -80,6 +80,50 @@ class Waiting:
                 self.doubt(stream)
         return found
 
+    def until(
+        self,
+        look: Callable[[], T],
+        is_over: Callable[[T], bool],
+        listen: Callable[[], str | None],
+        seconds: float,
+    ) -> T:
+        """Look, and again at each notification and each second, until what is found will do.
+
+        Args:
+            look: what is looked for.
+            is_over: whether it will do.
+            listen: begins to listen to a channel, and returns it; None where nobody notifies.
+            seconds: how long to wait.
+
+        Returns:
+            what was found last.
+
+        Raises:
+            PgQueueError: that of a look, or the connection was lost.
+        """
+        end = time.monotonic() + seconds
+        with self._statements.explained():
+            found = look()
+            if is_over(found):
+                return found
+            channel = listen()
+            pause = _AT_LEAST
+            while True:
+                listener = self._current_listener()
+                if channel is not None:
+                    with self._statements.turn:
+                        listener.forget(channel)
+                found = look()
+                left = end - time.monotonic()
+                if is_over(found) or left <= 0:
+                    return found
+                if channel is None:
+                    listener.sleep(min(left, pause))
+                    pause = min(2 * pause, ASK_AGAIN)
+                else:
+                    with self._statements.turn:
+                        listener.wait(channel, min(left, ASK_AGAIN))
+
     def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
         """For how many seconds to pause, after a look that found nothing.
 
@@ -140,11 +184,15 @@ class Waiting:
         self._waiter(stream).doubt()
 
     def _waiter(self, stream: str) -> Waiter:
-        """The one of the connection that there is now."""
+        listener = self._current_listener()
+        if stream not in self._waiters:
+            self._waiters[stream] = Waiter(listener, stream, self._statements.turn)
+        return self._waiters[stream]
+
+    def _current_listener(self) -> Listener:
+        """That of the connection that there is now."""
         conn = self._statements.connection()
         if self._listener is None or self._listener.conn is not conn:
             self._listener = Listener(conn, self._wake)
             self._waiters.clear()
-        if stream not in self._waiters:
-            self._waiters[stream] = Waiter(self._listener, stream, self._statements.turn)
-        return self._waiters[stream]
+        return self._listener

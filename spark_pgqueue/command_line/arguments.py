@@ -88,6 +88,13 @@ def place(text: str) -> datetime | str | dict[str, Any]:
     return offset if isinstance(offset, dict) else position(text)
 
 
+def json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{text!r} is not JSON: {error}") from None
+
+
 def header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):

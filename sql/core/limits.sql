@@ -91,3 +91,7 @@ create or replace function pgqueue._lock_class_schedules() returns int language 
 -- The channel that notifies of a stream's publications.
 create or replace function pgqueue._channel(p_stream_id int) returns text language sql immutable parallel safe
 as $$ select 'pgqueue_' || p_stream_id $$;
+
+-- The channel that notifies of what a consumer is done with.
+create or replace function pgqueue._done_channel(p_consumer_id int) returns text language sql immutable parallel safe
+as $$ select 'pgqueue_done_' || p_consumer_id $$;

@@ -154,7 +154,8 @@ as $$
     select c.stream_id, c.consumer_id, p_seqs, pgqueue._cardinality(p_seqs), p_run.priority, p_run.deliver_count, p_reason, p_details, p_run.claim_id,
            p_run.note, p_owner
     from pgqueue.consumers c
-    where c.consumer_id = p_run.consumer_id
+    where c.consumer_id = p_run.consumer_id;
+    select pg_notify(pgqueue._done_channel(c.consumer_id), '') from pgqueue.consumers c where c.consumer_id = p_run.consumer_id and c.notify_done
 $$;
 
 -- A note with other keys in it; null takes a key out.

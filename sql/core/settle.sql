@@ -1,7 +1,8 @@
 -- Settling: messages leave a live claim, for good (_settle) or to be delivered again (_return). All that settles comes through here.
 
 -- Takes messages out of a live claim for good: acknowledged, or kept as dead letters. Returns how many.
---   p_set  null: all
+--   p_set      null: all
+--   p_details  of dead letters; else the result
 create or replace function pgqueue._settle(p_claim_id bigint, p_set int8multirange, p_dead boolean, p_reason text, p_details jsonb) returns bigint
 language plpgsql
 as $$
@@ -26,25 +27,34 @@ as $$
 declare
     v_run   pgqueue.consumer_messages;
     v_count bigint := 0;
+    v_seqs  int8multirange;
+    v_most  int;
 begin
     if p_set is null and not p_dead then
         with gone as (
-            delete from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' returning message_count
+            delete from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'
+            returning message_count, deliver_count, case when p_claim.archive then seqs end as seqs
         )
-        select coalesce(sum(message_count), 0) into v_count from gone;
-        return v_count;
+        select coalesce(sum(message_count), 0), max(deliver_count), range_agg(seqs) into v_count, v_most, v_seqs from gone;
+    else
+        for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
+            if p_dead then
+                perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
+            elsif p_claim.archive then
+                v_seqs := coalesce(v_seqs, '{}') + v_run.seqs;
+                v_most := greatest(v_most, v_run.deliver_count);
+            end if;
+            v_count := v_count + v_run.message_count;
+        end loop;
     end if;
-    for v_run in select * from pgqueue._take_out(p_claim.claim_id, p_set) loop
-        if p_dead then
-            perform pgqueue._dead_letter(v_run, v_run.seqs, coalesce(p_reason, 'rejected'), p_details, p_claim.owner);
-        end if;
-        v_count := v_count + v_run.message_count;
-    end loop;
+    if p_claim.archive and not p_dead then
+        perform pgqueue._note_done(p_claim, v_seqs, v_count, v_most, p_details);
+    end if;
     return v_count;
 end $$;
 
 -- Acknowledges a whole claim: what ack and claim have in common. Returns how many messages that were.
-create or replace function pgqueue._ack(p_claim_id bigint) returns bigint
+create or replace function pgqueue._ack(p_claim_id bigint, p_result jsonb default null) returns bigint
 language plpgsql
 as $$
 declare
@@ -54,14 +64,14 @@ begin
         -- the common case, in two statements: the second one sees what was committed before the first had the lock
         delete from pgqueue.claims
         where claim_id = p_claim_id
-          and case when live then reader is null end  -- opaque: or else a partial index is read for it
+          and case when live and not archive then reader is null end  -- opaque: or else a partial index is read for it
         returning remaining into v_count;
         if found then
             delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
             return v_count;
         end if;
     end if;
-    return pgqueue._settle(p_claim_id, null, false, null, null);
+    return pgqueue._settle(p_claim_id, null, false, null, p_result);
 end $$;
 
 -- Puts messages of a claim back to be delivered again, or gives them up: the common part of all that does.
@@ -92,7 +102,7 @@ begin
     from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set);
     v_failure := pgqueue._failure(p_consumer, p_claim, p_how, p_from, p_delay, p_note, v_most);
     v_delayed := pgqueue._delayed_until(p_consumer, v_most, v_failure);
-    if p_claim.ordered and (p_set is not null or (v_delayed is not null and exists (
+    if p_claim.ordered and p_consumer.ordering <> 'none' and (p_set is not null or p_consumer.per_key_interval is not null or (v_delayed is not null and exists (
             select from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
         v_places := pgqueue._return_by_key(p_consumer, p_claim, coalesce(p_set, (
             select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed')), v_failure);
@@ -105,8 +115,10 @@ begin
             end if;
             v_run.not_visible_until := pgqueue._delayed_until(p_consumer, v_run.deliver_count, v_failure);
             v_run.deliver_count := v_run.deliver_count - (not v_failure.counted)::int;
-            if p_claim.ordered and v_run.lane = 1 then
-                v_run.piece := null;  -- back into the line, also with a delay: what follows it of its key waits for it
+            if p_claim.ordered and (v_run.lane = 1 or p_consumer.ordering = 'none') then
+                v_run.piece := null;
+                v_run.lane := 1;
+                v_run.line_no := v_run.arrival_no;  -- back into the line, also with a delay: what follows it of its key waits for it
                 v_run.state := 'ready';
             else
                 v_run.state := case when v_run.not_visible_until is null then 'ready' else 'delayed' end;

@@ -127,5 +127,6 @@ begin
     delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
+    delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
     delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

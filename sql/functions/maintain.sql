@@ -2,7 +2,7 @@
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
--- without a txnAppId, whose names are used once; and dedup keys whose window passed. It deletes no published message: only what its
+-- without a txnAppId, whose names are used once; dedup keys whose window passed; and history that its consumer keeps no longer. It deletes no published message: only what its
 -- reservation still has. It lets new partitions of captured tables be captured when they are written to directly, and notes up to which
 -- publication all are visible or dead.
 -- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of all that, which takes a moment; while it
@@ -27,6 +27,7 @@ declare
     v_stream_id   int;
     v_done        record;
     v_keys        record;
+    v_history     record;
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
@@ -62,7 +63,9 @@ begin
     delete from pgqueue.sink_streams k
     where k.noted_at < clock_timestamp() - p_reader_age and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id);
     v_keys := pgqueue._forget_dedup_keys();
-    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)), ('old dedup keys', v_keys.o_deleted);
+    v_history := pgqueue._forget_history();
+    return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)), ('old dedup keys', v_keys.o_deleted),
+                        ('old history', v_history.o_deleted);
     perform pgqueue._capture_partitions();
     perform pgqueue._note_decided(stream_id) from pgqueue.streams;
 
@@ -78,7 +81,7 @@ begin
         exit when v_done.o_more;
     end loop;
     perform pgqueue._run_schedules(t.stream_id) from (select distinct stream_id from pgqueue.schedules where not paused and next_at <= clock_timestamp()) t;
-    return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished + v_keys.o_unfinished);
+    return query values ('trimmed messages', v_count), ('old dead letters', v_dead), ('unfinished', v_unfinished + v_keys.o_unfinished + v_history.o_unfinished);
 end $$;
 
 -- Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.

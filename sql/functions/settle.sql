@@ -4,13 +4,14 @@
 -- A claim whose lease is over is live until another claimer released it: the owner that comes back first keeps it.
 
 -- Acknowledges a claim, or the messages of it that are given. Numbers that it does not hold are passed over.
+--   p_result  kept with them, where the consumer's settings say so (keep_history)
 -- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim.
-create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null) returns bigint
+create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null) returns bigint
 language plpgsql
 as $$
 begin
-    return case when p_seqs is null then pgqueue._ack(p_claim_id)
-                else pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, null) end;
+    return case when p_seqs is null then pgqueue._ack(p_claim_id, p_result)
+                else pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result) end;
 end $$;
 
 -- Returns a claim, or the messages of it that are given, to be delivered again. In an ordered consumer, the later messages of the same
@@ -71,7 +72,7 @@ begin
         delete from pgqueue.consumer_messages
         where ctid = any (array(select ctid from pgqueue.consumer_messages
                                 where consumer_id = v_consumer.consumer_id and state in ('ready', 'delayed', 'waiting')
-                                  and (not_visible_until > v_now or note ? 'at_most')
+                                  and (not_visible_until > v_now or note ? 'at_most') and message_count > 0
                                   and case when v_set is null then deliver_count > 0 else seqs && v_set end
                                 for update skip locked))
         returning *

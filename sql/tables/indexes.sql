@@ -18,6 +18,7 @@ begin
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
+        ['archived_messages_done',    'archived_messages (consumer_id, done_at)'],
         ['group_partitions_lease',    'group_partitions (lease_id, version) where lease_id is not null'],
         ['dedup_keys_sent',           'dedup_keys (stream_id, sent_at)'],
         ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)'],

@@ -131,10 +131,24 @@ do $view$ begin perform pgqueue._make_view('consumer_health', $query$
                     else 'ok' end as status) h
 $query$); end $view$;
 
+-- One row per set of dead letters that died together, of one claim or for one reason. read_dead() has what they hold.
+do $view$ begin perform pgqueue._make_view('dead_letters', $query$
+    select s.name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details, d.message_count, lower(d.seqs) as first_seq,
+           upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count, d.owner, d.claim_id, d.died_at
+    from pgqueue.dead_messages d join pgqueue.consumers c using (consumer_id) join pgqueue.streams s on s.stream_id = c.stream_id
+$query$); end $view$;
+
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
 do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     select s.name as stream, b.topic, t.name as to_stream, b.bound_at
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
+$query$); end $view$;
+
+-- One row per acknowledgement that is kept (keep_history): whose messages, seqs, how often they were delivered at most, what the worker said and who
+-- it was (its application_name).
+do $view$ begin perform pgqueue._make_view('message_history', $query$
+    select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner, a.claim_id, a.claimed_at, a.done_at
+    from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id) join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
 -- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not

@@ -46,6 +46,7 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
         "old dead letters": 0,
         "unfinished": 0,
         "old dedup keys": 0,
+        "old history": 0,
     }
     assert internals.staged_blocks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6

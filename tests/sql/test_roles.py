@@ -25,6 +25,7 @@ FUNCTIONS = {
     "producer": {
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
+        "outcome", "listen_done",
         "_send_captured", "_captured_table", "_check_captured", "_lock_captured", "_is_captured",
         "_drop_capture", "_drop_left_behind", "_make_capture", "_column_names", "_each_column",
         "_make_triggers", "_capture_function", "_capture_rows", "_capture_updates",
@@ -32,23 +33,27 @@ FUNCTIONS = {
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
-        "next_due",
+        "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
+        "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "_check_timeout",
     },
-    "observer": {"schema_version", "open_stream", "is_restored", "explain_message", "key_stats"},
+    "observer": {
+        "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+    },
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "read_dead", "redrive", "purge_dead",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
         "bind", "unbind", "test_topic", "_jsonpath", "explain_message", "key_stats",
         "create_schedule", "drop_schedule", "pause_schedule", "resume_schedule", "schedule_times",
+        "outcome",
     },
     "stranger": set(),
 }  # fmt: skip
@@ -56,11 +61,13 @@ FUNCTIONS = {
 VIEWS = (
     "message_states",
     "consumer_settings",
+    "dead_letters",
     "consumer_stats",
     "open_claims",
     "consumer_health",
     "stream_bindings",
     "stream_schedules",
+    "message_history",
     "stream_stats",
     "stream_retention",
     "group_stats",
@@ -270,12 +277,15 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     """Functions with the owner's rights find nothing in the path of their caller."""
     role = name_of(roles["observer"])
     conn.execute(f"create schema evil authorization {role}".encode())
-    value(conn, "create_consumer", "s", "c", "earliest")
+    value(conn, "create_consumer", "s", "c", "earliest", p_settings='{"keep_history": "1 day"}')
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
-    value(conn, "send", "s", "x")
-    call(conn, "receive", "s", "c")
+    for _ in "dead", "done", "claimed":
+        value(conn, "send", "s", "x")
+        claim = claim_of(call(conn, "receive", "s", "c"))
+        value(conn, "dead_letter", claim, [1])
+        value(conn, "ack", claim, [2])
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:

@@ -88,6 +88,22 @@ def test_settings_change_by_name_and_value(queue, run):
     assert "is not NAME=VALUE" in run("stream", "set", "s", "notify", code=2)
 
 
+def test_history_and_outcomes(queue, run):
+    run("consumer", "set", "s", "c", "keep_history=1 day")
+    first, second = queue.send_batch("s", ["x", "y"])
+    claim = queue.receive("s", "c", 2)
+    run("ack", claim.claim_id, "--seq", first, "--result", '{"total": 12}')
+    (line,) = run("outcome", "s", "c", first, "--json", "--wait", "1s").splitlines()
+    assert json.loads(line)["result"] == {"total": 12}
+    assert "claimed" in run("outcome", "s", "c", second)
+    late = run("outcome", "s", "c", second, "--wait", "100ms", code=1)
+    assert f"message {second} is not done: it is claimed" in late
+    (line,) = run("history", "s", "c", "--json").splitlines()
+    assert json.loads(line)["seqs"] == [[first, first]]
+    assert "total" in run("history", "s", "c", "--since", "2026-01-01")
+    assert "JSON" in run("ack", claim.claim_id, "--result", "{", code=2)
+
+
 def test_schedules(queue, run):
     create = ("schedule", "create", "s", "nightly", "--data", "x", "--cron")
     at = run(*create, "0 3 * * *", "--time-zone", "Europe/Berlin", "--key", "k").strip()

@@ -262,6 +262,38 @@ def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
     assert again == [schedule.next_at]
 
 
+@pytest.mark.parametrize("notify", [True, False])
+def test_waiting_for_a_message_ends_when_it_is_done(queue, url, notify):
+    """At once where the consumer notifies; else by asking again."""
+    queue.alter_consumer("s", "c", {"keep_history": "1 day", "notify_done": notify})
+    seq, dead, left = queue.send_batch("s", ["x", "y", "z"])
+    assert not queue.wait_for("s", "c", seq, 0.1 * SECOND).is_final
+
+    def work():
+        with spark_pgqueue.connect(url) as worker:
+            for message in (claim := received(worker, 2)).messages:
+                time.sleep(0.5)
+                if message.seq == seq:
+                    claim.ack([message], result={"total": 12})
+                else:
+                    claim.dead_letter([message], reason="bad", details=[1])
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        done = queue.wait_for("s", "c", seq, 20 * SECOND)
+        assert (done.state, done.result, done.is_final) == ("done", {"total": 12}, True)
+        if notify:
+            assert datetime.now(UTC) - done.ended_at < 0.3 * SECOND
+        gone = queue.wait_for("s", "c", dead, 20 * SECOND)
+        assert (gone.state, gone.result, gone.reason) == ("dead", [1], "bad")
+        working.result()
+    assert queue.wait_for("s", "c", left, timedelta()).state == "ready"
+    (kept,) = queue.history("s", "c", since=datetime.now(UTC) - timedelta(hours=1))
+    assert (kept.seqs, kept.result, kept.done_at) == ([(seq, seq)], {"total": 12}, done.ended_at)
+    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait needs a connection"):
+        queue.wait_for("s", "c", left, SECOND)
+
+
 def test_waiting_is_over_in_time_and_acknowledges_first(queue):
     queue.send("s", "one")
     claim = received(queue)
@@ -443,6 +475,7 @@ def test_lists_and_statistics(queue):
         "trimmed messages": 0,
         "old dead letters": 0,
         "old dedup keys": 0,
+        "old history": 0,
     }
 
 

@@ -142,12 +142,14 @@ class ClaimCalls(Calls):
         messages = tuple(_message(*row[1:]) for row in rows)
         return Claim(rows[0][0], messages, self)
 
-    def ack(self, claim_id: int, seqs: Iterable[int] | None = None) -> int:
+    def ack(self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None) -> int:
         """Acknowledge a claim: its messages are done.
 
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
+            result: what to keep of it, where the consumer has the setting `keep_history`: a value
+                that JSON can hold.
 
         Returns:
             how many messages that were. 0, and a warning is logged, for a claim that was settled
@@ -158,7 +160,9 @@ class ClaimCalls(Calls):
                 type.
         """
         return self._value(
-            "select pgqueue.ack(%s::bigint, %s::bigint[])", *arguments.target(claim_id, seqs)
+            "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)",
+            *arguments.target(claim_id, seqs),
+            arguments.maybe(arguments.json_text, "result", result),
         )
 
     def nack(

@@ -21,6 +21,7 @@ from spark_pgqueue.command_line.arguments import (
     Url,
     duration,
     header,
+    json_value,
     moment,
     place,
 )
@@ -194,10 +195,18 @@ def tail(
 
 
 @app.command()
-def ack(claim: ClaimId, seq: Seqs = None, url: Url = None) -> None:
+def ack(
+    claim: ClaimId,
+    seq: Seqs = None,
+    result: Annotated[
+        Any,
+        typer.Option(parser=json_value, metavar="JSON", help="What `pgqueue history` keeps of it."),
+    ] = None,
+    url: Url = None,
+) -> None:
     """Acknowledge a claim, or messages of it."""
     with connect(url) as queue:
-        settled(queue.ack(claim, seq), claim, "acknowledged")
+        settled(queue.ack(claim, seq, result=result), claim, "acknowledged")
 
 
 @app.command()

@@ -1,0 +1,109 @@
+"""What became of messages: history, and waiting until one is done."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import Done, Outcome
+
+
+class OutcomeCalls(Calls):
+    """What became of messages: history, and waiting until one is done."""
+
+    def outcome(self, stream: str, consumer: str, seq: int) -> Outcome:
+        """What became of a message, for one consumer.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seq: the message's number.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
+        """
+        (found,) = self._statements.rows(
+            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at"
+            " from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.number("seq", seq, 1, 2**63 - 1),
+            ],
+            row_factory=class_row(Outcome),
+        )
+        return found
+
+    def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
+        """Wait until a consumer is done with a message, or gave it up, and say what became of it.
+
+        Where the consumer has the setting `notify_done`, it is known at once; else it is asked
+        again and again, each second after a while.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seq: the message's number.
+            timeout: how long to wait.
+
+        Returns:
+            what became of it; the state is not final where the time was over before.
+
+        Raises:
+            PgQueueError: as `outcome`; inside a transaction, or on a connection of the caller's.
+        """
+        seconds = arguments.patience("timeout", timeout)
+        self._check_can_wait()
+        look = partial(self.outcome, stream, consumer, seq)
+        listen = partial(
+            self._value,
+            "select pgqueue.listen_done(%s::text, %s::text, %s::int)",
+            stream,
+            consumer,
+            self._statements.connection().info.backend_pid,
+        )
+        return self._waiting.until(look, lambda found: found.is_final, listen, seconds)
+
+    def history(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        since: datetime | None = None,
+        limit: int = 100,
+    ) -> list[Done]:
+        """What was acknowledged last, of a consumer with the setting `keep_history`.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            since: only from this time on (with its zone); None for all that is kept.
+            limit: so many acknowledgements at most.
+
+        Returns:
+            them, the last one first.
+        """
+        rows = self._statements.rows(
+            "select array(select array[lower(r), upper(r) - 1] from unnest(seqs) r), message_count,"
+            " deliver_count, result, owner, claim_id, claimed_at, done_at"
+            " from pgqueue.message_history"
+            " where stream = %s::text and consumer = %s::text"
+            " and done_at >= coalesce(%s::timestamptz, '-infinity')"
+            " order by done_at desc limit %s::int",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.maybe(arguments.time, "since", since),
+                arguments.number("limit", limit),
+            ],
+        )
+        return [_done(*row) for row in rows]
+
+
+def _done(ranges: list[list[int]], *others: Any) -> Done:
+    return Done([(first, last) for first, last in ranges], *others)

@@ -1,0 +1,64 @@
+"""Commands about what became of messages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import app, connect, fail
+from spark_pgqueue.command_line.arguments import (
+    ConsumerName,
+    Json,
+    StreamName,
+    Url,
+    duration,
+    moment,
+)
+from spark_pgqueue.command_line.output import show
+
+
+@app.command()
+def outcome(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Annotated[int, typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    wait: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Wait so long until the consumer is done with it, or gave it up.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print what became of a message for a consumer."""
+    with connect(url) as queue:
+        if wait is None:
+            found = queue.outcome(stream, consumer, seq)
+        else:
+            found = queue.wait_for(stream, consumer, seq, wait)
+    if wait is not None and not found.is_final:
+        fail(f"message {seq} is not done: it is {found.state}")
+    show([found], client.Outcome, as_json)
+
+
+@app.command()
+def history(
+    stream: StreamName,
+    consumer: ConsumerName,
+    since: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="Only from then on (ISO 8601, local)."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what was acknowledged last, of a consumer with keep_history."""
+    with connect(url) as queue:
+        show(queue.history(stream, consumer, since=since, limit=limit), client.Done, as_json)
