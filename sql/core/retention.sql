@@ -330,8 +330,9 @@ language plpgsql
 as $$
 begin
     return array(
-        select case when l.pid is not null then format('process %s, which created or moved a consumer and is in a transaction', l.pid)
-                    else format('prepared transaction%s, which created or moved a consumer', coalesce(' ' || quote_literal(p.gid), '')) end
+        select case when l.pid is not null then format('open transaction of process %s', l.pid)
+                    else format('prepared transaction%s', coalesce(' ' || quote_literal(p.gid), '')) end
+               || ', which created or moved a consumer or began to read'
         from pg_locks l
         left join pg_locks x on x.locktype = 'transactionid' and x.granted and x.pid is null and x.virtualtransaction = l.virtualtransaction
         left join pg_prepared_xacts p on p.transaction = x.transactionid
