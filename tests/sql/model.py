@@ -576,14 +576,16 @@ class QueueMachine(RuleBasedStateMachine):
             return
         chosen = chosen[:n]
         assert count == len(chosen)
-        arrived = internals.arrivals(self.conn, c.consumer_id) if self.bounded else {}
+        arrived: dict[int, int] = {}
+        if self.bounded:
+            arrived = internals.arrivals(self.conn, c.consumer_id)
         c.takes += 1
         for seq in chosen:
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
                 new.state = "queued"
-                new.position = int(arrived.get(seq, c.takes))
+                new.position = arrived[seq] if seq in arrived else c.takes
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
