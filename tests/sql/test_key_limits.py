@@ -131,12 +131,11 @@ def test_no_more_of_a_key_are_delivered_in_a_time_than_its_burst(
             times[row.seq] = before
         time.sleep(0.005)
     assert sorted(times) == seqs
-    begin = min(times.values())
-    assert times[seqs[5]] - begin < 0.3, "b does not wait for a"
-    assert times[seqs[6]] - begin < 0.3, "nor what has no key"
     of_a = sorted(times[s] for s in seqs[:5])
+    assert times[seqs[5]] < of_a[2], "b does not wait for a"
+    assert times[seqs[6]] < of_a[2], "nor what has no key"
     for first, third in zip(of_a, of_a[2:], strict=False):
-        assert 0.35 < third - first < 0.9
+        assert 0.35 < third - first < 5
     if ordering == "key":
         assert [times[s] for s in seqs[:5]] == of_a
 
@@ -360,6 +359,8 @@ def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, per_key_interval="1 hour", per_key_limit=1)
     _, second, third = send_keys(conn, *"aaa")
     claim = claim_of(receive(conn, 5))
+    (row,) = call(conn, "key_stats", "s", "c")
+    assert (row.key, row.waiting, row.delayed, row.first_seq) == ("a", 2, 0, 1)
     for seq in (second, third):
         (row,) = call(conn, "explain_message", "s", "c", seq)
         assert (row.state, row.because) == (
