@@ -482,9 +482,11 @@ def test_an_old_snapshot_does_not_read_past_an_emptied_table(conn: Conn, session
         maintain(conn)
         assert stored(conn) == []
         young = send(conn, "young")
-        with pytest.raises(psycopg.Error, match="3 of 3 messages are not stored") as caught:
-            with other.transaction():
-                call(other, "read", "s")
+        with (
+            pytest.raises(psycopg.Error, match="3 of 3 messages are not stored") as caught,
+            other.transaction(),
+        ):
+            call(other, "read", "s")
         assert caught.value.sqlstate == "PQ010"
     assert seqs_of(call(other, "read", "s")) == [young]
 
