@@ -35,6 +35,9 @@ comment on function pgqueue.claim       is 'Claims messages for a consumer, with
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
+comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
+comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
+comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
 comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
@@ -93,6 +96,7 @@ comment on function pgqueue.key_stats       is 'The keys of which a consumer has
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';
 comment on view pgqueue.consumer_settings is 'One row per consumer: how it was created.';
+comment on view pgqueue.dead_letters      is 'One row per set of dead letters that died together: why, how often they were delivered, whose they were.';
 comment on view pgqueue.consumer_stats    is 'One row per consumer: how many messages it has before it, by state.';
 comment on view pgqueue.open_claims       is 'One row per live claim: who has which messages, since when and until when.';
 comment on view pgqueue.consumer_health   is 'One row per consumer: how it fares, and why: ok, full, paused, unattended or failing.';

@@ -32,6 +32,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/take.sql
 \ir core/line.sql
 \ir core/keys.sql
+\ir core/key_limits.sql
 \ir core/leases.sql
 \ir core/filters.sql
 \ir core/history.sql
@@ -51,6 +52,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/waiting.sql
 \ir functions/receive.sql
 \ir functions/settle.sql
+\ir functions/dead.sql
 \ir functions/read.sql
 \ir functions/groups.sql
 \ir spark/source.sql

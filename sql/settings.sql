@@ -21,7 +21,7 @@ begin
             ('{max_parallel_workers_per_gather = 0}', '{receive, read_partitions}'),
             -- sets of messages are joined whole
             ('{enable_hashjoin = on, enable_nestloop = off}', '{_store_pieces}'),
-            ('{enable_hashjoin = on}', '{_return_by_key}'),
+            ('{enable_hashjoin = on}', '{_return_by_key, _within_limits}'),
             -- ranges of messages are read by index, whatever the statistics of a table that was just written to
             ('{enable_seqscan = off, enable_bitmapscan = off, max_parallel_workers_per_gather = 0, jit = off}', '{_check_written}'),
             -- a custom plan would hold the arrays as constants

@@ -15,6 +15,9 @@ from spark_pgqueue.worker.verdicts import Fate, Outcome, Reject, Retry, Verdict,
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
+ACK = "select pgqueue.ack(%s::bigint, %s::bigint[])"
+"""What ends the transaction of a handler."""
+
 logger = logging.getLogger("spark_pgqueue.worker")
 
 
@@ -98,11 +101,10 @@ class Attempt:
             with client.transaction():
                 result = self._handler(given, client._statements.connection())
                 seqs = None if self._is_batch else [message.seq for message in messages]
-                if client.ack(claim_id, seqs) < len(messages):
+                if client._statements.row(ACK, [claim_id, seqs])[0] < len(messages):
                     raise _Lost
         except _Lost:
-            logger.warning("%s: undone, another worker has the claim now", name_of(messages))
-            return Fate.gone, None
+            return lost(messages), None
         return Fate.settled, result
 
 
@@ -115,6 +117,12 @@ def failed(messages: Sequence[Message], error: BaseException) -> Verdict:
     if not isinstance(error, Verdict):
         logger.warning("%s: %s", name_of(messages), type(error).__name__, exc_info=error)
     return of_error(error)
+
+
+def lost(messages: Sequence[Message]) -> Outcome:
+    """What becomes of messages whose transaction was undone, as the claim was taken over."""
+    logger.warning("%s: undone, another worker has the claim now", name_of(messages))
+    return Fate.gone
 
 
 def name_of(messages: Sequence[Message]) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from psycopg.conninfo import make_conninfo
+
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.results import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
+from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake import Wake
 from spark_pgqueue.worker.attempts import Attempt, Hooks, is_async
 from spark_pgqueue.worker.board import Board, Job, Slot
@@ -37,6 +42,8 @@ class Consumer:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
         stream: the stream's name.
         name: the consumer's name.
+        worker: what claims, history and dead letters say of who it was; by default the machine and
+            the number of the process, or the application_name of url.
         patience: seconds to go on trying to connect for at first. Later a connection that is lost
             is made again, however long that takes.
 
@@ -44,8 +51,16 @@ class Consumer:
         PgQueueError: an argument of the wrong type.
     """
 
-    def __init__(self, url: str | None, stream: str, name: str, *, patience: float = PATIENCE):
-        self._url = url
+    def __init__(
+        self,
+        url: str | None,
+        stream: str,
+        name: str,
+        *,
+        worker: str | None = None,
+        patience: float = PATIENCE,
+    ):
+        self._url = _named(url, arguments.maybe(arguments.text, "worker", worker))
         self._stream = arguments.text("stream", stream)
         self._name = arguments.text("name", name)
         self._patience = patience
@@ -132,7 +147,8 @@ class Consumer:
 
         Args:
             handler: called with a `Message`, and awaited.
-            options: as in `run`, but for processes and transactional.
+            options: as in `run`, but for processes. The connection of a transactional handler is
+                psycopg's AsyncConnection.
 
         Returns:
             as `run`; so are the errors.
@@ -143,11 +159,11 @@ class Consumer:
             raise PgQueueError(
                 "handler must be awaited: an async function", hint="for others there is `run`"
             )
-        if chosen.processes is not None or chosen.transactional:
-            raise PgQueueError("processes and transactional are for handlers that are not awaited")
+        if chosen.processes is not None:
+            raise PgQueueError("processes are for handlers that are not awaited")
         hooks = Hooks(chosen)
         with self._kept(chosen, hooks) as (keeper, board, _):
-            crew = Tasks(board, handler, chosen, hooks)
+            crew = Tasks(board, handler, chosen, hooks, self._url)
             with stopped_by_signals(keeper.stop):
                 kept = asyncio.get_running_loop().run_in_executor(None, keeper.run, crew)
                 try:
@@ -254,6 +270,15 @@ def _messages(slot: Slot, job: Job) -> Iterator[Message]:
                 messages = calls.send(outcome)
             except StopIteration:
                 messages = None
+
+
+def _named(url: str | None, worker: str | None) -> str:
+    """The url with the name of a worker, for who looks at claims."""
+    given = {key: value for key, value in parse(url).items() if key != "application_name"}
+    if worker is None:
+        worker = parse(url).get("application_name") or os.environ.get("PGAPPNAME")
+    name = worker or f"{socket.gethostname()} {os.getpid()}"
+    return make_conninfo("", **given, application_name=name)
 
 
 def _options(given: dict[str, Any]) -> Options:

@@ -147,10 +147,8 @@ class Held:
                 client.dead_letter(
                     self.claim_id, seqs, reason=verdict.reason, details=verdict.details
                 )
-            elif isinstance(verdict, Retry) and verdict.delay is not None:
+            elif isinstance(verdict, Retry):
                 client.nack(self.claim_id, seqs, delay=verdict.delay, reason=verdict.reason)
-            else:
-                client.nack(self.claim_id, seqs, reason=verdict.reason)
         except PgQueueError as error:
             if is_passing(error):
                 raise

@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
-from spark_pgqueue.worker.attempts import Hooks, failed
+import psycopg
+
+from spark_pgqueue.postgres.url import conninfo
+from spark_pgqueue.worker.attempts import ACK, Hooks, failed, lost
 from spark_pgqueue.worker.board import Board, Job, Messages, Slot
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import Fate, Outcome, Retry
 
-AsyncHandler = Callable[[Any], Awaitable[Any]]
+AsyncHandler = Callable[..., Awaitable[Any]]
 
 
 class Tasks:
@@ -20,12 +23,16 @@ class Tasks:
 
     Args:
         board: where the jobs are.
-        handler: called with a message, or with a list of them.
+        handler: called with a message, or with a list of them; and with a connection, where it is
+            transactional.
         options: those of the worker.
         hooks: to be called after a call.
+        url: of the connections that a transactional handler gets.
     """
 
-    def __init__(self, board: Board, handler: AsyncHandler, options: Options, hooks: Hooks):
+    def __init__(
+        self, board: Board, handler: AsyncHandler, options: Options, hooks: Hooks, url: str | None
+    ):
         self._board = board
         self._handler = handler
         self._options = options
@@ -33,6 +40,8 @@ class Tasks:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self._url = url
+        self._connections: list[psycopg.AsyncConnection[Any]] = []  # at rest
 
     def start(self) -> None:
         """See `Crew`."""
@@ -54,9 +63,11 @@ class Tasks:
         self._loop.call_soon_threadsafe(self._cancel)
 
     async def join(self) -> None:
-        """Wait until all of them are over."""
+        """Wait until all of them are over, and close their connections."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        for conn in self._connections:
+            await conn.close()
 
     def _begin(self) -> None:
         todo = self._board.todo
@@ -82,14 +93,14 @@ class Tasks:
         calls = Slot(self._board).calls(job)
         messages = next(calls, None)
         while messages is not None:
-            outcome, result = await self._call(messages)
+            outcome, result = await self._call(job.claim.claim_id, messages)
             self._hooks.after(messages, outcome, result)
             try:
                 messages = calls.send(outcome)
             except StopIteration:
                 break
 
-    async def _call(self, messages: Messages) -> tuple[Outcome, Any]:
+    async def _call(self, claim_id: int, messages: Messages) -> tuple[Outcome, Any]:
         options = self._options
         given = messages[0] if options.batch is None else list(messages)
         seconds = None if options.timeout is None else options.timeout.total_seconds()
@@ -97,6 +108,8 @@ class Tasks:
         try:
             async with time:
                 with options.wrap(given) if options.wrap else nullcontext():
+                    if options.transactional:
+                        return await self._in_transaction(claim_id, messages, given)
                     return Fate.done, await self._handler(given)
         except TimeoutError as error:
             if time.expired():
@@ -106,3 +119,29 @@ class Tasks:
             if self._is_over:  # cancelled, and given back
                 raise
             return failed(messages, error), error
+
+    async def _in_transaction(
+        self, claim_id: int, messages: Messages, given: Any
+    ) -> tuple[Outcome, Any]:
+        """As `Attempt` does it, on one of the connections that are at rest, or a new one."""
+        conn = self._connections.pop() if self._connections else await self._connect()
+        try:
+            async with conn.transaction() as transaction:
+                result = await self._handler(given, conn)
+                seqs = None if self._options.batch is not None else [m.seq for m in messages]
+                cursor = await conn.execute(ACK, [claim_id, seqs])
+                (count,) = await cursor.fetchone() or (0,)
+                if count < len(messages):
+                    raise psycopg.Rollback(transaction)
+        finally:
+            if conn.closed or conn.broken:
+                await conn.close()
+            else:
+                self._connections.append(conn)
+        return (Fate.settled, result) if count == len(messages) else (lost(messages), None)
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        # As `connection.connect` does; who waits for a restart is the message, by its retries.
+        return await psycopg.AsyncConnection.connect(
+            conninfo(self._url), autocommit=True, prepare_threshold=None
+        )

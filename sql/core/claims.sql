@@ -27,7 +27,7 @@ begin
     if p_held = 0 and (p_short or not pgqueue._is_soon(v_cursor.lease_probe)) then
         v_cursor := pgqueue._probe_leases(p_consumer, v_cursor);
     end if;
-    if not p_short or p_consumer.ordering <> 'none' then
+    if not p_short or p_consumer.by_key then
         v_cursor := pgqueue._end_delays(p_consumer, v_cursor);
     end if;
     -- (a look far ahead is left to those who look first: after a take that was cut nobody did)
@@ -67,14 +67,15 @@ begin
     <<passes>>
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
-        if p_consumer.ordering <> 'none' then
+        if p_consumer.by_key then
             v_served := pgqueue._serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
             o_cursor := v_served.o_cursor;
             o_count := o_count + v_served.o_count;
             exit when v_served.o_ended;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, p_want, o_count);
+                v_served := pgqueue._serve_ready(case when p_consumer.ageing is null then o_cursor else pgqueue._by_age(p_consumer, o_cursor) end,
+                                                 p_claim_id, p_want - o_count, p_want, o_count);
                 o_count := o_count + v_served.o_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
                 exit passes when v_served.o_ended;
@@ -89,7 +90,7 @@ begin
         if v_pass > 1 then
             exit when o_count > 0 or not o_cursor.take_was_cut;
             -- it has looked at enough that waits, or for others: the next claim goes on
-            exit when v_pass > 2 and (p_consumer.ordering <> 'none' or p_consumer.filtered or o_cursor.next_publication - p_cursor.next_publication
+            exit when v_pass > 2 and (p_consumer.by_key or p_consumer.filtered or o_cursor.next_publication - p_cursor.next_publication
                                                               >= pgqueue._limit_take() * pgqueue._limit_takes());
             o_cursor := pgqueue._raise_scan_from(o_cursor);
             exit when o_cursor.scan_from <> '{}';
@@ -112,7 +113,7 @@ begin
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
                                 owner, archive, reader, seqs, arrival_nos, lanes)
-    values (p_claim_id, p_consumer.consumer_id, p_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, p_count, p_count,
+    values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count, p_count,
             current_setting('application_name'), p_consumer.keep_history is not null or p_consumer.notify_done,
             p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
@@ -153,13 +154,13 @@ begin
         return;
     end if;
     o_claim_id := pgqueue._new_claim_id();
-    if v_consumer.ordering <> 'stream' and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
+    if v_consumer.ordering <> 'stream' and v_consumer.per_key_interval is null and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
         begin
             if p_ack is not null then
                 v_acked := pgqueue._ack(p_ack);
                 v_ack := null;
             end if;
-            if v_consumer.ordering = 'none' then
+            if not v_consumer.by_key then
                 v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
             else
                 v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
@@ -170,8 +171,9 @@ begin
             if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 if o_count = 0 then
-                    o_count := (pgqueue._serve_ready(pgqueue._cursor(v_consumer.consumer_id), o_claim_id, p_max,
-                                                     case when v_consumer.ordering = 'none' then p_max end, 0)).o_count;
+                    o_count := (pgqueue._serve_ready(case when v_consumer.ageing is null then pgqueue._cursor(v_consumer.consumer_id)
+                                                          else pgqueue._by_age(v_consumer, pgqueue._cursor(v_consumer.consumer_id)) end, o_claim_id, p_max,
+                                                     case when not v_consumer.by_key then p_max end, 0)).o_count;
                 end if;
                 if o_count = 0 then
                     raise exception using errcode = 'PQ099';
@@ -193,7 +195,7 @@ begin
         v_now := clock_timestamp();  -- after all waiting
         v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner, archive)
-        values (o_claim_id, v_consumer.consumer_id, v_consumer.ordering <> 'none', v_now, v_now + v_timeout, v_timeout, o_count, o_count,
+        values (o_claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout, o_count, o_count,
                 current_setting('application_name'), v_consumer.keep_history is not null or v_consumer.notify_done);
     end if;
 end $$;
@@ -236,7 +238,8 @@ begin
 
     if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
-            v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, p_max, 0);
+            v_served := pgqueue._serve_ready(case when p_consumer.ageing is null then v_cursor else pgqueue._by_age(p_consumer, v_cursor) end,
+                                             p_claim_id, p_max, p_max, 0);
             o_count := v_served.o_count;
             -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
             o_ended := v_served.o_ended;

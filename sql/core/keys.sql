@@ -30,12 +30,14 @@ declare
     v_broken record;
     v_served record;
     v_looked bigint := 0;
+    v_since  timestamptz;
 begin
     o_cursor := p_cursor;
     o_count := 0;
     o_ended := false;
     while o_count < p_want loop
-        if p_consumer.ordering = 'key' then
+        if p_consumer.ordering <> 'stream' then
+            v_since := clock_timestamp();
             v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null, p_held + o_count);
             o_count := o_count + v_served.o_count;
             if o_count = 0 and not v_served.o_ended then
@@ -47,10 +49,13 @@ begin
                 end if;
             end if;
             o_ended := v_served.o_ended;
+            if v_served.o_count > 0 and p_consumer.per_key_interval is not null then
+                o_cursor := pgqueue._set_gates(p_consumer, o_cursor, p_claim_id, v_since);
+            end if;
         end if;
         -- what is missing of a claim is not worth pieces of that size, and if pieces are ready the next one did not fit
         exit when o_ended or 2 * o_count > p_want or v_looked >= pgqueue._limit_looks()
-            or (o_count > 0 and p_consumer.ordering = 'key' and pgqueue._has_ready_piece(o_cursor));
+            or (o_count > 0 and p_consumer.ordering <> 'stream' and pgqueue._has_ready_piece(o_cursor));
         v_deal := pgqueue._deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, p_held + o_count);
         o_cursor := v_deal.o_cursor;
         o_count := o_count + v_deal.o_claimed;
@@ -111,6 +116,7 @@ declare
     v_parts  bigint := (p_want - 1) / pgqueue._limit_piece_by_key() + 1;
     v_size   bigint := (p_want - 1) / v_parts + 1;  -- of a piece: so that some of them are the claim
     v_keyed  pgqueue.keyed_messages;
+    v_heads  pgqueue.keyed_messages;  -- of what waited
     v_line   record;
 begin
     o_cursor := v_open.o_cursor;
@@ -125,13 +131,14 @@ begin
             return;
         end if;
     elsif v_open.o_freed <> '{}' then
-        v_keyed := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+        v_heads := pgqueue._waiting_heads(p_consumer.consumer_id, v_open.o_freed, v_size);
+        v_keyed := v_heads;
     end if;
 
     if v_keyed.keys is null and p_claim_id is not null
        and (v_open.o_whole is not null
             or (v_open.o_count = 0 and (p_consumer.ordering = 'stream'
-                                        or (p_want >= pgqueue._limit_whole() and o_cursor.dealt_until < clock_timestamp()
+                                        or (p_want >= pgqueue._limit_whole() and not p_consumer.limits_keys and o_cursor.dealt_until < clock_timestamp()
                                             and not pgqueue._has_delayed_key(o_cursor))))) then
         v_line := pgqueue._claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_open.o_whole, p_held);
         o_cursor := v_line.o_cursor;
@@ -143,12 +150,17 @@ begin
         return;
     end if;
 
-    if coalesce(cardinality(v_keyed.keys), 0) < pgqueue._limit_stock() then
-        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(p_consumer, o_cursor, least(v_size * pgqueue._limit_pieces(), pgqueue._limit_deal())));
+    if p_consumer.limits_keys or coalesce(cardinality(v_keyed.keys), 0) < pgqueue._limit_stock() then
+        v_keyed := pgqueue._after(v_keyed, pgqueue._line_front(
+            p_consumer, o_cursor, case when p_consumer.fair then pgqueue._limit_looks() else least(v_size * pgqueue._limit_pieces(), pgqueue._limit_deal()) end));
     end if;
     if v_keyed.keys is not null then
         o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);
-        o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
+        if p_consumer.limits_keys then
+            o_cursor := pgqueue._deal_within_limits(p_consumer, o_cursor, v_keyed, v_heads, v_size);
+        else
+            o_cursor := pgqueue._store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
+        end if;
     end if;
 end $$;
 
@@ -171,29 +183,36 @@ as $$
 declare
     v_piece  pgqueue.pieces;
     v_shrunk bigint[];
+    v_ready  boolean := pgqueue._counts_ready(p_consumer);
+    v_twice  boolean;  -- a key may be free for several reasons
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.ready = 0 and l.held > 0 and not p.claimed and p_consumer.ordering = 'none' as note,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
                sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
-        cross join lateral (select coalesce(sum(m.message_count), 0) as held from pgqueue.consumer_messages m
+        cross join lateral (select coalesce(sum(m.message_count) filter (where m.state = 'ready' or not v_ready), 0) as held,
+                                   count(*) filter (where m.state = 'ready') as ready from pgqueue.consumer_messages m
                             where m.consumer_id = p.consumer_id and m.piece = p.piece) l
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), gone as (
         delete from pgqueue.pieces p where ctid = any (array(select tid from piece where held = 0 and close is not false))
-        returning p.piece, p.keys, p.arrival_no, p.first_seq
+        returning p.piece, p.message_count, p.keys, p.arrival_no, p.first_seq
     ), old as (
-        update pgqueue.pieces p set place = p_cursor.last_line_no
+        update pgqueue.pieces p
+        set place = case when p.place < p_cursor.last_line_no - pgqueue._limit_old() then p_cursor.last_line_no else p.place end,
+            claimed = p.claimed or p.piece in (select piece from piece where note)
         where ctid = any (array(select tid from piece
-                                where place < p_cursor.last_line_no - pgqueue._limit_old() and (held > 0 or close is false)))
-        returning p.piece
+                                where (place < p_cursor.last_line_no - pgqueue._limit_old() or note) and (held > 0 or close is false)))
+        returning p.place, p.piece
     )
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
-           least(min(place) filter (where piece not in (select piece from old)), p_cursor.last_line_no),
-           coalesce((select array_agg((k, gone.arrival_no, gone.first_seq)::pgqueue.waiting_place) from gone cross join lateral unnest(gone.keys) k), '{}')
-    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed
+           least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old), p_cursor.last_line_no),
+           coalesce((select array_agg((k, g.arrival_no, g.first_seq)::pgqueue.waiting_place)
+                     from (select keys, arrival_no, first_seq from gone union all select keys, 0, 0 from piece where note) g cross join lateral unnest(g.keys) k), '{}'),
+           p_consumer.limits_keys or exists (select from gone where message_count = 0)
+    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);
 
     for v_piece in
@@ -201,6 +220,9 @@ begin
     loop
         o_freed := o_freed || pgqueue._shrink_piece(p_consumer, v_piece);
     end loop;
+    if v_twice then
+        o_freed := array(select distinct on (key) f::pgqueue.waiting_place from unnest(o_freed) f order by key, arrival_no, first_seq);
+    end if;
 end $$;
 
 -- Takes the keys out of a piece of which it has no message any more, all of them where the last were just settled. Returns them.
@@ -208,13 +230,20 @@ create or replace function pgqueue._shrink_piece(p_consumer pgqueue.consumers, p
 language plpgsql
 as $$
 declare
-    v_runs pgqueue.consumer_messages[] := array(select m from pgqueue.consumer_messages m where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
-    v_left bigint[] := (pgqueue._by_key(p_consumer, v_runs)).keys;
+    v_runs  pgqueue.consumer_messages[] := array(select m from pgqueue.consumer_messages m where consumer_id = p_piece.consumer_id and piece = p_piece.piece
+                                                                                              and (state = 'ready' or not pgqueue._counts_ready(p_consumer)));
+    v_keyed pgqueue.keyed_messages := pgqueue._by_key(p_consumer, v_runs);
+    v_left  bigint[] := v_keyed.keys;
 begin
+    if p_consumer.ordering = 'none' then
+        v_left := (pgqueue._singly(v_keyed)).keys;
+    end if;
     update pgqueue.pieces
-    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)), keys = array(select k from unnest(p_piece.keys) k where k = any (v_left))
+    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)),
+        keys = case p_consumer.ordering when 'none' then array_remove(v_left, null) else array(select k from unnest(p_piece.keys) k where k = any (v_left)) end
     where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
-    return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place from unnest(p_piece.keys) k where (k = any (v_left)) is not true);
+    return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place
+                 from unnest(p_piece.keys) k where p_consumer.ordering = 'none' or (k = any (v_left)) is not true);
 end $$;
 
 -- Takes the first that wait of some keys, each at most about p_size messages that are alike, and deletes them.
@@ -366,7 +395,7 @@ begin
         return p_first;
     end if;
     return (p_first.runs || p_then.runs, p_first.run_nos || array(select i + cardinality(p_first.runs) from unnest(p_then.run_nos) i),
-            p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.message_counts || p_then.message_counts)::pgqueue.keyed_messages;
+            p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.message_counts || p_then.message_counts, null)::pgqueue.keyed_messages;
 end $$;
 
 -- Makes smaller pieces, at the same place, of the first ready piece if it is too large for a claim, or larger than its note allows (at_most).
@@ -393,6 +422,9 @@ begin
         -- keys that left it before are free when the next dealer closes it
         update pgqueue.pieces set keys = array(select k from unnest(keys) k where (k = any (v_keyed.keys)) is not true)
         where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
+        if p_consumer.ordering = 'none' then
+            v_keyed := pgqueue._singly(v_keyed);
+        end if;
         p_cursor := pgqueue._store_pieces(p_consumer, p_cursor, v_keyed, least((v_run.note ->> 'at_most')::bigint, p_want), v_run.line_no);
     end if;
 end $$;
@@ -400,38 +432,37 @@ end $$;
 -- Stores messages as pieces of at most p_size which have no key in common; as delayed what is not visible yet; and as waiting what has its key
 -- there already.
 -- So what comes first of a key is in a piece, as much as fits, and what comes later waits. One statement, so that all is counted
--- once, and so is long. Whether a key is delayed is asked by key: `state || ''` is not what the index of all that is delayed is for, and
--- without statistics that one looks as good.
+-- once, and so is long. Whether a key is delayed is said by the first message that waits of it.
 --   p_keyed    the messages by key, in their order
 --   p_line_no  where the pieces stand; null: behind all others
+--   p_now      what is visible then is visible
 -- Returns the cursor.
 create or replace function pgqueue._store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_keyed pgqueue.keyed_messages, p_size bigint,
-                                                 p_line_no bigint)
+                                                 p_line_no bigint, p_now timestamptz default clock_timestamp())
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_now     timestamptz := clock_timestamp();
     v_delayed boolean := pgqueue._has_delayed_key(p_cursor);
     v_count   bigint;
     v_due     timestamptz;
 begin
     with source as materialized (
-        select ordinality as run_no, arrival_no, priority, deliver_count, note, case when not_visible_until > v_now then not_visible_until end as due,
-               dense_rank() over (order by priority, deliver_count, note, case when not_visible_until > v_now then not_visible_until end) as kind
+        select ordinality as run_no, arrival_no, priority, deliver_count, note, case when not_visible_until > p_now then not_visible_until end as due,
+               dense_rank() over (order by priority, deliver_count, note, case when not_visible_until > p_now then not_visible_until end) as kind
         from unnest(p_keyed.runs) with ordinality
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
-        where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
+        where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from and p_consumer.ordering <> 'none'
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due,
-               r.key is not null and (o.key is not null or row_number() over (partition by r.key order by r.i) > 1
-                                      or (v_delayed and (select true from pgqueue.consumer_messages d
-                                                         where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.state || '' = 'delayed' limit 1)
-                                                        is true)) as waits
-        from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality r (run_no, key, seqs, message_count, i)
+               r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
+                   r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
+                   or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
+                                      where d.consumer_id = p_consumer.consumer_id and d.key = r.key and d.arrival_no >= 0
+                                      order by d.arrival_no, d.first_seq limit 1) is true)))) as waits
+        from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts, p_keyed.held) with ordinality r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
-        left join open_key o on o.key = r.key
     ), packed as (
         select *, sum(least(message_count, p_size)::int) over (partition by kind order by i) - least(message_count, p_size) as before
         from judged where not waits
@@ -447,7 +478,9 @@ begin
         group by kind, before / p_size
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
-        select p_consumer.consumer_id, piece, piece, message_count, keys, arrival_no, lower(seqs) from piece
+        select p_consumer.consumer_id, piece, piece, message_count, keys, case p_consumer.ordering when 'none' then 0 else arrival_no end,
+               case p_consumer.ordering when 'none' then 0 else lower(seqs) end
+        from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, piece,
                                                note)
@@ -457,7 +490,8 @@ begin
     ), delayed as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
                                                not_visible_until, note)
-        select p_consumer.consumer_id, 'delayed', 1, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, lower(p.part), p.room, p.part, p.key,
+        select p_consumer.consumer_id, 'delayed', 1, s.priority, s.deliver_count, s.arrival_no, s.arrival_no, lower(p.part), p.room, p.part,
+               case when p_consumer.ordering <> 'none' then p.key end,
                s.due, s.note
         from part p join source s using (run_no)
         where p.due is not null

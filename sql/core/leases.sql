@@ -97,23 +97,33 @@ begin
           and not_visible_until >= p_cursor.due_from and not_visible_until <= v_now
         order by not_visible_until limit pgqueue._limit_due()
         for update
+    ), gate as (
+        delete from pgqueue.consumer_messages m using due where m.ctid = due.ctid and m.message_count = 0
+        returning m.key, m.line_no as arrival_no, m.first_seq, due.not_visible_until
     ), ended as (
         -- by key it waits, and its key is free: as if a piece had held it, and were gone
         update pgqueue.consumer_messages m
         set state = case when m.key is null then 'ready' else 'waiting' end, not_visible_until = null
         from due
-        where m.ctid = due.ctid
+        where m.ctid = due.ctid and m.message_count > 0
         returning m.lane, m.line_no, m.first_seq, m.key, m.arrival_no, due.not_visible_until
     ), freed as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, p_cursor.last_line_no + i, p_cursor.last_line_no + i, 0, array[key], arrival_no, first_seq
-        from (select *, row_number() over () as i from ended where key is not null) e
+        from (select *, row_number() over () as i
+              from (select key, arrival_no, first_seq from ended where key is not null
+                    union all
+                    select key, min(arrival_no), min(first_seq) from gate group by key) k) e
         returning 1
+    ), over_now as (
+        select lane, line_no, first_seq, key, not_visible_until from ended
+        union all
+        select null, null, null, key, not_visible_until from gate
     )
     select array_agg((lane, line_no, first_seq)::pgqueue.line_place) filter (where key is null), max(not_visible_until), count(*),
            (select count(*) from freed)
     into v_places, v_last, v_count, v_freed
-    from ended;
+    from over_now;
     p_cursor.last_line_no := p_cursor.last_line_no + v_freed;
     p_cursor := pgqueue._lower_scan_from(p_cursor, v_places);
     p_cursor.due_from := case when v_count < pgqueue._limit_due() then v_now else v_last end;
@@ -134,9 +144,9 @@ begin
         -- of an ordered consumer the line is left: its front is not visible yet, or was not looked at
         (select coalesce(m.not_visible_until, clock_timestamp())
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.ordering <> 'none' and f.lane = 1 and m.run_ctid is not null
+         where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
-        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.ordering = 'key') or p_cursor.sift_from is not null) then clock_timestamp() end,
+        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream') or p_cursor.sift_from is not null) then clock_timestamp() end,
         case when p_consumer.scheduled then pgqueue._schedule_due(p_consumer.stream_id) end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;

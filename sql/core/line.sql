@@ -77,3 +77,17 @@ begin
         exit when o_count >= p_want or o_ended;
     end loop;
 end $$;
+
+-- A cursor for a consumer with ageing: its lanes in the order in which they are to be served now. First comes the lane whose first ready message was sent
+-- first, if each priority counts as p_consumer.ageing: so what waits long enough is served, whatever is more urgent.
+create or replace function pgqueue._by_age(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    if cardinality(p_cursor.scan_from) > 1 then
+        execute format('select array_agg(f order by coalesce(m.inserted_at, ''-infinity'') + f.lane * $3, f.lane) '
+                       'from unnest($1) f cross join lateral pgqueue._next_ready($2, f) r left join pgqueue.messages_%s m on m.seq = r.first_seq', p_consumer.stream_id)
+        into p_cursor.scan_from using p_cursor.scan_from, p_consumer.consumer_id, p_consumer.ageing;
+    end if;
+    return p_cursor;
+end $$;

@@ -16,6 +16,11 @@ as $$
            ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
+           ('consumer', 'fair',               'boolean',  'false', null, null, null),
+           ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'per_key_interval',   'interval', null, '1 us', pgqueue._max_interval()::text, null),
+           ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
            ('consumer', 'keep_history',       'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
@@ -31,6 +36,11 @@ as $$
 declare
     v_contradiction text := case
         when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
+        when p_consumer.ordering = 'stream' and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+            then 'with ordering=stream no key is told from another, so fair, per_key_limit and per_key_interval mean nothing'
+        when p_consumer.ageing is not null and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+            then 'ageing is for priorities, which mean nothing with an ordering, fair, per_key_limit or per_key_interval'
+        when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin
@@ -128,16 +138,24 @@ create or replace function pgqueue._set_consumer(p_consumer_id int, p_settings j
 language plpgsql
 as $$
 declare
+    v_by_key   boolean;
     v_consumer pgqueue.consumers;
 begin
     if p_settings = '{}' then
         return;
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
+    v_by_key := v_consumer.by_key;
     v_consumer := jsonb_populate_record(v_consumer, p_settings);
     perform pgqueue._check_policies(v_consumer);
     execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id', string_agg(format('%1$I = ($1).%1$I', k), ', '))
              from jsonb_object_keys(p_settings) k) using v_consumer;
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if v_consumer.by_key <> v_by_key then
+        perform pgqueue._change_lanes(v_consumer);
+    elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}' and v_consumer.by_key then
+        perform pgqueue._change_limits(v_consumer);
+    end if;
     if p_settings ?| '{max_backlog, on_full}' then
         perform pgqueue._limit_backlog(v_consumer);
     end if;

@@ -102,7 +102,7 @@ begin
     from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set);
     v_failure := pgqueue._failure(p_consumer, p_claim, p_how, p_from, p_delay, p_note, v_most);
     v_delayed := pgqueue._delayed_until(p_consumer, v_most, v_failure);
-    if p_claim.ordered and (p_set is not null or (v_delayed is not null and exists (
+    if p_claim.ordered and p_consumer.ordering <> 'none' and (p_set is not null or p_consumer.per_key_interval is not null or (v_delayed is not null and exists (
             select from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
         v_places := pgqueue._return_by_key(p_consumer, p_claim, coalesce(p_set, (
             select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed')), v_failure);
@@ -115,8 +115,10 @@ begin
             end if;
             v_run.not_visible_until := pgqueue._delayed_until(p_consumer, v_run.deliver_count, v_failure);
             v_run.deliver_count := v_run.deliver_count - (not v_failure.counted)::int;
-            if p_claim.ordered and v_run.lane = 1 then
-                v_run.piece := null;  -- back into the line, also with a delay: what follows it of its key waits for it
+            if p_claim.ordered and (v_run.lane = 1 or p_consumer.ordering = 'none') then
+                v_run.piece := null;
+                v_run.lane := 1;
+                v_run.line_no := v_run.arrival_no;  -- back into the line, also with a delay: what follows it of its key waits for it
                 v_run.state := 'ready';
             else
                 v_run.state := case when v_run.not_visible_until is null then 'ready' else 'delayed' end;

@@ -79,7 +79,7 @@ begin
     v_run.consumer_id := p_consumer.consumer_id;
     v_run.state := case when p_consumer.filtered then 'unsifted'
                         when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end;
-    v_run.lane := case when p_consumer.ordering = 'none' then -v_first.priority else 1 end;
+    v_run.lane := case when p_consumer.by_key then 1 else -v_first.priority end;
     v_run.priority := v_first.priority;
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
@@ -224,7 +224,7 @@ begin
                                                first_seq, message_count, seqs, not_visible_until, note)
         select p_consumer.consumer_id,
                case when p_consumer.filtered then 'unsifted' when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
-               case when p_consumer.ordering = 'none' then -m.priority else 1 end,
+               case when p_consumer.by_key then 1 else -m.priority end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due,
                case when m.expires_at is not null then pgqueue._expiry(m.expires_at) end
         from merged m cross join kept k cross join lateral pgqueue._chunks(m.seqs - k.seqs) c

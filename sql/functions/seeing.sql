@@ -45,7 +45,17 @@ declare
     v_piece   pgqueue.pieces;
     v_run     pgqueue.consumer_messages;
     v_claim   pgqueue.claims;
+    v_gates   bigint;
 begin
+    if p_consumer.per_key_interval is not null then
+        select sum(deliver_count), min(not_visible_until) into v_gates, o_until
+        from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = p_key and arrival_no = -1;
+        if v_gates >= p_consumer.per_key_burst then
+            o_because := format('the rate of its key: %s delivered within %s', v_gates, p_consumer.per_key_interval);
+            return;
+        end if;
+        o_until := null;
+    end if;
     for v_piece in
         select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and (keys is null or p_key = any (keys)) order by place, piece
     loop
@@ -59,7 +69,7 @@ begin
         return;
     end loop;
     select m.* into v_run from pgqueue.consumer_messages m
-    where consumer_id = p_consumer.consumer_id and key = p_key and first_seq < p_seq and not seqs @> p_seq
+    where consumer_id = p_consumer.consumer_id and key = p_key and message_count > 0 and first_seq < p_seq and not seqs @> p_seq
     order by state <> 'delayed', arrival_no, first_seq limit 1;
     if found then
         o_because := format('message %s of its key, which %s', v_run.first_seq,
@@ -96,7 +106,7 @@ begin
     elsif o_state = 'delayed' then
         o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later' || v_history else 'sent to be delivered later' end;
     end if;
-    if p_consumer.ordering <> 'none' and p_run.piece is null then
+    if p_consumer.by_key and p_run.piece is null then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then

@@ -102,7 +102,7 @@ begin
         delete from pgqueue.consumer_messages
         where ctid = any (array(select ctid from pgqueue.consumer_messages
                                 where consumer_id = v_consumer.consumer_id and state in ('ready', 'delayed', 'waiting')
-                                  and (not_visible_until > v_now or note ? 'at_most')
+                                  and (not_visible_until > v_now or note ? 'at_most') and message_count > 0
                                   and case when v_set is null then deliver_count > 0 else seqs && v_set end
                                 for update skip locked))
         returning *

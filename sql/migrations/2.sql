@@ -57,6 +57,7 @@ begin
     alter table pgqueue.consumer_messages drop column last_error;
     alter table pgqueue.claims add column owner text, add column archive boolean not null default false;
     alter table pgqueue.dead_messages add column note jsonb, add column owner text;
+    update pgqueue.dead_messages set reason = 'rejected' where reason is null;
     update pgqueue.consumer_messages m
     set lane = 1, line_no = arrival_no, state = case when m.state = 'claimed' then 'claimed' else 'ready' end,
         piece = case when m.state = 'claimed' then (select last_line_no from pgqueue.consumer_cursors k where k.consumer_id = m.consumer_id) + 1 end
@@ -108,7 +109,12 @@ begin
         add column notify_done boolean not null default false,
         add column paused boolean not null default false,
         add column filtered boolean not null default false,
-        add column max_backlog bigint, add column on_full text not null default 'reject';
+        add column max_backlog bigint, add column on_full text not null default 'reject',
+        add column per_key_limit int, add column per_key_interval interval, add column per_key_burst int not null default 1,
+        add column fair boolean not null default false, add column ageing interval;
+    alter table pgqueue.consumers
+        add column by_key boolean generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
+        add column limits_keys boolean generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored;
 
     -- ids of claims go on above the old ones
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);

@@ -91,6 +91,8 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.partitions is not null then
         perform pgqueue._refuse_group(v_consumer);
+    elsif v_consumer.limits_keys then
+        perform pgqueue._refuse_limits(v_consumer);
     end if;
     if v_consumer.scheduled then
         perform pgqueue._run_schedules(v_consumer.stream_id);

@@ -19,6 +19,14 @@ create table if not exists pgqueue.consumers (
     filtered           boolean     not null default false,  -- it gets only what passes its filter
     max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
     on_full            text        not null default 'reject',  -- or drop_oldest
+    per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
+    per_key_interval   interval,                                 -- in each such time ...
+    per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
+    fair               boolean     not null default false,       -- keys are served in turns
+    ageing             interval,                                 -- so much longer waiting is worth a priority; null: nothing is
+    -- whether it deals by key, and whether it has limits of keys
+    by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
+    limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
     scheduled          boolean     not null default false,  -- its stream has schedules
     unique (stream_id, name)
 );
@@ -114,20 +122,22 @@ do $$
 begin
     if to_regtype('pgqueue.waiting_place') is null then
         create type pgqueue.waiting_place as (key bigint, arrival_no bigint, first_seq bigint);
-        create type pgqueue.keyed_messages as (runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[], message_counts bigint[]);
+        create type pgqueue.keyed_messages as (runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[], message_counts bigint[],
+                                               held boolean[]);
     end if;
 end $$;
 
 -- The open pieces of ordered consumers, and those that are gone and were not closed yet. No key is in two of them, and each key that
--- messages wait for is in one, or its first message is delayed.
+-- messages wait for is in one, or its first message is delayed, or it has a gate: core/key_limits.sql.
 create table if not exists pgqueue.pieces (
     consumer_id   int    not null,
     place         bigint not null,  -- its number, until it is old: then a newer one, so that the cursor's pieces_from goes on
     piece         bigint not null,
     message_count bigint not null,  -- when its keys were told
-    keys          bigint[],         -- null: all
+    keys          bigint[],         -- null: all. Of ordering=none one for each of its messages
     arrival_no    bigint,           -- nothing of these keys waits before this place
-    first_seq     bigint
+    first_seq     bigint,
+    claimed       boolean not null default false  -- of ordering=none: it is known that all that is left of it is claimed
 );
 
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
@@ -166,7 +176,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries; or what the worker said
+    reason        text,           -- max deliveries, dropped; or what the worker said, by default rejected
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),

@@ -131,6 +131,13 @@ do $view$ begin perform pgqueue._make_view('consumer_health', $query$
                     else 'ok' end as status) h
 $query$); end $view$;
 
+-- One row per set of dead letters that died together, of one claim or for one reason. read_dead() has what they hold.
+do $view$ begin perform pgqueue._make_view('dead_letters', $query$
+    select s.name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details, d.message_count, lower(d.seqs) as first_seq,
+           upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count, d.owner, d.claim_id, d.died_at
+    from pgqueue.dead_messages d join pgqueue.consumers c using (consumer_id) join pgqueue.streams s on s.stream_id = c.stream_id
+$query$); end $view$;
+
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
 do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     select s.name as stream, b.topic, t.name as to_stream, b.bound_at

@@ -36,6 +36,10 @@ class Consumer:
     scan_from: list[tuple[int, int, int]]
     max_ranges: int
     partitions: int | None = None  # of a group
+    by_key: bool = False
+    limits_keys: bool = False
+    per_key_limit: int | None = None
+    gates: set[int] = field(default_factory=set)
     places: list[Any] = field(default_factory=list)  # how far they are
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
@@ -88,7 +92,8 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
-            [tuple(f) for f in scan_from], max_ranges, row.partitions,
+            [tuple(f) for f in scan_from], max_ranges, row.partitions, row.by_key,
+            row.limits_keys, row.per_key_limit,
         )  # fmt: skip
     for place in cur.execute("select * from pgqueue.group_partitions").fetchall():
         assert place.consumer_id in consumers, f"a partition of no group: {place}"
@@ -109,6 +114,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         consumers[piece.consumer_id].pieces[piece.piece] = piece
     for run in cur.execute("select * from pgqueue.consumer_messages").fetchall():
         assert run.consumer_id in consumers, f"a run of no consumer: {run}"
+        if run.message_count == 0:
+            check_gate(consumers[run.consumer_id], run)
+            continue
         consumers[run.consumer_id].runs.append(run)
     for claim in cur.execute("select * from pgqueue.claims").fetchall():
         assert claim.consumer_id in consumers, f"a claim of no consumer: {claim}"
@@ -169,6 +177,8 @@ def check(
             check_line(c)
             if c.ordering != "none":
                 check_order(c)
+            elif c.by_key:
+                check_pieces(c)
         except AssertionError as error:
             error.add_note(f"in consumer {c.consumer_id}, ordering={c.ordering}")
             for run in sorted(c.runs, key=lambda r: (r.arrival_no, r.first_seq))[:50]:
@@ -236,7 +246,7 @@ def check_claims(c: Consumer) -> None:
         accounted = claim.remaining + claim.settled + claim.dead_lettered
         assert accounted <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
-        assert claim.ordered == (c.ordering != "none")
+        assert claim.ordered == c.by_key
         suspects = [run for run in c.runs if run.claim_id == claim.claim_id and run.note]
         at_most = [run.note["at_most"] for run in suspects if "at_most" in run.note]
         if claim.reader is None and at_most:
@@ -263,7 +273,7 @@ def check_line(c: Consumer) -> None:
         if run.state == "delayed":
             assert run.not_visible_until is not None, f"delayed for ever: {run}"
             assert run.not_visible_until >= c.cursor.due_from, f"before due_from: {run}"
-        if c.ordering == "none":
+        if not c.by_key:
             assert run.key is None, f"a key: {run}"
             assert run.state != "waiting", f"waiting for nothing: {run}"
             assert run.lane == -run.priority, f"the lane of {run}"
@@ -273,6 +283,48 @@ def check_line(c: Consumer) -> None:
     assert lanes == sorted(set(lanes)), f"a lane twice, or out of order: {c.scan_from}"
     if c.cursor.scan_lanes_from is not None:
         assert all(lane < c.cursor.scan_lanes_from for lane in lanes), f"{c.scan_from}"
+
+
+def check_gate(c: Consumer, run: Any) -> None:
+    """A run of no messages, which says how many of a key were delivered lately."""
+    assert c.limits_keys, f"an empty run: {run}"
+    assert (run.state, run.arrival_no, run.claim_id) == ("delayed", -1, None), f"{run}"
+    assert run.deliver_count > 0, f"{run}"
+    assert run.key is not None, f"{run}"
+    assert not run.seqs, f"{run}"
+    assert run.not_visible_until >= c.cursor.due_from, f"before due_from: {run}"
+    c.gates.add(run.key)
+
+
+def check_pieces(c: Consumer) -> None:
+    """Without order, by key: what waits will be freed, and no key has more than it may have."""
+    kept = {key for p in c.pieces.values() for key in p.keys}
+    in_flight: Counter[int | None] = Counter()
+    for run in c.runs:
+        keys = [c.keys.get(s) for s in numbers(run.seqs)]
+        if run.state == "waiting":
+            assert set(keys) == {run.key}, f"keys {keys} in {run}"
+            assert run.key in kept | c.gates, f"key {run.key} is stuck: {run}"
+            continue
+        assert run.key is None, f"a key: {run}"
+        if run.piece is not None:
+            assert run.lane == 0, f"the lane of {run}"
+            in_flight.update(keys)
+            if run.state == "ready" or c.per_key_limit is not None:
+                assert run.piece in c.pieces, f"not known: {run}"
+        else:
+            assert (run.state, run.lane) in {
+                ("ready", 1), ("delayed", 1), ("unsifted", 1)
+            }, f"{run}"  # fmt: skip
+            assert run.state != "ready" or run.line_no == run.arrival_no, f"{run}"
+    check_limit(c, in_flight)
+
+
+def check_limit(c: Consumer, in_flight: Counter[int | None]) -> None:
+    """No key has more messages in pieces than its limit allows."""
+    if c.per_key_limit is not None:
+        over = {k: n for k, n in in_flight.items() if k is not None and n > c.per_key_limit}
+        assert not over, f"beyond the limit of {c.per_key_limit}: {over}"
 
 
 def check_order(c: Consumer) -> None:
@@ -300,8 +352,11 @@ def check_order(c: Consumer) -> None:
     for run in c.runs:
         if run.state == "delayed" and run.key is not None:
             delayed[run.key].append(run.first_seq)
-    kept = Counter(key for p in c.pieces.values() for key in p.keys)
+    freed = {key for p in c.pieces.values() if p.message_count == 0 for key in p.keys}
+    kept = Counter(key for p in c.pieces.values() if p.message_count for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
+    if not whole:
+        check_limit(c, Counter({key: len(places[0]) for key, places in messages.items()}))
     for key, pieces in in_pieces.items():
         assert len(pieces) == 1, f"key {key} is in the pieces {pieces}"
         (piece,) = pieces
@@ -312,7 +367,7 @@ def check_order(c: Consumer) -> None:
             assert delayed[key] == [min(run.first_seq for run in c.runs if run.key == key
                                         and run.arrival_no == min(waiting)[0])]  # fmt: skip
         else:
-            assert not waiting or key in kept, f"key {key} is stuck: {waiting}"
+            assert not waiting or key in kept or key in freed | c.gates, f"key {key} is stuck"
         for before, after in combinations((in_piece, waiting, line, unsifted), 2):
             if before and after:
                 assert max(before) < min(after), f"key {key}: {max(before)} before {min(after)}"
@@ -330,8 +385,7 @@ def check_ordered_run(c: Consumer, run: Any) -> int:
     if run.state == "waiting" or (run.state == "delayed" and run.key is not None):
         assert run.piece is None, f"it waits in a piece: {run}"
         assert keys == {run.key}, f"keys {keys} in {run}"
-        (kept,) = [p for p in c.pieces.values() if run.key in p.keys] or [None]
-        if kept is not None:
+        for kept in (p for p in c.pieces.values() if run.key in p.keys):
             place = (kept.arrival_no, kept.first_seq)
             assert (run.arrival_no, run.first_seq) >= place, f"before {place}: {run}"
         return 1

@@ -301,7 +301,8 @@ class QueueMachine(RuleBasedStateMachine):
                 failing.add(key)
                 m.state = "queued"
                 if fails:
-                    delay = (c.delay(m) if worker else 0) if hours is None else hours
+                    policy = c.delay(m) if worker or named else 0
+                    delay = policy if hours is None else hours
                     m.not_before = since + delay if delay and since + delay > self.clock else None
                     m.at_most = suspect or m.at_most
                     m.saved = m.saved if saved is None else saved
@@ -853,9 +854,9 @@ class QueueMachine(RuleBasedStateMachine):
             for _ in range(3):
                 self.an_hour_passes()
             clock.end_leases(self.conn)
+            for claim in [x for c in self.consumers for x in c.claims.values()]:
+                claim.expired, claim.ended = True, self.clock
             for c in self.consumers:
-                for claim in c.claims.values():
-                    claim.expired, claim.ended = True, self.clock
                 empty = 0
                 while empty <= (EMPTY_CLAIMS if self.bounded else 3):
                     rows = call(self.conn, "receive", self.stream, c.name, 7)

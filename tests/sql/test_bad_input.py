@@ -65,6 +65,18 @@ CASES: list[Case] = [
     ("alter_stream('t', '{\"max_byte\": 1}')", "PQ003", ["'max_byte'", "Is it max_bytes?", "dedup_window"]),
     ("alter_stream('t', '{\"max_bytes\": 0}')", "PQ003", ["max_bytes", "null for 16777216", "1 to 268435456, not 0"]),
     ("alter_stream('t', '{\"notify\": \"perhaps\"}')", "PQ003", ["notify", "true or false", "perhaps"]),
+    ("read_dead('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("read_dead('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("read_dead('t', 'c', p_max => 0)", "PQ003", ["p_max", "not 0"]),
+    ("read_dead('t', 'c', p_max => null)", "PQ003", ["p_max", "not null"]),
+    ("read_dead('t', 'c', p_after => -1)", "PQ003", ["p_after", "not -1"]),
+    ("redrive('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("redrive('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("redrive('t', 'c', '{1,null}')", "PQ003", ["p_seqs", "null"]),
+    ("redrive('t', 'c', p_max => 0)", "PQ003", ["p_max", "at least 1, not 0"]),
+    ("purge_dead('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("purge_dead('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("purge_dead('t', 'c', p_max => -1)", "PQ003", ["p_max", "at least 1, not -1"]),
     ("retry('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("retry('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("alter_consumer('t', 'no', '{}')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
@@ -509,6 +521,15 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "start_waiting.p_pid": "null is not behind a pooler, another process is",
         "still_publishing.p_publishers": "those that are unknown publish nothing, and null is none",
         "nack.p_reason": "any text",
+        **dict.fromkeys(
+            [
+                f"{name}.{argument}"
+                for name in ("read_dead", "redrive", "purge_dead")
+                for argument in ("p_seqs", "p_reason", "p_before")
+            ],
+            "others are passed over, and null is all",
+        ),
+        "redrive.p_reset": "null is true",
         "retry.p_seqs": "others are passed over, and null is all that failed",
         "dead_letter.p_reason": "any text",
         "dead_letter.p_details": "any JSON",

@@ -33,7 +33,8 @@ FUNCTIONS = {
     },
     "consumer": {
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "defer", "extend", "dead_letter", "start_waiting", "still_publishing", "stop_waiting",
+        "defer", "extend", "dead_letter", "read_dead",
+        "start_waiting", "still_publishing", "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
@@ -47,6 +48,7 @@ FUNCTIONS = {
     "admin": {
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "read_dead", "redrive", "purge_dead",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",
@@ -60,6 +62,7 @@ FUNCTIONS = {
 VIEWS = (
     "message_states",
     "consumer_settings",
+    "dead_letters",
     "consumer_stats",
     "open_claims",
     "consumer_health",
@@ -279,10 +282,11 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
-    value(conn, "send", "s", "x")
-    value(conn, "send", "s", "x")
-    value(conn, "ack", call(conn, "claim", "s", "c")[0].claim_id)
-    call(conn, "claim", "s", "c")
+    for _ in "dead", "done", "claimed":
+        value(conn, "send", "s", "x")
+        claim = claim_of(call(conn, "receive", "s", "c"))
+        value(conn, "dead_letter", claim, [1])
+        value(conn, "ack", claim, [2])
     conn.execute("create table captured (id int primary key)")
     call(conn, "capture", "captured", "s")
     with connection.connect(roles["observer"]) as observer:

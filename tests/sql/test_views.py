@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import psycopg
 import pytest
 
+from tests.sql import clock
 from tests.sql.queue import (
     Conn,
     acked,
@@ -105,3 +107,27 @@ def test_the_oldest_message_is_the_one_that_could_be_delivered_now(conn: Conn) -
     assert stats(conn).oldest_at is None
     value(conn, "nack", claim)
     assert began <= stats(conn).oldest_at <= ended
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+def test_what_is_taken_is_told_however_it_was_taken(conn: Conn, ordering: str) -> None:
+    """At once by a claim that finds nothing else, in a plain take, or from a gap."""
+    consumer(conn, ordering=ordering)
+    with psycopg.connect(conn.info.dsn) as other:
+        assert acked(conn, "s", "c") == []
+        send(conn)
+        assert len(receive(conn, 1)) == 1
+        assert (stats(conn).taken, stats(conn).settled) == (1, 0)
+        send_all(conn, ["x"] * 3, p_keys=list("aab"))
+        send(other)
+        send_all(conn, ["x"] * 2, p_priority=3)
+        other.rollback()
+        send(other)
+        send(conn)
+        claims = [claim_of(found) for _ in range(3) if (found := receive(conn, 10))]
+        other.commit()
+        for claim in claims:
+            value(conn, "ack", claim)
+        clock.end_leases(conn)
+        acked(conn, "s", "c")
+    assert (stats(conn).taken, stats(conn).settled, stats(conn).backlog) == (8, 8, 0)

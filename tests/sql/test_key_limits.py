@@ -1,0 +1,398 @@
+"""Limits of keys: how many may be in flight, how many in a time, and turns."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql import checker, internals
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    now,
+    one,
+    receive,
+    seconds,
+    send_all,
+    send_keys,
+    seqs_of,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+BY_KEY = ["none", "key"]
+
+
+def limited(conn: Conn, ordering: str, **settings: Any) -> int:
+    """The consumer c with these settings; its id."""
+    return consumer(
+        conn, ordering=ordering, p_settings=json.dumps(settings), p_visibility_timeout=seconds(60)
+    )
+
+
+def keys_of(rows: list[Any]) -> list[str]:
+    """The keys of what `receive` returned."""
+    return [row.key for row in rows]
+
+
+def drained(conn: Conn, size: int = 3, name: str = "c") -> list[Any]:
+    """Receives and acknowledges all that can be had at once."""
+    got: list[Any] = []
+    while rows := receive(conn, size, name):
+        got += rows
+        value(conn, "ack", claim_of(rows))
+    return got
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
+    conn: Conn, ordering: str, size: int
+) -> None:
+    limited(conn, ordering, per_key_limit=2)
+    seqs = send_keys(conn, *"aaaaab", None, None, "b")
+    held = [rows for _ in range(20) if (rows := receive(conn, size))]
+    delivered = Counter(key for rows in held for key in keys_of(rows))
+    assert max(delivered["a"], delivered["b"]) <= 2
+    if ordering == "none":
+        assert delivered == {"a": 2, "b": 2, None: 2}, "and no fewer"
+    assert delivered[None] == 2
+    for rows in held:
+        value(conn, "ack", claim_of(rows))
+    done = [seq for rows in held for seq in seqs_of(rows)] + seqs_of(drained(conn, size))
+    assert sorted(done) == seqs
+    assert stats(conn).backlog == 0
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_what_is_settled_in_part_frees_as_much(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_limit=2)
+    seqs = send_keys(conn, *"aaaaaa")
+    first = receive(conn, 2)
+    assert seqs_of(first) == seqs[:2]
+    assert receive(conn, 2) == []
+    value(conn, "ack", claim_of(first), [seqs[0]])
+    second = receive(conn, 2)
+    assert seqs_of(second) == ([seqs[2]] if ordering == "none" else [])
+    value(conn, "nack", claim_of(first), [seqs[1]])
+    again = receive(conn, 1)
+    assert len(again) == 1
+    for rows in (second, again):
+        if rows:
+            value(conn, "ack", claim_of(rows))
+    assert len(drained(conn)) == 6 - 1 - len(second) - len(again)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_limit=1)
+    seqs = send_keys(conn, *"aaa")
+    receive(conn, 5, p_visibility_timeout=seconds(0.001))
+    rows = receive(conn, 5)
+    assert [(row.seq, row.deliver_count) for row in rows] == [(seqs[0], 2)]
+    assert receive(conn, 5) == []
+    value(conn, "nack", claim_of(rows), p_delay=seconds(0.2))
+    if ordering == "none":
+        assert seqs_of(receive(conn, 5)) == [seqs[1]], "a delayed one is not in flight"
+    else:
+        assert receive(conn, 5) == []
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("size", [1, 10])
+def test_no_more_of_a_key_are_delivered_in_a_time_than_its_burst(
+    conn: Conn, ordering: str, size: int
+) -> None:
+    limited(conn, ordering, per_key_interval="400 ms", per_key_burst=2)
+    seqs = send_keys(conn, *"aaaaab", None)
+    times: dict[int, float] = {}
+    end = time.monotonic() + 10
+    while len(times) < len(seqs) and time.monotonic() < end:
+        before = time.monotonic()
+        for row in drained_once(conn, size):
+            times[row.seq] = before
+        time.sleep(0.005)
+    assert sorted(times) == seqs
+    begin = min(times.values())
+    assert times[seqs[5]] - begin < 0.3, "b does not wait for a"
+    assert times[seqs[6]] - begin < 0.3, "nor what has no key"
+    of_a = sorted(times[s] for s in seqs[:5])
+    for first, third in zip(of_a, of_a[2:], strict=False):
+        assert 0.35 < third - first < 0.9
+    if ordering == "key":
+        assert [times[s] for s in seqs[:5]] == of_a
+
+
+def drained_once(conn: Conn, size: int) -> list[Any]:
+    """Receives and acknowledges one claim."""
+    rows = receive(conn, size)
+    if rows:
+        value(conn, "ack", claim_of(rows))
+    return rows
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_interval="300 ms")
+    (seq,) = send_keys(conn, "a")
+    began = time.monotonic()
+    value(conn, "nack", claim_of(receive(conn, 5)))
+    while not (rows := receive(conn, 5)):
+        time.sleep(0.005)
+    assert seqs_of(rows) == [seq]
+    assert time.monotonic() - began > 0.28
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_keys_take_turns(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, fair=True)
+    n = 5000
+    send_keys(conn, *["hot"] * n)
+    got = keys_of(drained_some(conn, 3))
+    send_keys(conn, "b", "c", "d")
+    got = keys_of(drained_some(conn, 12))
+    assert {"b", "c", "d"} <= set(got), "they need not wait for what was there before"
+    assert len(drained(conn)) == n + 3 - 3 - 12
+
+
+def drained_some(conn: Conn, n: int) -> list[Any]:
+    """Receives and acknowledges so many, one at a time."""
+    got: list[Any] = []
+    for _ in range(20 * n):
+        got += drained_once(conn, 1)
+        if len(got) == n:
+            break
+    return got
+
+
+def test_without_order_all_workers_work_on_the_only_key(conn: Conn) -> None:
+    limited(conn, "none", fair=True)
+    send_keys(conn, *["hot"] * 50)
+    held = [receive(conn, 1) for _ in range(20)]
+    assert all(held)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_workers_that_race_keep_the_limit_and_the_rate(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    limited(conn, ordering, per_key_limit=2, per_key_interval="200 ms", per_key_burst=3)
+    keys = ["a", "b", "c"]
+    seqs = send_keys(conn, *(keys * 14))
+    events: list[tuple[float, int, str]] = []  # surely in flight, and no more
+    begun: list[tuple[float, str]] = []
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        with session() as mine:
+            end = time.monotonic() + 20
+            while len(done) < len(seqs) and time.monotonic() < end:
+                before = time.monotonic()
+                rows = receive(mine, 1 + number % 3)
+                if not rows:
+                    time.sleep(0.002)
+                    continue
+                with lock:
+                    begun.extend((before, row.key) for row in rows)
+                    events.extend((time.monotonic(), 1, row.key) for row in rows)
+                time.sleep(0.003)
+                with lock:
+                    events.extend((time.monotonic(), -1, row.key) for row in rows)
+                if number == 0 and len(done) % 5 == 0:
+                    value(mine, "nack", claim_of(rows))
+                    continue
+                value(mine, "ack", claim_of(rows))
+                with lock:
+                    done.extend(seqs_of(rows))
+
+    with ThreadPoolExecutor(4) as pool:
+        for worker in [pool.submit(work, number) for number in range(4)]:
+            worker.result(60)
+    assert sorted(done) == seqs
+    for key in keys:
+        changes = [change for _, change, k in sorted(events) if k == key]
+        assert max(accumulate(changes)) <= 2, "more in flight than the limit"
+        starts = sorted(at for at, k in begun if k == key)
+        for first, fourth in zip(starts, starts[3:], strict=False):
+            assert fourth - first > 0.15, "more than the burst within the interval"
+    assert one(conn, "select count(*) from pgqueue.claims") == 0
+
+
+def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(conn: Conn) -> None:
+    consumer(conn)
+    seqs = send_keys(conn, *"aab", None)
+    change = '{"per_key_limit": 1}'
+    with pytest.raises(psycopg.Error, match="is not paused, and has 0") as error:
+        value(conn, "alter_consumer", "s", "c", change)
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
+    rows = receive(conn, 1)
+    value(conn, "pause", "s", "c")
+    with pytest.raises(psycopg.Error, match="is paused, and has 1"):
+        value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "nack", claim_of(rows), p_delay=seconds(0.001))
+    value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": 2}')
+    value(conn, "alter_consumer", "s", "c", change)
+    value(conn, "resume", "s", "c")
+    held = receive(conn, 10)
+    assert sorted(map(str, keys_of(held))) == ["None", "a", "b"]
+    value(conn, "ack", claim_of(held))
+    value(conn, "pause", "s", "c")
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": null}')
+    value(conn, "resume", "s", "c")
+    assert sorted(acked(conn, "s", "c") + seqs_of(held)) == seqs
+
+
+@pytest.mark.parametrize(
+    ("ordering", "settings", "says"),
+    [
+        ("stream", {"fair": True}, "no key is told from another"),
+        ("none", {"per_key_burst": 2}, "there is none"),
+        ("none", {"per_key_limit": 0}, "at least 1"),
+        ("key", {"per_key_interval": "0 s"}, "longer than 0"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(
+    conn: Conn, ordering: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(psycopg.Error, match=says) as error:
+        limited(conn, ordering, **settings)
+    assert error.value.sqlstate == "PQ003"
+
+
+def test_a_spark_query_is_refused(conn: Conn) -> None:
+    consumer_id = limited(conn, "key", per_key_limit=1)
+    with pytest.raises(psycopg.Error, match="which are for workers") as error:
+        value(conn, "reader_claim", "0" * 32, consumer_id, 0, 0, None)
+    assert error.value.sqlstate == "PQ006"
+
+
+HISTORIES = [
+    {"per_key_limit": 1},
+    {"per_key_limit": 3},
+    {"fair": True},
+    {"per_key_interval": "20 ms", "per_key_burst": 2},
+    {"per_key_limit": 2, "per_key_interval": "20 ms", "per_key_burst": 3, "fair": True},
+]
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("settings", HISTORIES, ids=[" ".join(s) for s in HISTORIES])
+def test_any_history_keeps_the_limits_and_loses_nothing(
+    conn: Conn, ordering: str, settings: dict[str, Any]
+) -> None:
+    """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
+    limited(conn, ordering, **settings)
+    rng = random.Random(f"{ordering} {settings}")
+    open_claims: dict[int, list[int]] = {}
+    sent: list[int] = []
+    done: list[int] = []
+    for step in range(160):
+        what = rng.choice(["send", "receive", "receive", "ack", "part", "nack", "delay", "expire"])
+        claim = rng.choice(list(open_claims)) if open_claims else None
+        if what == "send":
+            keys = [rng.choice(["a", "a", "a", "b", "c", None]) for _ in range(rng.randrange(1, 9))]
+            due = now(conn) + seconds(0.02) if rng.random() < 0.2 else None
+            sent += send_all(conn, ["x"] * len(keys), p_keys=keys, p_deliver_at=due)
+        elif what == "receive":
+            if rows := receive(conn, rng.choice([1, 2, 5, 30])):
+                open_claims[claim_of(rows)] = seqs_of(rows)
+        elif what == "expire":
+            receive(conn, 3, p_visibility_timeout=seconds(0.001))
+        elif claim is None:
+            continue
+        elif what == "ack":
+            done += open_claims.pop(claim)
+            value(conn, "ack", claim)
+        elif what == "part":
+            part = [s for s in open_claims[claim] if rng.random() < 0.5]
+            done += part
+            open_claims[claim] = [s for s in open_claims[claim] if s not in part]
+            value(conn, "ack", claim, part)
+            if not open_claims[claim]:
+                del open_claims[claim]
+        else:
+            part = [s for s in open_claims[claim] if rng.random() < 0.5]
+            delay = seconds(0.02 if what == "delay" else 0)
+            value(conn, "nack", claim, part, p_delay=delay)
+            held = internals.held_by(conn, claim)
+            open_claims[claim] = held
+            if not held:
+                del open_claims[claim]
+        if step % 8 == 0:
+            checker.check(conn)
+    for claim, seqs in open_claims.items():
+        done += seqs
+        assert value(conn, "ack", claim) == len(seqs)
+    end = time.monotonic() + 20
+    while len(done) < len(sent):
+        assert time.monotonic() < end, f"stuck: {stats(conn)}"
+        done += seqs_of(drained_once(conn, rng.choice([1, 4, 30])))
+    assert sorted(done) == sent
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_interval="1 hour", per_key_limit=1)
+    _, second, third = send_keys(conn, *"aaa")
+    claim = claim_of(receive(conn, 5))
+    for seq in (second, third):
+        (row,) = call(conn, "explain_message", "s", "c", seq)
+        assert (row.state, row.because) == (
+            "waiting", "behind the rate of its key: 1 delivered within 01:00:00",
+        )  # fmt: skip
+        assert row.until - now(conn) > seconds(3500)
+    value(conn, "alter_consumer", "s", "c", '{"per_key_interval": null}')
+    (row,) = call(conn, "explain_message", "s", "c", second)
+    assert "messages of its key are in piece" in row.because
+    assert stats(conn).waiting == 2
+    value(conn, "ack", claim)
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"per_key_interval": "1 hour"}, {"per_key_interval": None}),
+        ({"per_key_limit": 1}, {"per_key_limit": 5}),
+        ({"per_key_limit": 1, "fair": True}, {"per_key_limit": None}),
+    ],
+)
+def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
+    conn: Conn, ordering: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """At once, and not when what is in flight is done. By key the order holds all the same."""
+    limited(conn, ordering, fair=True)
+    value(conn, "alter_consumer", "s", "c", json.dumps(before))
+    seqs = send_keys(conn, *"aaaa")
+    first = receive(conn, 5)
+    assert seqs_of(first) == seqs[:1] or (ordering, "per_key_limit") == ("key", next(iter(before)))
+    held = claim_of(first)
+    done = seqs_of(first)
+    assert receive(conn, 5) == []
+    value(conn, "alter_consumer", "s", "c", json.dumps(after))
+    rest = [] if ordering == "key" else seqs_of(drained(conn, 5))
+    assert sorted(done + rest) == (seqs if ordering == "none" else done)
+    value(conn, "ack", held)
+    done += rest + seqs_of(drained(conn, 5))
+    assert sorted(done) == seqs
