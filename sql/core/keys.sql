@@ -184,11 +184,12 @@ declare
     v_piece  pgqueue.pieces;
     v_shrunk bigint[];
     v_ready  boolean := pgqueue._counts_ready(p_consumer);
+    v_notes  boolean := p_consumer.ordering = 'none' and (p_consumer.fair or p_consumer.per_key_interval is not null);
     v_twice  boolean;  -- a key may be free for several reasons
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.ready = 0 and l.held > 0 and not p.claimed and p_consumer.ordering = 'none' as note,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
                sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p

@@ -120,7 +120,6 @@ begin
     perform setval('pgqueue.claim_numbers', (pg_sequence_last_value('pgqueue.claims_claim_id_seq') >> 24) + 1);
     alter table pgqueue.claims
         alter column claim_id drop identity,
-        add column dead_lettered bigint not null default 0,
         add column arrival_nos int8multirange,
         add column lanes int[];
     update pgqueue.claims c

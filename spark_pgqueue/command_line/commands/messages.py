@@ -19,6 +19,7 @@ from spark_pgqueue.command_line.arguments import (
     Seqs,
     StreamName,
     Url,
+    delay,
     duration,
     header,
     json_value,
@@ -204,6 +205,21 @@ def tail(
 
 
 @app.command()
+def retry(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Annotated[
+        list[int] | None,
+        typer.Option("--seq", min=1, help="Only this message; can be repeated."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """End the delays of what failed, and let it come in large claims again: after an outage."""
+    with connect(url) as queue:
+        print(f"{count_of(queue.retry(stream, consumer, seq))} to come at once")
+
+
+@app.command()
 def ack(
     claim: ClaimId,
     seq: Seqs = None,
@@ -244,7 +260,11 @@ def nack(
     seq: Seqs = None,
     delay: Annotated[
         timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Deliver it again after that."),
+        typer.Option(
+            parser=delay,
+            metavar="DURATION",
+            help="Deliver it again after that; 0: now. Default: as the consumer's backoff says.",
+        ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
     url: Url = None,
