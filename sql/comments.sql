@@ -92,6 +92,11 @@ comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_pro
 comment on function pgqueue.schema_version is 'The version of this schema.';
 
 comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
+comment on function pgqueue.peek            is 'What a consumer has before it, with what it holds, without claiming it.';
+comment on function pgqueue.peek_at         is 'Messages of a stream by their numbers, with what they hold.';
+comment on function pgqueue.consumer_position is 'Where a consumer is in its stream.';
+comment on function pgqueue.export_lines    is 'The messages of a stream as lines of JSON, page by page.';
+comment on function pgqueue.import_lines    is 'Publishes messages that are written as lines of JSON, once where the stream has a dedup_window.';
 comment on function pgqueue.key_stats       is 'The keys of which a consumer has most in hand: what waits, is delayed, and is in claims.';
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';

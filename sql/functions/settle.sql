@@ -73,7 +73,8 @@ begin
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = v_claim.consumer_id;
     v_stored := pgqueue._cursor(v_claim.consumer_id);
-    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, p_set, p_how, clock_timestamp(), p_delay, p_note);
+    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, p_set, case when p_how = 'unnamed' and v_claim.remaining = 1 then 'named' else p_how end,
+                                clock_timestamp(), p_delay, p_note);
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
 end $$;
@@ -107,7 +108,7 @@ begin
                                 for update skip locked))
         returning *
     loop
-        v_part := case when v_consumer.ordering = 'none' then v_run.seqs * coalesce(v_set, v_run.seqs) else v_run.seqs end;
+        v_part := case when v_consumer.by_key then v_run.seqs else v_run.seqs * coalesce(v_set, v_run.seqs) end;
         perform pgqueue._store_run(v_run, v_run.seqs - v_part);
         -- one that is delayed is due, and is made ready, or dealt, as any other by the next claim
         v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;

@@ -75,7 +75,6 @@ class Claim:
     ended: int = 0  # when its lease did
     moved: bool = False  # its consumer was
     settled: int = 0
-    dead: int = 0  # when its lease ended
 
 
 @dataclass
@@ -549,7 +548,7 @@ class QueueMachine(RuleBasedStateMachine):
         if n is None:
             return
         if action == "nack":
-            assert n == self.put_back(claim, part, hours, named=not whole)
+            assert n == self.put_back(claim, part, hours, named=not whole or len(part) == 1)
             return
         if action == "defer":
             assert n == self.put_back(claim, part, hours or 0, named=True, saved=self.clock)
@@ -563,6 +562,28 @@ class QueueMachine(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(self.open_claims()))
         claim.expired, claim.ended = True, self.clock
         clock.end_lease(self.conn, claim.claim_id)
+
+    @rule(data=st.data(), mode=MODES, n=st.sampled_from([None, 1, 2]), whole=st.booleans(),
+          function=st.sampled_from(["redrive", "redrive", "purge_dead"]))  # fmt: skip
+    def settle_dead(self, data: Any, mode: str, n: int | None, whole: bool, function: str) -> None:
+        """Dead letters arrive anew, those with the lowest numbers first; or are gone."""
+        c = data.draw(st.sampled_from(self.consumers))
+        dead = sorted(m.seq for m in c.messages.values() if m.state == "dead")
+        chosen = dead if whole else dead[::2]
+        arguments = [self.stream, c.name, None if whole else chosen]
+        count = self.run(mode, lambda: value(self.conn, function, *arguments, p_max=n))
+        if count is None:
+            return
+        chosen = chosen[:n]
+        assert count == len(chosen)
+        arrived = internals.arrivals(self.conn, c.consumer_id) if self.bounded else {}
+        c.takes += 1
+        for seq in chosen:
+            old = c.messages[seq]
+            new = Message(seq, old.key, old.priority, None, "acked")
+            if function == "redrive":
+                new.state, new.position = "queued", arrived.get(seq, c.takes)
+            c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
     def retry(self, data: Any, mode: str) -> None:
@@ -615,7 +636,7 @@ class QueueMachine(RuleBasedStateMachine):
         r.claim, r.messages = start
         lost = 0
         for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
-            lost += len(claim.original) - claim.settled - len(claim.held) - claim.dead
+            lost += len(claim.original) - claim.settled - len(claim.held)
             for s in claim.held:
                 c.messages[s].state = "acked"
             claim.held, claim.live = set(), False
@@ -674,9 +695,7 @@ class QueueMachine(RuleBasedStateMachine):
                 m.deliver_count += 1
         assert got.planned == len(planned)
         claim.settled = min(claim.settled, len(claim.original) - len(claim.held))
-        assert got.taken_over + got.gone == (
-            len(claim.original) - claim.settled - len(claim.held) - claim.dead
-        )
+        assert got.taken_over + got.gone == (len(claim.original) - claim.settled - len(claim.held))
         assert got.gone <= len(claim.original & internals.skipped(self.conn, c.consumer_id))
         per_key: dict[Any, list[Message]] = defaultdict(list)
         for s in planned:
