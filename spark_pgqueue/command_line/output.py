@@ -18,10 +18,18 @@ from spark_pgqueue.command_line.app import fail
 from spark_pgqueue.printable import printable
 
 
-def settled(count: int, claim: int, done: str) -> None:
+def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
+    """Say what a command did: an object with --json, else a line, or nothing where all is said."""
+    if as_json:
+        print(json_of_fields(fields), flush=True)
+    elif text is not None:
+        print(text, flush=True)
+
+
+def settled(count: int, claim: int, done: str, as_json: bool = False) -> None:
     if count == 0:
         fail(f"claim {claim}: no message {done}")
-    print(f"{count} {'message' if count == 1 else 'messages'} {done}")
+    told(as_json, f"{count_of(count)} {done}", **{"claim_id": claim, done: count})
 
 
 def count_of(count: int) -> str:
@@ -74,6 +82,8 @@ _HIDDEN = {
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
         "oldest_claim_at",
     ),
+    client.PeekedMessage: ("headers", "inserted_at", "error"),
+    client.PublishedMessage: ("headers", "inserted_at", "error"),
     client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
 }  # fmt: skip
 
@@ -82,7 +92,8 @@ def table(rows: list[Any], kind: type) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     names = [f.name for f in dataclasses.fields(kind) if f.name not in _HIDDEN.get(kind, ())]
     for name in names:
-        if rows and isinstance(getattr(rows[0], name), int):
+        first = getattr(rows[0], name) if rows else None
+        if isinstance(first, int) and not isinstance(first, bool):
             table.add_column(name, justify="right", no_wrap=True)
         else:
             table.add_column(name.replace("_", " "), overflow="fold")
@@ -111,6 +122,8 @@ def per_second(rate: float | None) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):

@@ -32,6 +32,7 @@ from spark_pgqueue.command_line.output import (
     json_of_stored,
     line_of,
     settled,
+    told,
 )
 
 TAIL = 1_000  # messages that `tail` holds at once
@@ -66,6 +67,7 @@ def send(
         str | None,
         typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Publish a message, and print its seq; or a message per line, and print how many."""
@@ -84,11 +86,10 @@ def send(
         binary = queue.kind(stream) == "binary"
         if not lines:
             payload = payload_of(given, binary)
-            print(
-                queue.send(
-                    stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
-                )
+            seq = queue.send(
+                stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
             )
+            told(as_json, str(seq), stream=stream, seq=seq)
             return
         sent = 0
         with queue.transaction():
@@ -96,7 +97,7 @@ def send(
                 publish["keys"] = [key] * len(batch)
                 publish["headers"] = [headers] * len(batch)
                 sent += len(queue.send_batch(stream, batch, **publish))
-    print(f"{count_of(sent)} sent")
+    told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
 
 
 @app.command()
@@ -202,11 +203,12 @@ def ack(
         Any,
         typer.Option(parser=json_value, metavar="JSON", help="What `pgqueue history` keeps of it."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Acknowledge a claim, or messages of it."""
     with connect(url) as queue:
-        settled(queue.ack(claim, seq, result=result), claim, "acknowledged")
+        settled(queue.ack(claim, seq, result=result), claim, "acknowledged", as_json)
 
 
 @app.command()
@@ -218,9 +220,10 @@ def nack(
         typer.Option(parser=duration, metavar="DURATION", help="Deliver it again after that."),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Return a claim, or messages of it, to be delivered again."""
     with connect(url) as queue:
         count = queue.nack(claim, seq, delay=delay, reason=reason)
-        settled(count, claim, "returned")
+        settled(count, claim, "returned", as_json)
