@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import sys
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -36,10 +37,24 @@ def count_of(count: int) -> str:
     return f"{count} message" if count == 1 else f"{count} messages"
 
 
-def line_of(message: client.Message | client.StoredMessage) -> str:
+class _Shown(Protocol):
+    """A message, however it was come by."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def data(self) -> str | bytes: ...
+
+
+def line_of(message: _Shown) -> str:
     data = message.data
     shown = data if isinstance(data, str) else f"\\x{data.hex()}"
-    return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
+    cells = [str(message.seq), printable(message.key or ""), printable(shown)]
+    if isinstance(message, client.PeekedMessage):
+        cells.insert(1, message.state)
+    return "\t".join(cells)
 
 
 def json_of_row(row: Any, claim_id: int | None = None) -> str:
@@ -59,6 +74,11 @@ def json_of_fields(fields: dict[str, Any]) -> str:
     return json.dumps(fields, default=_plain)
 
 
+def ascii_json(text: str) -> str:
+    """JSON that says the same, in characters that any terminal and any encoding takes."""
+    return re.sub(r"[^\x00-\x7e]", lambda found: json.dumps(found[0])[1:-1], text)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -76,14 +96,28 @@ def show(rows: list[Any], kind: type, as_json: bool) -> None:
         Console(width=None if sys.stdout.isatty() else 250).print(table(rows, kind))
 
 
+def section(title: str, rows: list[Any], kind: type) -> None:
+    """A table under a heading; nothing where it has no rows."""
+    if rows:
+        print(f"\n{title}")
+        show(rows, kind, as_json=False)
+
+
+def details(row: Any, *hidden: str) -> None:
+    """What a row has, a line each; without what is empty."""
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if value not in (None, [], {}) and field.name not in hidden:
+            print(f"{field.name.replace('_', ' ')}: {_cell(value, field.name)}")
+
+
 # Told by other columns, or by --json; a terminal is 80 columns wide.
 _HIDDEN = {
     client.ConsumerStats: (
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
         "oldest_claim_at",
     ),
-    client.PeekedMessage: ("headers", "inserted_at", "error"),
-    client.PublishedMessage: ("headers", "inserted_at", "error"),
+    client.OpenClaim: ("query", "messages", "first_seq"),
     client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
 }  # fmt: skip
 
@@ -98,7 +132,7 @@ def table(rows: list[Any], kind: type) -> Table:
         else:
             table.add_column(name.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(getattr(row, name))) for name in names))
+        table.add_row(*(Text(_cell(getattr(row, name), name)) for name in names))
     return table
 
 
@@ -119,13 +153,13 @@ def per_second(rate: float | None) -> str:
     return f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str = "") -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int):  # the number of something, as other commands take it, or how many
+        return str(value) if name.endswith(("_id", "seq")) else f"{value:,}"
     if isinstance(value, dict):
         value = " ".join(f"{name}={each}" for name, each in value.items())
     return "" if value is None else printable(str(value))

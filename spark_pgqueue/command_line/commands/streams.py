@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 from typing import Annotated
 
@@ -27,7 +26,7 @@ from spark_pgqueue.command_line.arguments import (
     size,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import _cell, json_of_row, show, told
+from spark_pgqueue.command_line.output import details, json_of_row, show, told
 
 
 @stream_app.command("create")
@@ -158,10 +157,7 @@ def stream_retention(
             if as_json:
                 print(json_of_row(each))
                 continue
-            for field in dataclasses.fields(each):
-                value = getattr(each, field.name)
-                if value not in (None, []) and field.name != "stream":
-                    print(f"{field.name.replace('_', ' ')}: {_cell(value)}")
+            details(each, "stream")
 
 
 @stream_app.command("list")
