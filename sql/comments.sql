@@ -39,6 +39,7 @@ comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer wit
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
 comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
+comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
@@ -64,7 +65,7 @@ comment on function pgqueue.next_due         is 'When a claim makes sense again 
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
-comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query.';
+comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query or a worker.';
 comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
 comment on function pgqueue.reader_claim     is 'The end offset of the next micro-batch of a Spark query; acknowledges the batches before it.';
 comment on function pgqueue.reader_extend    is 'Holds the claims of a Spark query longer: its heartbeat.';

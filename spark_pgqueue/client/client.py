@@ -13,6 +13,7 @@ import psycopg
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
+from spark_pgqueue.client.calls.dead import DeadCalls
 from spark_pgqueue.client.calls.describing import DescribeCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.outcomes import OutcomeCalls
@@ -60,6 +61,7 @@ class Client(
     ScheduleCalls,
     ClaimCalls,
     OutcomeCalls,
+    DeadCalls,
     ReadCalls,
     GroupCalls,
     UpkeepCalls,

@@ -26,6 +26,7 @@ class Message:
         error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
             of too many digits for Python). They are empty then; all else is as it was sent. Such a
             message is for `nack` or `dead_letter`, or to be worked on without its headers.
+        saved: the state that `defer` saved with it; None without.
     """
 
     seq: int
@@ -36,6 +37,7 @@ class Message:
     deliver_count: int
     inserted_at: datetime
     error: str | None = None
+    saved: Any = None
 
 
 class StoredMessage(NamedTuple):
@@ -86,6 +88,14 @@ class Settles(Protocol):
         delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
+    def defer(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
     def dead_letter(
         self,
@@ -127,6 +137,16 @@ class Claim:
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
         return self._client.nack(self.claim_id, _seqs_of(messages), delay=delay, reason=reason)
+
+    def defer(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int:
+        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        return self._client.defer(self.claim_id, _seqs_of(messages), delay=delay, state=state)
 
     def extend(self, by: timedelta | None = None) -> int:
         """Hold the claim longer: see `Client.extend`."""
@@ -350,6 +370,70 @@ class ConsumerInfo:
     topic: str | None
     where: str | None
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """Messages that a consumer gave up together.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        reason: "max deliveries" or another word of the queue, or what the worker gave; by default
+            "rejected".
+        error: the last one; None where nobody gave one.
+        messages: how many there are.
+        first_seq: the lowest of their numbers.
+        last_seq: the highest.
+        deliver_count: how many times they were delivered.
+        owner: the application_name of who had them last.
+        died_at: when.
+    """
+
+    stream: str
+    consumer: str
+    reason: str
+    error: str | None
+    messages: int
+    first_seq: int
+    last_seq: int
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
+
+
+@dataclass(frozen=True)
+class DeadMessage:
+    """A message that a consumer gave up, with what it holds.
+
+    Attributes:
+        seq: its number in the stream.
+        key: as in `Message`, and so `data`, `headers`, `priority` and `inserted_at`; None where the
+            message was deleted by hand.
+        data: ...
+        headers: ...
+        priority: ...
+        inserted_at: ...
+        reason: as in `DeadLetters`, and so the others.
+        error: ...
+        details: what the worker gave to `dead_letter`; None without.
+        deliver_count: ...
+        owner: ...
+        died_at: ...
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any]
+    priority: int
+    inserted_at: datetime | None
+    reason: str
+    error: str | None
+    details: Any
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ _AS_COMMANDS = {
 # The commands, in the order and under the headings of the help.
 PANELS = {
     "Messages": [
-        "send", "receive", "ack", "nack", "defer", "work", "peek", "tail", "explain", "outcome",
+        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain", "outcome",
         "history", "export", "import",
     ],
     "Streams and consumers": [

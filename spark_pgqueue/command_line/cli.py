@@ -7,6 +7,7 @@ help has them, and the order in which it lists commands is there too.
 from spark_pgqueue.command_line.app import app
 from spark_pgqueue.command_line.commands import (
     consumers,
+    dead,
     groups,
     messages,
     outcomes,
@@ -23,6 +24,7 @@ from spark_pgqueue.command_line.commands import (
 __all__ = [
     "app",
     "consumers",
+    "dead",
     "groups",
     "messages",
     "outcomes",

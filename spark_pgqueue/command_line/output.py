@@ -45,16 +45,18 @@ class _Shown(Protocol):
     @property
     def key(self) -> str | None: ...
     @property
-    def data(self) -> str | bytes: ...
+    def data(self) -> str | bytes | None: ...
 
 
 def line_of(message: _Shown) -> str:
     data = message.data
-    shown = data if isinstance(data, str) else f"\\x{data.hex()}"
-    cells = [str(message.seq), printable(message.key or ""), printable(shown)]
+    shown = f"\\x{data.hex()}" if isinstance(data, bytes) else data or ""
+    cells = [str(message.seq), message.key or "", shown]
     if isinstance(message, client.PeekedMessage):
         cells.insert(1, message.state)
-    return "\t".join(cells)
+    elif isinstance(message, client.DeadMessage):
+        cells += [message.reason, message.error or "", str(message.deliver_count)]
+    return "\t".join(map(printable, cells))
 
 
 def json_of_row(row: Any, claim_id: int | None = None) -> str:

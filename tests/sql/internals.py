@@ -473,6 +473,18 @@ def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
     )
 
 
+def add_backlog(conn: psycopg.Connection, consumer_id: int, first: int, n: int) -> None:
+    """n messages from a number on, each in a run of its own: ready ones, and ones that wait."""
+    conn.execute(
+        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
+        " arrival_no, line_no, first_seq, message_count, seqs, key)"
+        " select %(consumer)s, case i %% 2 when 0 then 'ready' else 'waiting' end, 0, 0, 0, i, i,"
+        " s, 1, int8multirange(int8range(s, s, '[]')), case i %% 2 when 1 then i end"
+        " from generate_series(1, %(n)s) i cross join lateral (select i + %(first)s as s) n",
+        {"consumer": consumer_id, "first": first, "n": n},
+    )
+
+
 def add_dead(conn: psycopg.Connection, n: int) -> None:
     """n dead letters of consumer 1, each of a run of its own."""
     conn.execute(

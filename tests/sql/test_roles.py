@@ -35,7 +35,8 @@ FUNCTIONS = {
     "consumer": {
         "peek", "peek_at", "export_lines",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
+        "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
+        "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
@@ -46,6 +47,7 @@ FUNCTIONS = {
     "observer": {
         "consumer_position",
         "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+        "read_dead",
     },
     "admin": {
         "peek", "peek_at", "export_lines", "consumer_position",
