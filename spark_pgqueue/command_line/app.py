@@ -39,6 +39,7 @@ _AS_COMMANDS = {
     r"Call lease_partitions and read_partitions; or create_consumer,": (
         "A program reads it, with queue.group(...); or run pgqueue consumer create,"
     ),
+    r"with alter_consumer": "with pgqueue consumer set",
     r"see set_retention": "see pgqueue stream retention",
     r"larger p_max_bytes": "larger --max-bytes",
     r"Give p_replace": r"Give --replace",
@@ -49,8 +50,8 @@ _AS_COMMANDS = {
 # The commands, in the order and under the headings of the help.
 PANELS = {
     "Messages": [
-        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain", "outcome",
-        "history", "export", "import",
+        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain",
+        "outcome", "history", "export", "import",
     ],
     "Streams and consumers": [
         "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",

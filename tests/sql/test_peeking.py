@@ -1,4 +1,4 @@
-"""Messages that are looked at, and messages as lines: nothing is claimed, and all of it is there."""
+"""Messages that are looked at, and messages as lines: nothing is claimed, and all is there."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_peek_tells_where_each_message_is(conn: Conn, stream: int) -> None:
     send_keys(conn, "a", "a", "b")
     value(conn, "nack", claim_of(receive(conn, 1)), p_delay="1 hour", p_reason="no")
     send(conn, "x", p_consumers=["other"])
-    send(conn, "later", p_deliver_at="infinity")
+    send(conn, "later", p_deliver_at="2222-01-01")
     rows = {row.seq: row for row in call(conn, "peek", "s", "c", 10)}
     assert {seq: row.state for seq, row in rows.items()} == {
         1: "delayed", 2: "waiting", 3: "ready", 5: "delayed",
@@ -143,15 +143,17 @@ def test_what_is_exported_is_imported_as_it_was(conn: Conn, stream: int) -> None
     send_all(conn, sent, p_keys=["k", None, "k", "", "k2"], p_headers=headers)
     send(conn, "urgent", p_priority=7)
     send(conn, "later", p_deliver_at="2222-02-02 00:00+00", p_consumers=["some"])
+    send(conn, "stale", p_expires_at="2222-02-02 00:00+00")
     given = lines(conn)
     assert all("\n" not in line and json.loads(line)["seq"] for line in given)
     value(conn, "create_stream", "t")
     for name in ("all", "some"):
         value(conn, "create_consumer", "t", name)
-    assert import_lines(conn, given) == (7, 0)
+    assert import_lines(conn, given) == (8, 0)
     found = [
         conn.execute(
-            "select m.key, m.data, m.headers::text, p.priority, p.deliver_at"
+            "select m.key, m.data, m.headers::text, p.priority, p.deliver_at,"
+            " p.expires_at"
             " from pgqueue.messages m join pgqueue.streams s using (stream_id)"
             " join pgqueue.publications p on p.stream_id = s.stream_id and p.seqs @> m.seq"
             " where s.name = %s order by m.seq",
@@ -164,11 +166,11 @@ def test_what_is_exported_is_imported_as_it_was(conn: Conn, stream: int) -> None
 
 
 def test_binary_data_is_exported_in_base64(conn: Conn) -> None:
-    for name in ("s", "t"):
+    for name in ("b", "t"):
         value(conn, "create_stream", name, "binary")
     payload = bytes(range(256)) * 10
-    value(conn, "send", "s", None, p_data_bytes=payload)
-    assert import_lines(conn, lines(conn)) == (1, 0)
+    value(conn, "send", "b", None, p_data_bytes=payload)
+    assert import_lines(conn, lines(conn, stream="b")) == (1, 0)
     assert call(conn, "peek_at", "t", 1)[0].data_bytes == payload
 
 

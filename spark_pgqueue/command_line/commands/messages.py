@@ -213,11 +213,14 @@ def retry(
         list[int] | None,
         typer.Option("--seq", min=1, help="Only this message; can be repeated."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """End the delays of what failed, and let it come in large claims again: after an outage."""
     with connect(url) as queue:
-        print(f"{count_of(queue.retry(stream, consumer, seq))} to come at once")
+        count = queue.retry(stream, consumer, seq)
+    said = f"{count_of(count)} to come at once"
+    told(as_json, said, stream=stream, consumer=consumer, retried=count)
 
 
 @app.command()
@@ -248,12 +251,13 @@ def defer(
         Any,
         typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Put a claim off, or messages of it: deliver it later. That is no failure."""
     with connect(url) as queue:
         count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
-        settled(count, claim, "deferred")
+        settled(count, claim, "deferred", as_json)
 
 
 @app.command()

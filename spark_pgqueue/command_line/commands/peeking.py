@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from spark_pgqueue import client
+from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import PLAIN, app, connect
 from spark_pgqueue.command_line.arguments import (
     AnyConsumer,
@@ -40,7 +41,12 @@ app.add_typer(claim_app, name="claim")
 def peek(
     stream: StreamName,
     consumer: Annotated[
-        str | None, typer.Argument(metavar="CONSUMER", show_default="none: messages by number")
+        str | None,
+        typer.Argument(
+            metavar="CONSUMER",
+            show_default="none: messages by number",
+            autocompletion=completion.consumers,
+        ),
     ] = None,
     seq: Annotated[
         int | None, typer.Option(min=1, help="Without CONSUMER: from this number on. Default: 1.")
