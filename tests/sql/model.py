@@ -582,7 +582,8 @@ class QueueMachine(RuleBasedStateMachine):
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
-                new.state, new.position = "queued", arrived.get(seq, c.takes)
+                new.state = "queued"
+                new.position = int(arrived.get(seq, c.takes))
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
