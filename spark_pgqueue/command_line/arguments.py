@@ -54,6 +54,11 @@ def duration(text: str) -> timedelta:
         ) from None
 
 
+def delay(text: str) -> timedelta:
+    """A duration, or 0."""
+    return timedelta() if text.strip() == "0" else duration(text)
+
+
 def size(text: str) -> int:
     found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
     if found is None:

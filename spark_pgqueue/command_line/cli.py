@@ -7,6 +7,7 @@ for an error, which is one line and a hint, and 2 for a command line that makes 
 from spark_pgqueue.command_line.app import app
 from spark_pgqueue.command_line.commands import (
     consumers,
+    dead,
     groups,
     messages,
     outcomes,
@@ -22,6 +23,7 @@ from spark_pgqueue.command_line.commands import (
 __all__ = [
     "app",
     "consumers",
+    "dead",
     "groups",
     "messages",
     "outcomes",

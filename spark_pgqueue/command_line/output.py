@@ -28,10 +28,13 @@ def count_of(count: int) -> str:
     return f"{count} message" if count == 1 else f"{count} messages"
 
 
-def line_of(message: client.Message | client.StoredMessage) -> str:
+def line_of(message: client.Message | client.StoredMessage | client.DeadMessage) -> str:
     data = message.data
-    shown = data if isinstance(data, str) else f"\\x{data.hex()}"
-    return "\t".join([str(message.seq), printable(message.key or ""), printable(shown)])
+    shown = f"\\x{data.hex()}" if isinstance(data, bytes) else data or ""
+    cells = [str(message.seq), message.key or "", shown]
+    if isinstance(message, client.DeadMessage):
+        cells += [message.reason, message.error or "", str(message.deliver_count)]
+    return "\t".join(map(printable, cells))
 
 
 def json_of_row(row: Any, claim_id: int | None = None) -> str:

@@ -134,8 +134,8 @@ class Session:
             raise _asynchronous()
         self._planned = end
         self._lease.hold(end.reader)
-        planned, taken_over, gone, dead = self._statements.row(
-            "select planned, taken_over, gone, dead from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
+        planned, taken_over, gone = self._statements.row(
+            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
             [end.reader, self._consumer.consumer_id, after, end.claim, self._process],
         )
         if taken_over:
@@ -144,19 +144,13 @@ class Session:
                 "their lease ended, and are delivered there; %s are left",
                 *(taken_over, self._options.consumer, planned),
             )
-        if dead:
-            warn(
-                "%s messages of this batch of consumer %s became dead letters when their lease "
-                "ended: they had been delivered max_deliver_count times; %s are left",
-                *(dead, self._options.consumer, planned),
-            )
         if gone:
             report_loss(gone, self._options.stream, self._options.fail_on_data_loss)
         ranges = self._statements.rows(
             "select lo, hi, priority, deliver_count from pgqueue.reader_plan(%s, %s, %s)",
             [end.reader, after, end.claim],
         )
-        batch = Batch(end.reader, after, end.claim, lost=taken_over + gone + dead)
+        batch = Batch(end.reader, after, end.claim, lost=taken_over + gone)
         return cut_into_pieces(
             [Range(*each) for each in ranges], batch, self._consumer, self._options
         )

@@ -122,8 +122,8 @@ class Keeper:
             try:
                 self._client = Client(self._statements.connection(), _statements=self._statements)
                 self._waiting = Waiting(self._statements, self._wake)
-                self._ordering, timeout = self._statements.row(
-                    "select ordering, visibility_timeout"
+                self._ordering, timeout, self._keeps_results = self._statements.row(
+                    "select ordering, visibility_timeout, keeps_history"
                     " from pgqueue.open_consumer(%s::text, %s::text)",
                     [self._stream, self._consumer],
                 )
@@ -237,6 +237,12 @@ class Keeper:
     def _extend(self, now: float) -> None:
         """Extend the claims of which a third of the time is over."""
         for held in [held for held in self._claims if held.extend_at <= now]:
+            if now - held.claimed_at >= self._timeout / 3 and (
+                waiting := self._board.take_back(held)
+            ):
+                # Claimed to be begun at once; while calls here take so long, others may do that.
+                self._take_back(waiting)
+                self._call_takes = max(self._call_takes or 0.0, self._timeout / 3)
             if self._client.extend(held.claim_id, self._options.visibility_timeout) > 0:
                 held.hold(now, self._timeout)
                 continue
@@ -309,7 +315,7 @@ class Keeper:
         self._waiting.note_messages(self._stream)
         self._is_short = self._ordering == "none" and len(claim.messages) < wanted
         self._look_at = now + (_SOON if self._is_short else 0.0)
-        held = Held(claim, self._options.batch is not None)
+        held = Held(claim, now, self._options.batch is not None, self._keeps_results)
         held.hold(now, self._timeout)
         jobs = [Job(held, calls) for calls in held.calls(self._ordering)]
         self._claims.add(held)

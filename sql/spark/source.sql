@@ -8,12 +8,13 @@ as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
 -- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
-returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text)
+returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text,
+               keeps_history boolean)
 language sql stable
 as $$
     select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout,
            format('%s-%s-%s', (select oid from pg_database where datname = current_database()), c.consumer_id,
-                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id)
+                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id), c.keep_history is not null
     from pgqueue._consumer(p_stream, p_consumer) c join pgqueue.streams s using (stream_id)
 $$;
 
@@ -109,7 +110,7 @@ begin
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id <= p_start_claim order by c.claim_id
     loop
-        lost := lost + v_claim.message_count - v_claim.settled - v_claim.remaining - v_claim.dead_lettered;
+        lost := lost + v_claim.message_count - v_claim.settled - v_claim.remaining;
         perform pgqueue._acknowledge(v_claim);
         v_settled := true;
     end loop;
@@ -171,12 +172,12 @@ $$;
 -- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and claims
 -- back what is free of those that it lost. A batch that another process had planned is delivered once more: so says its deliver_count.
 --   p_process  who asks: a process that plans a batch twice delivers it once; null: nobody in particular, which counts nothing
--- Returns how many messages the batch has now; how many of it other claimers have or had; how many are gone; and how many became
--- dead letters when their lease ended. The last three together are what reader_lost says.
+-- Returns how many messages the batch has now; how many of it other claimers have or had; and how many are gone. The last two
+-- together are what reader_lost says.
 -- Errors: PQ002, PQ003, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, its claims, the consumer.
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint,
                                                  p_process uuid default null)
-returns table (planned bigint, taken_over bigint, gone bigint, dead bigint)
+returns table (planned bigint, taken_over bigint, gone bigint)
 language plpgsql
 as $$
 declare
@@ -201,7 +202,6 @@ begin
     planned := 0;
     taken_over := 0;
     gone := 0;
-    dead := 0;
     perform pgqueue.reader_extend(p_reader);
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
@@ -218,7 +218,6 @@ begin
         v_missing := pgqueue._missing(v_consumer, v_claim);
         taken_over := taken_over + v_missing.o_taken_over;
         gone := gone + v_missing.o_gone;
-        dead := dead + v_claim.dead_lettered;
     end loop;
     if p_process is not null and (v_reader.planned_by is distinct from p_process or v_reader.planned_to < p_end_claim) then
         update pgqueue.readers set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp()
@@ -234,7 +233,7 @@ create or replace function pgqueue._missing(p_consumer pgqueue.consumers, p_clai
 language plpgsql stable
 as $$
 declare
-    v_lost  bigint := p_claim.message_count - p_claim.remaining - p_claim.settled - p_claim.dead_lettered;
+    v_lost  bigint := p_claim.message_count - p_claim.remaining - p_claim.settled;
     v_rest  int8multirange := p_claim.seqs;
     v_skips int8multirange;
     v_there bigint;
@@ -245,10 +244,6 @@ begin
         return;
     end if;
     v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'), '{}');
-    if p_claim.dead_lettered > 0 then
-        v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.dead_messages
-                                     where consumer_id = p_consumer.consumer_id and claim_id = p_claim.claim_id), '{}');
-    end if;
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (pgqueue._trimmed(p_consumer.stream_id)).o_seqs;
     execute format('select count(*) from unnest($1) g cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',

@@ -153,7 +153,6 @@ create table if not exists pgqueue.claims (
     message_count      bigint      not null,                -- messages at the start
     remaining          bigint      not null,                -- messages not settled
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
-    dead_lettered      bigint      not null default 0,      -- messages that died when its lease ended
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
     archive            boolean     not null default false,  -- its consumer keeps history, or notifies

@@ -79,6 +79,7 @@ create table if not exists pgqueue.publications (
     priority       int            not null,
     seqs           int8multirange not null,
     consumers      int[],                       -- null: all, also those that do not exist yet
+    expires_at     timestamptz,                 -- who delivers it from then on gives it up instead; null: never
     primary key (stream_id, publication_id, part)
 );
 

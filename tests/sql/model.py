@@ -56,6 +56,7 @@ class Message:
     deliver_count: int = 0
     dead_hours: int = 0
     at_most: int | None = None  # no claim with it has more
+    saved: int | None = None  # what comes back with it
 
     @property
     def place(self) -> tuple[int, int]:
@@ -74,7 +75,6 @@ class Claim:
     ended: int = 0  # when its lease did
     moved: bool = False  # its consumer was
     settled: int = 0
-    dead: int = 0  # when its lease ended
 
 
 @dataclass
@@ -271,7 +271,7 @@ class QueueMachine(RuleBasedStateMachine):
                 m.position = c.takes if taken is None else taken[m.seq]
 
     def put_back(self, claim: Claim, failed: set[int], hours: int | None, named: bool,
-                 expiry: bool = False) -> int:  # fmt: skip
+                 expiry: bool = False, saved: int | None = None) -> int:  # fmt: skip
         """Failed messages of a claim go back or die; returns how many left the claim.
 
         Args:
@@ -280,6 +280,7 @@ class QueueMachine(RuleBasedStateMachine):
             hours: they come again after; None: as the consumer's settings say.
             named: they failed; else nobody knows which, unless there is only one.
             expiry: its lease ended, some time ago.
+            saved: they did not fail: they were put off, with this.
         """
         c = claim.consumer
         worker = claim.reader is None
@@ -293,7 +294,7 @@ class QueueMachine(RuleBasedStateMachine):
         for m in sorted((c.messages[s] for s in claim.held), key=lambda m: m.place):
             key = c.key(m)
             fails = m.seq in failed
-            if fails and certain and c.give_up(m):
+            if fails and certain and saved is None and c.give_up(m):
                 m.state = "dead"
             elif fails or (key is not None and key in failing):
                 failing.add(key)
@@ -303,6 +304,8 @@ class QueueMachine(RuleBasedStateMachine):
                     delay = policy if hours is None else hours
                     m.not_before = since + delay if delay and since + delay > self.clock else None
                     m.at_most = suspect or m.at_most
+                    m.saved = m.saved if saved is None else saved
+                    m.deliver_count -= saved is not None
                 else:
                     m.not_before = None
                     m.deliver_count -= 1
@@ -517,10 +520,11 @@ class QueueMachine(RuleBasedStateMachine):
         seqs = self.hand_out(c, seqs_of(rows), size)
         for row in rows:
             m = c.messages[row.seq]
-            assert (row.key, row.priority, row.deliver_count) == (
+            assert (row.key, row.priority, row.deliver_count, row.saved) == (
                 m.key,
                 m.priority,
                 m.deliver_count,
+                m.saved,
             )
         if rows:
             claim = Claim(claim_of(rows), c, set(seqs), set(seqs))
@@ -528,7 +532,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open_claims())
     @rule(data=st.data(), whole=st.booleans(), mode=MODES,
-          action=st.sampled_from(["ack", "ack", "nack", "nack", "dead_letter"]),
+          action=st.sampled_from(["ack", "ack", "nack", "nack", "defer", "dead_letter"]),
           hours=st.sampled_from([None, None, 0, 0, 1, 2]))  # fmt: skip
     def settle(self, data: Any, whole: bool, mode: str, action: str, hours: int | None) -> None:
         claim = data.draw(st.sampled_from(self.open_claims()))
@@ -538,11 +542,16 @@ class QueueMachine(RuleBasedStateMachine):
         arguments: list[Any] = [claim.claim_id, None if whole else sorted(part)]
         if action == "nack":
             arguments += [None if hours is None else f"{hours} hours", "no"]
+        if action == "defer":
+            arguments += [f"{hours or 0} hours", str(self.clock)]
         n = self.run(mode, lambda: value(self.conn, action, *arguments))
         if n is None:
             return
         if action == "nack":
-            assert n == self.put_back(claim, part, hours, named=not whole)
+            assert n == self.put_back(claim, part, hours, named=not whole or len(part) == 1)
+            return
+        if action == "defer":
+            assert n == self.put_back(claim, part, hours or 0, named=True, saved=self.clock)
             return
         assert n == len(part)
         self.finish(claim, part, "acked" if action == "ack" else "dead")
@@ -553,6 +562,28 @@ class QueueMachine(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(self.open_claims()))
         claim.expired, claim.ended = True, self.clock
         clock.end_lease(self.conn, claim.claim_id)
+
+    @rule(data=st.data(), mode=MODES, n=st.sampled_from([None, 1, 2]), whole=st.booleans(),
+          function=st.sampled_from(["redrive", "redrive", "purge_dead"]))  # fmt: skip
+    def settle_dead(self, data: Any, mode: str, n: int | None, whole: bool, function: str) -> None:
+        """Dead letters arrive anew, those with the lowest numbers first; or are gone."""
+        c = data.draw(st.sampled_from(self.consumers))
+        dead = sorted(m.seq for m in c.messages.values() if m.state == "dead")
+        chosen = dead if whole else dead[::2]
+        arguments = [self.stream, c.name, None if whole else chosen]
+        count = self.run(mode, lambda: value(self.conn, function, *arguments, p_max=n))
+        if count is None:
+            return
+        chosen = chosen[:n]
+        assert count == len(chosen)
+        arrived = internals.arrivals(self.conn, c.consumer_id) if self.bounded else {}
+        c.takes += 1
+        for seq in chosen:
+            old = c.messages[seq]
+            new = Message(seq, old.key, old.priority, None, "acked")
+            if function == "redrive":
+                new.state, new.position = "queued", arrived.get(seq, c.takes)
+            c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
     def retry(self, data: Any, mode: str) -> None:
@@ -580,7 +611,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(not (x.held and x.live) for c in self.consumers
                                    for x in c.claims.values()))  # fmt: skip
-    @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "dead_letter"]))
+    @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "defer", "dead_letter"]))
     def settle_again(self, data: Any, action: str) -> None:
         """A claim that ended changes nothing."""
         over = [x for c in self.consumers for x in c.claims.values() if not (x.held and x.live)]
@@ -605,7 +636,7 @@ class QueueMachine(RuleBasedStateMachine):
         r.claim, r.messages = start
         lost = 0
         for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
-            lost += len(claim.original) - claim.settled - len(claim.held) - claim.dead
+            lost += len(claim.original) - claim.settled - len(claim.held)
             for s in claim.held:
                 c.messages[s].state = "acked"
             claim.held, claim.live = set(), False
@@ -664,9 +695,7 @@ class QueueMachine(RuleBasedStateMachine):
                 m.deliver_count += 1
         assert got.planned == len(planned)
         claim.settled = min(claim.settled, len(claim.original) - len(claim.held))
-        assert got.taken_over + got.gone == (
-            len(claim.original) - claim.settled - len(claim.held) - claim.dead
-        )
+        assert got.taken_over + got.gone == (len(claim.original) - claim.settled - len(claim.held))
         assert got.gone <= len(claim.original & internals.skipped(self.conn, c.consumer_id))
         per_key: dict[Any, list[Message]] = defaultdict(list)
         for s in planned:

@@ -223,7 +223,7 @@ class Reader:
         return [seq for r in ranges for seq in range(r.lo, r.hi)]
 
     def resume(self, end: Any, process: uuid.UUID | None = None) -> Any:
-        """planned, taken_over, gone, dead; in a process of Spark, or in none."""
+        """planned, taken_over, gone; in a process of Spark, or in none."""
         (row,) = call(
             self.conn, "reader_resume", self.id, self.consumer_id, self.claim_id, end.claim_id,
             process,

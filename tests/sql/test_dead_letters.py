@@ -177,6 +177,23 @@ def test_what_is_redriven_arrives_anew_at_the_end_in_its_order(conn: Conn, order
     assert [states(conn, "other")[seq] for seq in first] == ["dead"] * 6
 
 
+@pytest.mark.parametrize("settings", [{"fair": True}, {"per_key_limit": 1}])
+def test_what_is_redriven_keeps_the_limits_of_its_key(
+    conn: Conn, settings: dict[str, object]
+) -> None:
+    consumer(conn, p_settings=Jsonb(settings))
+    sent = send_all(conn, ["x"] * 6, p_keys=list("aaabbb"))
+    bury(conn, sent)
+    assert value(conn, "redrive", "s", "c") == 6
+    checker.check(conn)
+    if "per_key_limit" in settings:
+        keys = [row.key for row in receive(conn)]
+        assert keys
+        assert len(set(keys)) == len(keys)
+        clock.end_leases(conn)
+    assert sorted(acked(conn, "s", "c")) == sent
+
+
 def test_a_redriven_message_may_keep_its_count_and_its_error(conn: Conn) -> None:
     consumer(conn, p_max_deliver_count=1)
     seq = send(conn)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import clock
 from tests.sql.queue import (
@@ -71,7 +72,7 @@ def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
 
 def test_for_others_filtered_and_done(conn: Conn) -> None:
     consumer(conn)
-    consumer(conn, "d")
+    consumer(conn, "d", p_settings=Jsonb({"keep_history": "1 hour"}))
     consumer(conn, "picky", p_topic="a.*")
     seq = send(conn, p_consumers=["d"])
     assert said(conn, seq) == ("not for it", "it was published to other consumers: d")
@@ -80,6 +81,9 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert seqs_of(receive(conn, 10, "picky")) == [passes]
     assert said(conn, other, "picky")[0] == "filtered out"
     value(conn, "ack", claim_of(receive(conn)))
+    value(conn, "ack", claim_of(receive(conn, 10, "d")))
+    assert said(conn, seq, "d")[1].startswith("acknowledged at ")
+    assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
         "done", "acknowledged; or the consumer was made, or moved, to begin after it",
     )  # fmt: skip
@@ -159,6 +163,7 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     row = explain(conn, seq)
     assert row.state == "claimed"
     assert f"in claim {claim} of 1 message; delivery 1 of any number" in row.because
+    assert row.because.startswith("held by spark-pgqueue since ")
     assert row.until == one(conn, "select lease_until from pgqueue.message_states")
     clock.end_lease(conn, claim)
     assert "its lease is over" in explain(conn, seq).because
@@ -177,6 +182,9 @@ def test_delayed_says_until_when_and_why(conn: Conn) -> None:
     row = explain(conn, failed)
     assert (row.state, row.because[-6:]) == ("delayed", ": busy")
     assert row.until - now(conn) < seconds(60)
+    clock.end_delay(conn, failed)
+    assert "which is now: the next claim" in said(conn, failed)[1]
+    assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
 
 
 def test_waiting_says_behind_what(conn: Conn) -> None:
@@ -216,7 +224,7 @@ def test_dead_says_of_what(conn: Conn) -> None:
     value(conn, "dead_letter", claim_of(receive(conn)), None, "no such customer")
     state, because = said(conn, seq)
     assert state == "dead"
-    assert because.startswith("no such customer; delivered once, dead since ")
+    assert because.startswith("no such customer; delivered once, last to spark-pgqueue, ")
 
 
 @pytest.mark.parametrize("seq", [0, -1, None])

@@ -164,7 +164,7 @@ def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
 @pytest.mark.parametrize("ordering", BY_KEY)
 def test_keys_take_turns(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, fair=True)
-    n = 5000
+    n = 300
     send_keys(conn, *["hot"] * n)
     got = keys_of(drained_some(conn, 3))
     send_keys(conn, "b", "c", "d")
@@ -297,9 +297,13 @@ HISTORIES = [
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", BY_KEY)
-@pytest.mark.parametrize("settings", HISTORIES, ids=[" ".join(s) for s in HISTORIES])
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [(HISTORIES[-1], 50), *(pytest.param(s, 200, marks=pytest.mark.longer) for s in HISTORIES)],
+    ids=["short", *(" ".join(s) for s in HISTORIES)],
+)
 def test_any_history_keeps_the_limits_and_loses_nothing(
-    conn: Conn, ordering: str, settings: dict[str, Any]
+    conn: Conn, ordering: str, settings: dict[str, Any], steps: int
 ) -> None:
     """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
     limited(conn, ordering, **settings)
@@ -307,7 +311,7 @@ def test_any_history_keeps_the_limits_and_loses_nothing(
     open_claims: dict[int, list[int]] = {}
     sent: list[int] = []
     done: list[int] = []
-    for step in range(160):
+    for step in range(steps):
         what = rng.choice(["send", "receive", "receive", "ack", "part", "nack", "delay", "expire"])
         claim = rng.choice(list(open_claims)) if open_claims else None
         if what == "send":
@@ -396,3 +400,32 @@ def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
     value(conn, "ack", held)
     done += rest + seqs_of(drained(conn, 5))
     assert sorted(done) == seqs
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+@pytest.mark.parametrize("settings", [{"per_key_limit": 5}, {"fair": True}], ids=str)
+def test_a_message_that_kills_its_worker_dies_alone(
+    conn: Conn, ordering: str, settings: dict[str, Any]
+) -> None:
+    """Claims are halved within the limits; and where nothing is in flight, a claim finds some."""
+    limited(conn, ordering, max_deliver_count=2, **settings)
+    seqs = send_keys(conn, *("aaaaabbcd" * 3))
+    poison = seqs[7]
+    done = []
+    while rows := receive(conn, 20):
+        if poison in seqs_of(rows):
+            value(conn, "nack", claim_of(rows))
+        else:
+            done += seqs_of(rows)
+            value(conn, "ack", claim_of(rows))
+    assert sorted([*done, poison]) == seqs
+    assert [row.message_count for row in internals.dead_letters(conn)] == [1]
+
+
+def test_who_retries_all_that_is_delayed_ends_no_rate(conn: Conn) -> None:
+    limited(conn, "none", per_key_interval="1 hour")
+    send_keys(conn, "a", "a")
+    value(conn, "nack", claim_of(receive(conn, 5)), p_delay=seconds(3600))
+    value(conn, "retry", "s", "c")
+    assert receive(conn, 5) == []

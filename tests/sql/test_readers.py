@@ -46,7 +46,7 @@ def test_a_reader_goes_from_batch_to_batch(conn: Conn, ordering: str) -> None:
     sent = send_all(conn, ["x"] * 5, p_keys=[*"kklkl"])
     first = reader.ask(2)
     assert (first.messages, first.claimed) == (2, 2)
-    assert reader.resume(first) == (2, 0, 0, 0)
+    assert reader.resume(first) == (2, 0, 0)
     assert reader.plan(first) == sent[:2]
     reader.move(first)
     second = reader.ask(100)
@@ -95,9 +95,9 @@ def test_a_resumed_batch_claims_back_what_is_free_and_tells_what_is_not(
     time.sleep(0.1)
     worker = receive(conn, 2, p_visibility_timeout=seconds(60))
     assert [r.deliver_count for r in worker] == [2, 2]
-    assert reader.resume(end) == (2, 2, 0, 0)
+    assert reader.resume(end) == (2, 2, 0)
     assert reader.plan(end) == sent[2:]
-    assert reader.resume(end) == (2, 2, 0, 0), "as often as it is asked"
+    assert reader.resume(end) == (2, 2, 0), "as often as it is asked"
     reader.move(end)
     assert reader.ask().lost == 2
     assert value(conn, "ack", claim_of(worker)) == 2, "its claim is its own"
@@ -110,10 +110,10 @@ def test_a_batch_that_was_taken_over_as_a_whole_is_claimed_back_once_it_is_free(
     end = reader.ask(p_visibility_timeout=seconds(0.05))
     time.sleep(0.1)
     claim = claim_of(receive(conn))
-    assert reader.resume(end) == (0, 3, 0, 0)
+    assert reader.resume(end) == (0, 3, 0)
     assert reader.plan(end) == []
     value(conn, "nack", claim)
-    assert reader.resume(end) == (3, 0, 0, 0)
+    assert reader.resume(end) == (3, 0, 0)
     assert reader.plan(end) == sent
     reader.move(end)
     assert reader.ask().lost == 0
@@ -128,12 +128,12 @@ def test_a_resumed_batch_leaves_what_is_behind_anothers_claim(conn: Conn, orderi
     time.sleep(0.1)
     worker = receive(conn, 1, p_visibility_timeout=seconds(60))
     assert seqs_of(worker) == sent[:1]
-    planned, taken_over, gone, _ = reader.resume(end)
+    planned, taken_over, gone = reader.resume(end)
     assert (planned + taken_over, gone) == (3, 0)
     assert not set(reader.plan(end)) & set(sent[:2])
     value(conn, "ack", claim_of(worker))
     if ordering == "stream":
-        assert reader.resume(end) == (2, 1, 0, 0)
+        assert reader.resume(end) == (2, 1, 0)
         assert reader.plan(end) == sent[1:]
     else:
         assert reader.plan(end) == sent[2:]
@@ -153,7 +153,7 @@ def test_a_resumed_batch_leaves_what_is_behind_a_delayed_message(
     assert seqs_of(worker) == sent[:1]
     value(conn, "nack", claim_of(worker), None if whole else sent[:1], seconds(60))
     free = sent[2:3] if ordering == "key" else []
-    assert reader.resume(end) == (len(free), 4 - len(free), 0, 0)
+    assert reader.resume(end) == (len(free), 4 - len(free), 0)
     assert reader.plan(end) == free
     reader.move(end)
     assert reader.ask().lost == 4 - len(free)
@@ -171,7 +171,7 @@ def test_a_resumed_batch_ends_for_a_key_at_its_delayed_message(conn: Conn, order
     worker = claim_of(receive(conn, 3))
     value(conn, "nack", worker, sent[1:2], seconds(60))
     value(conn, "nack", worker, sent[:1])
-    assert reader.resume(end) == (1, 2, 0, 0)
+    assert reader.resume(end) == (1, 2, 0)
     assert reader.plan(end) == sent[:1]
 
 
@@ -186,7 +186,7 @@ def test_a_resumed_batch_claims_back_a_key_from_aside_and_from_the_line(
     value(conn, "nack", claim_of(receive(conn, 1)), sent[:1])
     # by key, what was delivered once and what was not are not in one piece
     back = 2 if ordering == "stream" else 1
-    assert reader.resume(end) == (back, 2 - back, 0, 0)
+    assert reader.resume(end) == (back, 2 - back, 0)
     assert reader.plan(end) == sent[:back]
 
 
@@ -222,7 +222,7 @@ def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reade
     send_all(conn, ["x"] * 3)
     start, end = reader.claim_id, reader.ask()
     assert value(conn, "ack", end.claim_id) == 3
-    assert reader.resume(end) == (0, 0, 0, 0)
+    assert reader.resume(end) == (0, 0, 0)
     reader.move(end)
     assert (reader.ask().claimed, reader.ask().lost) == (0, 0)
     reader.claim_id = start
@@ -237,7 +237,7 @@ def test_messages_that_were_deleted_meanwhile_are_gone(conn: Conn, reader: Reade
     time.sleep(0.1)
     value(conn, "ack", claim_of(receive(conn)), sent[:2])
     conn.execute("delete from pgqueue.messages where seq = %s", [sent[0]])
-    planned, taken_over, gone, _ = reader.resume(end)
+    planned, taken_over, gone = reader.resume(end)
     assert (planned, taken_over, gone) == (0, 2, 1)
 
 
@@ -281,7 +281,7 @@ def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again
     if again == "asked for":
         assert reader.ask().claim_id == end.claim_id
     else:
-        assert reader.resume(end) == (1, 0, 0, 0)
+        assert reader.resume(end) == (1, 0, 0)
     assert receive(conn) == []
 
 
@@ -438,13 +438,13 @@ def test_a_batch_that_another_process_plans_again_is_delivered_again(
     for process, delivered in (
         *((first, 1), (first, 1), (second, 2), (None, 2), (second, 2), (first, 3)),
     ):
-        assert reader.resume(end, process) == (3, 0, 0, 0)
+        assert reader.resume(end, process) == (3, 0, 0)
         assert counts() == {delivered}
     checker.check(conn)
     reader.move(end)
     send(conn)
     end = reader.ask()
-    assert reader.resume(end, second) == (1, 0, 0, 0)
+    assert reader.resume(end, second) == (1, 0, 0)
     assert {r.deliver_count for r in call(conn, "reader_plan", reader.id, reader.claim_id,
                                           end.claim_id)} == {1}, "a batch of its own"  # fmt: skip
 
@@ -477,14 +477,14 @@ def test_what_a_reader_loses_while_it_reads_can_be_asked(conn: Conn, reader: Rea
     end = reader.ask(1)
     reader.move(end)
     end = reader.ask()
-    assert reader.resume(end) == (4, 0, 0, 0)
+    assert reader.resume(end) == (4, 0, 0)
     value(conn, "ack", end.claim_id, [2])
     assert reader.lost(end) == 0, "what its owner settles is not lost"
     clock.end_lease(conn, end.claim_id)
     worker = receive(conn, 1)
     assert reader.lost(end) == 3, "also what nobody else has yet"
     planned, *rest = reader.resume(end)
-    assert (planned, *rest) == (2, 1, 0, 0)
+    assert (planned, *rest) == (2, 1, 0)
     assert reader.lost(end) == sum(rest)
     value(conn, "nack", claim_of(worker))
     assert reader.lost(end) == 1
@@ -511,7 +511,7 @@ def test_taken_over_and_deleted_messages_are_told_apart(conn: Conn, stream: int)
     value(conn, "ack", claim_of(worker), [dying, deleted])
     conn.execute("delete from pgqueue.messages where seq = %s", [deleted])
     value(conn, "nack", claim_of(worker), [left])
-    assert reader.resume(end) == (1, 2, 1, 0)
+    assert reader.resume(end) == (1, 2, 1)
     assert reader.plan(end) == [left]
     assert reader.lost(end) == 3
     reader.move(end)
@@ -525,7 +525,7 @@ def test_what_was_settled_here_and_deleted_then_is_not_gone(conn: Conn, reader: 
     conn.execute("delete from pgqueue.messages where seq = any(%s)", [sent[:2]])
     clock.end_lease(conn, end.claim_id)
     value(conn, "nack", claim_of(receive(conn)))
-    assert reader.resume(end) == (1, 0, 0, 0)
+    assert reader.resume(end) == (1, 0, 0)
 
 
 def test_a_new_reader_is_told_what_others_hold(conn: Conn, reader: Reader) -> None:

@@ -23,6 +23,7 @@ ROLES = ("producer", "consumer", "observer", "admin")
 # What each may call; nobody else may call anything.
 FUNCTIONS = {
     "producer": {
+        "import_lines",
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
         "outcome", "listen_done",
@@ -32,8 +33,10 @@ FUNCTIONS = {
         "_capture_pieces",
     },
     "consumer": {
+        "peek", "peek_at", "export_lines",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
+        "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
+        "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
@@ -42,9 +45,12 @@ FUNCTIONS = {
         "reader_backlog", "_check_timeout",
     },
     "observer": {
+        "consumer_position",
         "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+        "read_dead",
     },
     "admin": {
+        "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
         "read_dead", "redrive", "purge_dead",

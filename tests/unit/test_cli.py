@@ -126,6 +126,40 @@ def test_schedules(queue, run):
     assert [schedule.name for schedule in queue.schedules()] == ["nightly"]
 
 
+def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
+    queue.send("s", "a\tb", key="k", headers={"h": 1})
+    queue.send_batch("s", ["c", "d"])
+    claim = queue.receive("s", "c", 3)
+    queue.dead_letter(claim.claim_id, [1, 3], reason="no such user", details={"line": 7})
+    queue.dead_letter(claim.claim_id, [2])
+    assert "no such user" in run("dead", "list", "s", "c")
+    listed = [json.loads(line) for line in run("dead", "list", "--json").splitlines()]
+    assert [(row["reason"], row["messages"]) for row in listed] == [
+        ("rejected", 1),
+        ("no such user", 2),
+    ]
+    assert run("dead", "show", "s", "c", "--seq", "1") == "1\tk\ta\\tb\tno such user\t\t1\n"
+    (shown,) = run("dead", "show", "s", "c", "--json", "--reason", "rejected").splitlines()
+    assert json.loads(shown).items() >= {"seq": 2, "data": "c", "deliver_count": 1}.items()
+    assert run("dead", "redrive", "s", "c", "--reason", "no such user", "--max", "1") == (
+        "1 message to arrive again\n"
+    )
+    assert [message.seq for message in queue.read_dead("s", "c")] == [2, 3]
+    assert run("dead", "purge", "s", "c", "--seq", "2", "--yes") == "1 message deleted\n"
+    assert [message.seq for message in queue.read_dead("s", "c")] == [3]
+
+
+def test_retry_ends_delays(queue, run):
+    queue.send("s", "a")
+    queue.receive("s", "c").nack(delay=timedelta(hours=1))
+    assert run("retry", "s", "c") == "1 message to come at once\n"
+    claim = queue.receive("s", "c")
+    run("consumer", "set", "s", "c", "backoff_base=1h")
+    run("nack", str(claim.claim_id), "--delay", "0")
+    assert queue.receive("s", "c").nack() == 1
+    assert queue.receive("s", "c") is None
+
+
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
     assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error

@@ -479,6 +479,28 @@ def test_lists_and_statistics(queue):
     }
 
 
+def test_dead_letters_are_read_redriven_and_purged(queue):
+    queue.create_consumer("s", "d")
+    queue.send_batch("s", ["x"] * 1203, headers=[{"h": 1}] * 1203)
+    claim = queue.receive("s", "d", 2000)
+    claim.dead_letter(reason="no such user", details=["any", "thing"])
+    found = list(queue.read_dead("s", "d"))
+    assert [each.seq for each in found] == [each.seq for each in claim.messages]
+    assert (found[0].data, found[0].headers, found[0].reason) == ("x", {"h": 1}, "no such user")
+    assert (found[0].details, found[0].deliver_count) == (["any", "thing"], 1)
+    (group,) = queue.dead_letters("s", "d")
+    assert (group.messages, group.first_seq, group.last_seq) == (
+        1203, found[0].seq, found[-1].seq,
+    )  # fmt: skip
+    with pytest.raises(PgQueueError, match="time zone"):
+        queue.read_dead("s", "d", before=datetime(2026, 1, 1))
+    assert queue.redrive("s", "d", before=found[0].died_at) == 0
+    assert queue.redrive("s", "d") == 1000
+    assert queue.purge_dead("s", "d", [found[-1].seq]) == 1
+    assert queue.redrive("s", "d", max_messages=None, reset=False) == 202
+    assert len(queue.receive("s", "d", 2000).messages) == 1202
+
+
 def test_settings_take_a_timedelta_and_none(queue):
     queue.create_consumer("s", "k", settings={"visibility_timeout": SECOND * 0.25})
     (consumer,) = [each for each in queue.consumers("s") if each.name == "k"]

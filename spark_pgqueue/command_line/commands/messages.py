@@ -19,6 +19,7 @@ from spark_pgqueue.command_line.arguments import (
     Seqs,
     StreamName,
     Url,
+    delay,
     duration,
     header,
     json_value,
@@ -59,6 +60,10 @@ def send(
             parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
         ),
     ] = None,
+    expires_at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
+    ] = None,
     consumer: Annotated[
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
@@ -74,7 +79,12 @@ def send(
     if lines and dedup_key is not None:
         raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
     headers = dict(header) if header else None
-    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    publish = {
+        "priority": priority,
+        "deliver_at": deliver_at,
+        "consumers": consumer,
+        "expires_at": expires_at,
+    }
     given = b""
     if data is not None:
         given = os.fsencode(data)
@@ -195,6 +205,21 @@ def tail(
 
 
 @app.command()
+def retry(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Annotated[
+        list[int] | None,
+        typer.Option("--seq", min=1, help="Only this message; can be repeated."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """End the delays of what failed, and let it come in large claims again: after an outage."""
+    with connect(url) as queue:
+        print(f"{count_of(queue.retry(stream, consumer, seq))} to come at once")
+
+
+@app.command()
 def ack(
     claim: ClaimId,
     seq: Seqs = None,
@@ -210,12 +235,36 @@ def ack(
 
 
 @app.command()
+def defer(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
+    ] = None,
+    state: Annotated[
+        Any,
+        typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Put a claim off, or messages of it: deliver it later. That is no failure."""
+    with connect(url) as queue:
+        count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
+        settled(count, claim, "deferred")
+
+
+@app.command()
 def nack(
     claim: ClaimId,
     seq: Seqs = None,
     delay: Annotated[
         timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Deliver it again after that."),
+        typer.Option(
+            parser=delay,
+            metavar="DURATION",
+            help="Deliver it again after that; 0: now. Default: as the consumer's backoff says.",
+        ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
     url: Url = None,

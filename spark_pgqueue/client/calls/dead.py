@@ -1,0 +1,166 @@
+"""Dead letters: what consumers gave up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import DeadLetters, DeadMessage
+
+PAGE = 500  # messages that are read at once
+
+
+class DeadCalls(Calls):
+    """Dead letters: what consumers gave up."""
+
+    def dead_letters(
+        self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
+    ) -> list[DeadLetters]:
+        """The dead letters of consumers, those that died together as one; the newest first.
+
+        Args:
+            stream: the stream's name; None for all.
+            consumer: the consumer's name; None for all.
+            limit: at most so many.
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, reason, error, message_count as messages, first_seq,"
+            " last_seq, deliver_count, owner, died_at from pgqueue.dead_letters"
+            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
+            " order by died_at desc, first_seq limit %s",
+            [
+                stream,
+                arguments.maybe(arguments.text, "consumer", consumer),
+                arguments.number("limit", limit),
+            ],
+            row_factory=class_row(DeadLetters),
+        )
+
+    def read_dead(
+        self,
+        stream: str,
+        consumer: str,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        before: datetime | None = None,
+    ) -> Iterator[DeadMessage]:
+        """Read dead letters of a consumer with what they hold, in the order of their numbers.
+
+        Changes nothing. They are read 500 at a time, as they are asked for.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: these messages; None for all.
+            reason: those that died of this reason; None for any.
+            before: those that died before; None for at any time.
+        """
+        given = _choice(stream, consumer, seqs, reason, before)
+        return self._dead_pages(given)
+
+    def _dead_pages(self, given: list[Any]) -> Iterator[DeadMessage]:
+        after = 0
+        while True:
+            rows = self._statements.rows(
+                "select seq, key, data, data_bytes, headers::text, priority, inserted_at, reason,"
+                " error, details, deliver_count, owner, died_at from pgqueue.read_dead(%s::text,"
+                " %s::text, %s::bigint[], %s::text, %s::timestamptz, %s, %s)",
+                [*given, PAGE, after],
+            )
+            for seq, key, text, binary, headers, *others in rows:
+                data = binary if text is None else text
+                yield DeadMessage(seq, key, data, json.loads(headers) if headers else {}, *others)
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def redrive(
+        self,
+        stream: str,
+        consumer: str,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        before: datetime | None = None,
+        max_messages: int | None = 1000,
+        reset: bool = True,
+    ) -> int:
+        """Deliver dead letters again, to the consumer that gave them up and to no other.
+
+        They arrive anew at the end of its line, in the order of their numbers. If several call it
+        at once, each comes once.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: as in `read_dead`, and so `reason` and `before`.
+            reason: ...
+            before: ...
+            max_messages: at most so many, those with the lowest numbers; None for all.
+            reset: as if they had never been delivered; else their deliver_count goes on, and with
+                max_deliver_count their next failure is the last.
+
+        Returns:
+            how many messages that were.
+        """
+        return self._value(
+            "select pgqueue.redrive(%s::text, %s::text, %s::bigint[], %s::text, %s::timestamptz,"
+            " %s::int, %s::boolean)",
+            *_choice(stream, consumer, seqs, reason, before),
+            arguments.maybe(arguments.number, "max_messages", max_messages),
+            arguments.flag("reset", reset),
+        )
+
+    def purge_dead(
+        self,
+        stream: str,
+        consumer: str,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        before: datetime | None = None,
+        max_messages: int | None = None,
+    ) -> int:
+        """Delete dead letters: nobody gets them any more.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: as in `read_dead`, and so `reason` and `before`.
+            reason: ...
+            before: ...
+            max_messages: at most so many, those with the lowest numbers; None for all.
+
+        Returns:
+            how many messages that were.
+        """
+        return self._value(
+            "select pgqueue.purge_dead(%s::text, %s::text, %s::bigint[], %s::text,"
+            " %s::timestamptz, %s::int)",
+            *_choice(stream, consumer, seqs, reason, before),
+            arguments.maybe(arguments.number, "max_messages", max_messages),
+        )
+
+
+def _choice(
+    stream: str,
+    consumer: str,
+    seqs: Iterable[int] | None,
+    reason: str | None,
+    before: datetime | None,
+) -> list[Any]:
+    return [
+        arguments.text("stream", stream),
+        arguments.text("consumer", consumer),
+        arguments.maybe(arguments.seqs, "seqs", seqs),
+        arguments.maybe(arguments.text, "reason", reason),
+        arguments.maybe(arguments.time, "before", before),
+    ]

@@ -1,0 +1,122 @@
+"""Commands of `pgqueue dead`: what consumers gave up."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.arguments import (
+    ConsumerName,
+    Json,
+    StreamName,
+    Url,
+    Yes,
+    moment,
+)
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show
+
+dead_app = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
+app.add_typer(dead_app, name="dead")
+
+Numbers = Annotated[
+    list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")
+]
+Reason = Annotated[str | None, typer.Option(help="Only what died of this reason.")]
+Before = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moment,
+        metavar="TIME",
+        help="Only what died before (ISO 8601, local unless it has a zone).",
+    ),
+]
+
+
+@dead_app.command("list")
+def dead_list(
+    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    consumer: Annotated[str | None, typer.Argument(show_default="all consumers")] = None,
+    max_rows: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what died together, the newest first: why, how often it was delivered, whose it was."""
+    with connect(url) as queue:
+        rows = queue.dead_letters(stream, consumer, limit=max_rows)
+        show(rows, client.DeadLetters, as_json)
+
+
+@dead_app.command("show")
+def dead_show(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Numbers = None,
+    reason: Reason = None,
+    before: Before = None,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 100,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print dead letters with what they hold.
+
+    A line has seq, key and data as `receive` prints them, then reason, error and deliver_count;
+    --json has everything.
+    """
+    with connect(url) as queue:
+        messages = queue.read_dead(stream, consumer, seq, reason=reason, before=before)
+        for message in islice(messages, max_messages):
+            print(json_of_row(message) if as_json else line_of(message))
+        sys.stdout.flush()
+
+
+@dead_app.command("redrive")
+def dead_redrive(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Numbers = None,
+    reason: Reason = None,
+    before: Before = None,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
+    reset: Annotated[
+        bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
+    ] = True,
+    url: Url = None,
+) -> None:
+    """Deliver dead letters again: they arrive anew, at the end of the consumer's line."""
+    with connect(url) as queue:
+        count = queue.redrive(
+            stream,
+            consumer,
+            seq,
+            reason=reason,
+            before=before,
+            max_messages=max_messages,
+            reset=reset,
+        )
+        print(f"{count_of(count)} to arrive again")
+
+
+@dead_app.command("purge")
+def dead_purge(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seq: Numbers = None,
+    reason: Reason = None,
+    before: Before = None,
+    yes: Yes = False,
+    url: Url = None,
+) -> None:
+    """Delete dead letters: nobody gets them any more."""
+    choice: dict[str, Any] = {"reason": reason, "before": before}
+    chosen = "" if seq is None and not any(choice.values()) else " that were chosen"
+    with connect(url) as queue:
+        if queue.dead_letters(stream, consumer, limit=1):
+            confirm(f"Delete the dead letters of {consumer!r} of {stream!r}{chosen}?", yes)
+        print(f"{count_of(queue.purge_dead(stream, consumer, seq, **choice))} deleted")
