@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import AsyncClient, Client
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
-    from spark_pgqueue.worker import Consumer, Reject, Retry
+    from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Consumer",
+    "Defer",
     "PgQueueError",
     "Reject",
     "Retry",
@@ -39,7 +40,7 @@ __all__ = [
 # Imported when they are first asked for: Spark's processes import this package for every
 # micro-batch, and need none of them.
 _LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
-_OF_THE_WORKER = ("Consumer", "Reject", "Retry")
+_OF_THE_WORKER = ("Consumer", "Defer", "Reject", "Retry")
 
 
 def register(spark: SparkSession) -> None:

@@ -39,6 +39,7 @@ comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer wit
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
 comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
+comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
 comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its messages: nobody gets them any more.';
 
@@ -64,7 +65,7 @@ comment on function pgqueue.next_due         is 'When a claim makes sense again 
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
-comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query.';
+comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query or a worker.';
 comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
 comment on function pgqueue.reader_claim     is 'The end offset of the next micro-batch of a Spark query; acknowledges the batches before it.';
 comment on function pgqueue.reader_extend    is 'Holds the claims of a Spark query longer: its heartbeat.';
@@ -91,6 +92,11 @@ comment on function pgqueue.create_roles   is 'Makes the group roles pgqueue_pro
 comment on function pgqueue.schema_version is 'The version of this schema.';
 
 comment on function pgqueue.explain_message is 'Why a message is where it is, for one consumer, and until when.';
+comment on function pgqueue.peek            is 'What a consumer has before it, with what it holds, without claiming it.';
+comment on function pgqueue.peek_at         is 'Messages of a stream by their numbers, with what they hold.';
+comment on function pgqueue.consumer_position is 'Where a consumer is in its stream.';
+comment on function pgqueue.export_lines    is 'The messages of a stream as lines of JSON, page by page.';
+comment on function pgqueue.import_lines    is 'Publishes messages that are written as lines of JSON, once where the stream has a dedup_window.';
 comment on function pgqueue.key_stats       is 'The keys of which a consumer has most in hand: what waits, is delayed, and is in claims.';
 
 comment on view pgqueue.message_states    is 'One row per message and consumer that is not done with it, with its state.';

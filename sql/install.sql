@@ -54,6 +54,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/settle.sql
 \ir functions/dead.sql
 \ir functions/read.sql
+\ir functions/peeking.sql
+\ir functions/export.sql
 \ir functions/groups.sql
 \ir spark/source.sql
 \ir spark/sink.sql

@@ -46,3 +46,13 @@ def do_as_told(message):
 async def note_async(message):
     """As `note`."""
     note(message)
+
+
+def upper(message, connection=None):
+    """Something to keep."""
+    return message.data.upper()
+
+
+def upper_all(messages):
+    """Something to keep of a batch."""
+    return [upper(message) for message in messages]

@@ -93,9 +93,14 @@ def position(name: str, value: str | datetime) -> str:
 
 
 def listed(name: str, value: Iterable[Any]) -> list[Any]:
+    return list(iterated(name, value))
+
+
+def iterated(name: str, value: Iterable[Any]) -> Iterable[Any]:
+    """What may be too much to be held at once."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise PgQueueError(f"{name} must be a list, not {type(value).__name__}")
-    return list(value)
+    return value
 
 
 def items(name: str, value: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,10 @@ from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.dead import DeadCalls
+from spark_pgqueue.client.calls.describing import DescribeCalls
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.outcomes import OutcomeCalls
+from spark_pgqueue.client.calls.peeking import PeekCalls
 from spark_pgqueue.client.calls.reading import ReadCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
 from spark_pgqueue.client.calls.seeing import SeeCalls
@@ -50,14 +52,16 @@ def connect(
 
 
 class Client(
+    DescribeCalls,
+    PeekCalls,
     SeeCalls,
     StreamCalls,
     ConsumerCalls,
     SendCalls,
     ScheduleCalls,
     ClaimCalls,
-    DeadCalls,
     OutcomeCalls,
+    DeadCalls,
     ReadCalls,
     GroupCalls,
     UpkeepCalls,

@@ -27,6 +27,7 @@ def copy_messages(
     priority: int,
     deliver_at: datetime | None,
     consumers: Sequence[str] | None,
+    expires_at: datetime | None,
 ) -> list[int] | None:
     """Publish messages together, in the caller's transaction if there is one.
 
@@ -40,6 +41,7 @@ def copy_messages(
         priority: as in `send`, as the others.
         deliver_at: for all of them.
         consumers: for all of them.
+        expires_at: for all of them.
 
     Returns:
         their seqs; None when nothing was done, because it cannot be done so: the role may only call
@@ -71,8 +73,8 @@ def copy_messages(
                 _write(conn, stream_id, seqs, payloads, keys, headers)
             (first_seqs,) = statements.row(
                 "select first_seqs from pgqueue.publish_written(%s::text, %s::int8multirange,"
-                " %s::int, %s::timestamptz, %s::text[], %b::text[])",
-                [stream, reserved, priority, deliver_at, consumers, dedup_keys],
+                " %s::int, %s::timestamptz, %s::text[], %b::text[], %s::timestamptz)",
+                [stream, reserved, priority, deliver_at, consumers, dedup_keys, expires_at],
             )
         return seqs if first_seqs is None else first_seqs
 

@@ -146,11 +146,16 @@ def _stored(row: Any) -> StoredMessage:
     if row[3] is None:
         return _new(StoredMessage, row)
     seq, key, data, headers, inserted_at, _ = row
+    found, why = headers_of(headers)
+    return StoredMessage(seq, key, data, found, inserted_at, why)
+
+
+def headers_of(text: str | None) -> tuple[dict[str, Any], str | None]:
+    """Headers as they come, and what is wrong with them: that is the message's own `error`."""
     try:
-        return StoredMessage(seq, key, data, json.loads(headers), inserted_at)
+        return json.loads(text) if text else {}, None
     except (ValueError, RecursionError) as error:
-        why = f"its headers cannot be read: {error}"
-        return StoredMessage(seq, key, data, {}, inserted_at, why)
+        return {}, f"its headers cannot be read: {error}"
 
 
 _new = tuple.__new__

@@ -26,6 +26,7 @@ class Message:
         error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
             of too many digits for Python). They are empty then; all else is as it was sent. Such a
             message is for `nack` or `dead_letter`, or to be worked on without its headers.
+        saved: the state that `defer` saved with it; None without.
     """
 
     seq: int
@@ -36,6 +37,7 @@ class Message:
     deliver_count: int
     inserted_at: datetime
     error: str | None = None
+    saved: Any = None
 
 
 class StoredMessage(NamedTuple):
@@ -86,6 +88,14 @@ class Settles(Protocol):
         delay: timedelta | None = None,
         reason: str | None = None,
     ) -> int: ...
+    def defer(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int: ...
     def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
     def dead_letter(
         self,
@@ -127,6 +137,16 @@ class Claim:
     ) -> int:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
         return self._client.nack(self.claim_id, _seqs_of(messages), delay=delay, reason=reason)
+
+    def defer(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int:
+        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        return self._client.defer(self.claim_id, _seqs_of(messages), delay=delay, state=state)
 
     def extend(self, by: timedelta | None = None) -> int:
         """Hold the claim longer: see `Client.extend`."""
@@ -489,6 +509,7 @@ class OpenClaim:
         stream: the stream's name.
         consumer: the consumer's name.
         claim_id: its number.
+        owner: the application_name of the connection that made it.
         query: the id of the Spark query that has it; None for a worker.
         claimed_at: since when.
         lease_until: until when others leave it to that one.
@@ -501,6 +522,7 @@ class OpenClaim:
     stream: str
     consumer: str
     claim_id: int
+    owner: str | None
     query: str | None
     claimed_at: datetime
     lease_until: datetime
@@ -639,3 +661,132 @@ class Capture:
     options: str | None
     outbox: bool
     uncaptured_partitions: int
+
+
+@dataclass(frozen=True)
+class PeekedMessage:
+    """A message that a consumer has before it, as it was looked at.
+
+    Attributes:
+        seq: its number in the stream.
+        state: "ready", "unsifted", "new", "waiting" or "delayed".
+        key: what ordering "key" goes by, or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: what its sender gave; empty when nothing.
+        priority: as in `Message`.
+        deliver_count: how many times it was delivered.
+        not_visible_until: when it is to be delivered, if not at once.
+        last_error: of one that failed.
+        inserted_at: as in `Message`.
+        error: as in `Message`.
+    """
+
+    seq: int
+    state: str
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any]
+    priority: int
+    deliver_count: int
+    not_visible_until: datetime | None
+    last_error: str | None
+    inserted_at: datetime
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PublishedMessage:
+    """A message that was published, as it was looked at, whoever is to get it.
+
+    Attributes:
+        seq: its number in the stream.
+        key: what ordering "key" goes by, or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: what its sender gave; empty when nothing.
+        priority: as in `Message`.
+        inserted_at: as in `Message`.
+        published_at: when it was published: that is when its statement was run.
+        deliver_at: when it is to be delivered; None: at once.
+        consumers: names of those that get it; None for all.
+        error: as in `Message`.
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any]
+    priority: int
+    inserted_at: datetime
+    published_at: datetime
+    deliver_at: datetime | None
+    consumers: list[str] | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came of lines.
+
+    Attributes:
+        sent: messages that were published.
+        duplicates: lines whose dedup_key was sent before.
+    """
+
+    sent: int
+    duplicates: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a consumer is in its stream.
+
+    Attributes:
+        next_seq: the number of the first message that it has not taken; or of the next one that
+            is sent, at least.
+        published_at: when that one was published; None: there is none.
+        in_gaps: publications before it that were not visible yet, or are to be delivered again.
+    """
+
+    next_seq: int
+    published_at: datetime | None
+    in_gaps: int
+
+
+@dataclass(frozen=True)
+class StreamDescription:
+    """A stream, and all that belongs to it.
+
+    Attributes:
+        stream: its kind, settings and sizes.
+        retention: how long its messages are kept.
+        consumers: what each has before it.
+        groups: of workers that share it.
+        bindings: by which messages are copied from it, or to it.
+        captures: tables whose changes become messages of it.
+        schedules: that send to it.
+    """
+
+    stream: Stream
+    retention: Retention
+    consumers: list[ConsumerStats]
+    groups: list[GroupStats]
+    bindings: list[Binding]
+    captures: list[Capture]
+    schedules: list[Schedule]
+
+
+@dataclass(frozen=True)
+class ConsumerDescription:
+    """A consumer, and how it fares.
+
+    Attributes:
+        consumer: its settings.
+        position: where it is.
+        stats: what it has before it.
+        health: whether it needs somebody.
+    """
+
+    consumer: ConsumerInfo
+    position: Position
+    stats: ConsumerStats
+    health: ConsumerHealth

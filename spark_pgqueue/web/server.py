@@ -29,8 +29,8 @@ from spark_pgqueue.serving import Answer, Request, as_json
 
 PORT = 9188
 PAGE = Path(__file__).with_name("page.html")
-LISTED = 100  # claims and dead letters that the page shows
-SHOWN = 4000  # characters of a payload
+LISTED = 50  # claims and dead letters that the page shows at once
+SHOWN = 2000  # characters of a payload, or bytes
 
 Actions = dict[str, Callable[[Client, dict[str, Any]], str]]
 
@@ -130,6 +130,7 @@ class Page:
             {
                 "health": asdict(health),
                 "claims": [asdict(each) | {"claim_id": str(each.claim_id)} for each in claims],
+                "dead": _dead(self._queue, stream, consumer, int(request.query.get("after", 0))),
                 "listed": LISTED,
             }
         )
@@ -172,7 +173,40 @@ def _seek(queue: Client, asked: dict[str, Any]) -> str:
     return f"moved to {asked['to']}; messages forgotten: {count}"
 
 
-ACTIONS: Actions = {"pause": _pause, "resume": _resume, "seek": _seek}
+def _retry(queue: Client, asked: dict[str, Any]) -> str:
+    count = queue.retry(asked["stream"], asked["consumer"])
+    return f"messages whose delay ended: {count}"
+
+
+def _redrive(queue: Client, asked: dict[str, Any]) -> str:
+    count = queue.redrive(asked["stream"], asked["consumer"], asked.get("seqs"))
+    return f"dead letters that are delivered again: {count}"
+
+
+ACTIONS: Actions = {
+    "pause": _pause,
+    "resume": _resume,
+    "seek": _seek,
+    "retry": _retry,
+    "redrive": _redrive,
+}
+
+
+def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[str, Any]]:
+    """Some dead letters, with the beginnings of what they hold."""
+    names = (
+        "seq", "key", "data", "hex", "bytes", "cut", "headers", "reason", "error",
+        "deliver_count", "owner", "died_at",
+    )  # fmt: skip
+    rows = queue._statements.rows(
+        "select seq, key, left(data, %s), encode(substring(data_bytes for %s), 'hex'),"
+        " coalesce(octet_length(data), octet_length(data_bytes)),"
+        " coalesce(length(data), octet_length(data_bytes)) > %s, left(headers::text, %s), reason,"
+        " error, deliver_count, owner, died_at"
+        " from pgqueue.read_dead(%s::text, %s::text, p_max => %s, p_after => %s::bigint)",
+        [*[SHOWN] * 4, stream, consumer, LISTED, after],
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _json(value: Any) -> Answer:

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from spark_pgqueue.client.results import Message
 from spark_pgqueue.worker.options import Options
-from spark_pgqueue.worker.verdicts import Fate, Outcome, Reject, Retry, Verdict, of_error
+from spark_pgqueue.worker.verdicts import (
+    Fate,
+    Outcome,
+    Reject,
+    Result,
+    Retry,
+    Verdict,
+    of_error,
+    of_result,
+)
 
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
-ACK = "select pgqueue.ack(%s::bigint, %s::bigint[])"
+ACK = "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
 """What ends the transaction of a handler."""
 
 logger = logging.getLogger("spark_pgqueue.worker")
@@ -35,7 +44,7 @@ class Hooks:
 
     def after(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
         """Call the hook for an outcome; `result` is what was returned, or the error."""
-        if outcome in (Fate.done, Fate.settled):
+        if outcome in (Fate.done, Fate.settled) or isinstance(outcome, Result):
             hook = self._on_success
         else:
             hook = self._on_failure if isinstance(outcome, Retry | Reject) else None
@@ -78,7 +87,8 @@ class Attempt:
             with self._wrap(given) if self._wrap else nullcontext():
                 if self._is_transactional:
                     return self._in_transaction(claim_id, messages, given)
-                return Fate.done, self._handler(given)
+                result = self._handler(given)
+                return of_result(result), result
         except BaseException as error:  # also one that would end the thread
             return failed(messages, error), error
 
@@ -101,7 +111,8 @@ class Attempt:
             with client.transaction():
                 result = self._handler(given, client._statements.connection())
                 seqs = None if self._is_batch else [message.seq for message in messages]
-                if client._statements.row(ACK, [claim_id, seqs])[0] < len(messages):
+                ack = [claim_id, seqs, json_of(of_result(result))]
+                if client._statements.row(ACK, ack)[0] < len(messages):
                     raise _Lost
         except _Lost:
             return lost(messages), None
@@ -123,6 +134,11 @@ def lost(messages: Sequence[Message]) -> Outcome:
     """What becomes of messages whose transaction was undone, as the claim was taken over."""
     logger.warning("%s: undone, another worker has the claim now", name_of(messages))
     return Fate.gone
+
+
+def json_of(outcome: Outcome) -> str | None:
+    """What is kept of an outcome."""
+    return outcome.json if isinstance(outcome, Result) else None
 
 
 def name_of(messages: Sequence[Message]) -> str:

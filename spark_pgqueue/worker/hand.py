@@ -9,12 +9,19 @@ from spark_pgqueue.client.results import Claim, Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import warn
-from spark_pgqueue.worker.verdicts import Fate, Outcome, Reject, Retry, Verdict
+from spark_pgqueue.worker.verdicts import Defer, Fate, Outcome, Reject, Result, Retry, Verdict
 
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
 Messages = Sequence[Message]
+
+# Messages with results of their own, in one statement.
+_ACK = (
+    "select count(pgqueue.ack(%s::bigint, seqs::bigint[], result::jsonb))"
+    " from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
+    " u (seqs, result)"
+)
 
 
 class Held:
@@ -22,21 +29,27 @@ class Held:
 
     Args:
         claim: the claim.
+        claimed_at: by the monotonic clock.
         is_batch: whether all of it is one call of the handler.
+        keeps_results: whether the consumer keeps what handlers return.
 
     Attributes:
         claim_id: its number.
+        claimed_at: as given.
         until: by the monotonic clock, until when its messages are surely this worker's.
         extend_at: when to hold it longer.
     """
 
-    def __init__(self, claim: Claim, is_batch: bool):
+    def __init__(self, claim: Claim, claimed_at: float, is_batch: bool, keeps_results: bool):
         self.claim_id = claim.claim_id
+        self.claimed_at = claimed_at
         self.until = self.extend_at = 0.0
         self._messages = claim.messages
         self._is_batch = is_batch
+        self._keeps_results = keeps_results
         self._open = {message.seq for message in claim.messages}  # of which nothing is known
         self._done: list[int] = []
+        self._results: dict[str, list[int]] = {}  # as JSON
         self._unstarted: list[int] = []
         self._verdicts: list[tuple[list[int], Verdict]] = []
 
@@ -48,7 +61,7 @@ class Held:
     @property
     def has_news(self) -> bool:
         """Whether there is something to settle."""
-        return bool(self._done or self._unstarted or self._verdicts)
+        return bool(self._done or self._results or self._unstarted or self._verdicts)
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +71,9 @@ class Held:
     @property
     def is_done(self) -> bool:
         """Whether all that is left of it is to be acknowledged, as a whole."""
-        return bool(self._done) and not (self._open or self._unstarted or self._verdicts)
+        return bool(self._done) and not (
+            self._open or self._results or self._unstarted or self._verdicts
+        )
 
     @property
     def has_returns(self) -> bool:
@@ -96,7 +111,9 @@ class Held:
         """
         seqs = [message.seq for message in messages if message.seq in self._open]
         self._open.difference_update(seqs)
-        if outcome is Fate.done:
+        if isinstance(outcome, Result) and self._keeps_results:
+            self._results.setdefault(outcome.json, []).extend(seqs)
+        elif outcome is Fate.done or isinstance(outcome, Result):
             self._done += seqs
         elif outcome is Fate.unstarted:
             self._unstarted += seqs
@@ -116,7 +133,7 @@ class Held:
         """Note that nothing of it is this worker's any more."""
         self.until = 0.0
         self._open.clear()
-        self._done, self._unstarted, self._verdicts = [], [], []
+        self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
 
     def settle(self, client: Client) -> None:
         """Settle what is known, in few calls. It is safe to repeat, whatever took effect before.
@@ -128,6 +145,9 @@ class Held:
             # First: what fails takes with it what follows of its key and is still in the claim.
             client.ack(self.claim_id, None if self.is_done else self._done)
             self._done = []
+        if self._results:
+            client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+            self._results = {}
         while self._verdicts:
             verdict = self._verdicts[0][1]
             same = [v for v in self._verdicts if v[1].as_group() == verdict.as_group()]
@@ -137,8 +157,12 @@ class Held:
             self._pass(client, verdict, seqs)
             self._verdicts = [v for v in self._verdicts if v not in same]
         if self._unstarted:
-            client.nack(self.claim_id, self._unstarted, reason="the worker stopped")
+            client.defer(self.claim_id, self._unstarted)
             self._unstarted = []
+
+    def _result_arrays(self) -> tuple[list[str], list[str]]:
+        seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
+        return seqs, list(self._results)
 
     def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
         """Do with messages what their handler said; what is not possible is a failure of them."""
@@ -147,6 +171,8 @@ class Held:
                 client.dead_letter(
                     self.claim_id, seqs, reason=verdict.reason, details=verdict.details
                 )
+            elif isinstance(verdict, Defer):
+                client.defer(self.claim_id, seqs, delay=verdict.delay, state=verdict.state)
             elif isinstance(verdict, Retry):
                 client.nack(self.claim_id, seqs, delay=verdict.delay, reason=verdict.reason)
         except PgQueueError as error:

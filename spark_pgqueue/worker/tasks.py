@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 
 from spark_pgqueue.postgres.url import conninfo
-from spark_pgqueue.worker.attempts import ACK, Hooks, failed, lost
+from spark_pgqueue.worker.attempts import ACK, Hooks, failed, json_of, lost
 from spark_pgqueue.worker.board import Board, Job, Messages, Slot
 from spark_pgqueue.worker.options import Options
-from spark_pgqueue.worker.verdicts import Fate, Outcome, Retry
+from spark_pgqueue.worker.verdicts import Fate, Outcome, Retry, of_result
 
 AsyncHandler = Callable[..., Awaitable[Any]]
 
@@ -110,7 +110,8 @@ class Tasks:
                 with options.wrap(given) if options.wrap else nullcontext():
                     if options.transactional:
                         return await self._in_transaction(claim_id, messages, given)
-                    return Fate.done, await self._handler(given)
+                    result = await self._handler(given)
+                    return of_result(result), result
         except TimeoutError as error:
             if time.expired():
                 return Retry(reason=f"timed out after {options.timeout}"), error
@@ -129,7 +130,8 @@ class Tasks:
             async with conn.transaction() as transaction:
                 result = await self._handler(given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
-                cursor = await conn.execute(ACK, [claim_id, seqs])
+                ack = [claim_id, seqs, json_of(of_result(result))]
+                cursor = await conn.execute(ACK, ack)
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
                     raise psycopg.Rollback(transaction)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.results import Message
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.printable import printable
+from spark_pgqueue.printable import printable, warn
 
 _LONGEST = 2000  # characters of a reason
 
@@ -91,6 +92,33 @@ class Reject(Verdict):
         return *super().as_group(), repr(self.details)
 
 
+class Defer(Verdict):
+    """The message is put off: it is delivered later. That is no failure, and counts as none.
+
+    Args:
+        delay: deliver it after that, not before.
+        state: comes back with it, as `Message.saved`, from then on: a value that JSON can hold.
+            None: what was saved before.
+        messages: of a batch, those to put off; None for the whole batch.
+    """
+
+    def __init__(
+        self,
+        delay: timedelta = timedelta(),
+        *,
+        state: Any = None,
+        messages: Iterable[Message] | None = None,
+    ):
+        super().__init__(None, messages)
+        self.delay = arguments.duration("delay", delay)
+        if state is not None:
+            arguments.json_text("state", state)
+        self.state = state
+
+    def as_group(self) -> tuple[Any, ...]:
+        return *super().as_group(), self.delay, repr(self.state)
+
+
 class Fate(Enum):
     """What becomes of a message without a word of the handler's."""
 
@@ -100,7 +128,28 @@ class Fate(Enum):
     gone = "not this worker's any more"
 
 
-Outcome = Verdict | Fate
+class Result(NamedTuple):
+    """Handled, with something to keep in the consumer's history.
+
+    Attributes:
+        json: what the handler returned.
+    """
+
+    json: str
+
+
+Outcome = Verdict | Fate | Result
+
+
+def of_result(value: Any) -> Outcome:
+    """What it means that a handler returned something."""
+    if value is None:
+        return Fate.done
+    try:
+        return Result(arguments.json_text("what the handler returned", value))
+    except PgQueueError as error:  # the work is done; it must not be done again for that
+        warn("%s: it is not kept", error.message, logger="spark_pgqueue.worker")
+        return Fate.done
 
 
 def of_error(error: BaseException) -> Verdict:

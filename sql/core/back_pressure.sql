@@ -114,7 +114,9 @@ begin
         from (select seqs, message_count, sum(message_count) over (order by arrival_no, first_seq) - message_count as before
               from pgqueue._unclaimed(p_consumer.consumer_id) where state <> 'unsifted') r
         where before < v_backlog - p_consumer.max_backlog;
-        p_cursor := pgqueue._take_away(p_consumer, p_cursor, v_set, 'dropped') where v_set is not null;
+        if v_set is not null then
+            p_cursor := (pgqueue._take_away(p_consumer, p_cursor, v_set, 'dropped')).o_cursor;
+        end if;
         v_backlog := null;
     end if;
     perform pgqueue._note_room(p_consumer.consumer_id, v_backlog, v_last, v_since);

@@ -60,7 +60,7 @@ begin
 end $$;
 
 -- Raises PQ003 for a priority or time that cannot be.
-create or replace function pgqueue._check_publication(p_priority int, p_deliver_at timestamptz) returns void
+create or replace function pgqueue._check_publication(p_priority int, p_deliver_at timestamptz, p_expires_at timestamptz default null) returns void
 language plpgsql immutable
 as $$
 begin
@@ -68,8 +68,15 @@ begin
         raise exception 'p_priority is -32768 to 32767, not %', coalesce(p_priority::text, 'null') using errcode = 'PQ003', column = 'p_priority';
     elsif not isfinite(p_deliver_at) then
         raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
+    elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
+        raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''), p_expires_at using errcode = 'PQ003', column = 'p_expires_at';
     end if;
 end $$;
+
+-- A time to the second, rounded up: so messages that are sent within a second expire together.
+create or replace function pgqueue._whole_second(p_at timestamptz) returns timestamptz
+language sql immutable parallel safe
+as $$ select date_trunc('second', p_at + interval '999999 us') $$;
 
 -- Raises PQ003 for a key that is too long: keys are indexed.
 create or replace function pgqueue._refuse_key(p_key text) returns text

@@ -184,11 +184,12 @@ declare
     v_piece  pgqueue.pieces;
     v_shrunk bigint[];
     v_ready  boolean := pgqueue._counts_ready(p_consumer);
+    v_notes  boolean := p_consumer.ordering = 'none' and (p_consumer.fair or p_consumer.per_key_interval is not null);
     v_twice  boolean;  -- a key may be free for several reasons
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.ready = 0 and l.held > 0 and not p.claimed and p_consumer.ordering = 'none' as note,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note,
                -- no more keys at once than may be looked at; a piece that is left is closed by the next deal
                sum(case when l.held = 0 then cardinality(p.keys) end) over (order by p.place, p.piece) - cardinality(p.keys) < pgqueue._limit_looks() as close
         from pgqueue.pieces p
@@ -532,6 +533,8 @@ declare
     v_count bigint;
     v_later bigint;  -- the first message of the line_no that may not be visible, or come with others
     v_below bigint;
+    v_claimed record;
+    v_expired bigint := 0;
 begin
     o_cursor := p_cursor;
     o_count := 0;
@@ -552,8 +555,10 @@ begin
         exit when v_later = v_from.first_seq;
         v_below := least(pgqueue._line_bound(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_count,
                                                    least(v_next.at_most, p_want - o_count)), v_later);
-        o_count := o_count + pgqueue._claim_below(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_below, p_claim_id, v_piece);
-        exit when v_below = v_later;
+        v_claimed := pgqueue._claim_below(p_consumer.consumer_id, v_from.line_no, v_from.first_seq, v_below, p_claim_id, v_piece);
+        o_count := o_count + v_claimed.o_count;
+        v_expired := v_expired + v_claimed.o_expired;
+        exit when v_below = v_later or v_expired >= pgqueue._limit_looks();
     end loop;
     if o_count > 0 and p_piece is null then
         insert into pgqueue.pieces (consumer_id, place, piece, message_count) values (p_consumer.consumer_id, v_piece, v_piece, o_count);
@@ -583,15 +588,17 @@ begin
     return v_below;
 end $$;
 
--- Claims the messages of one line_no, from p_first, below a bound, for a piece with all keys. Returns how many.
-create or replace function pgqueue._claim_below(p_consumer_id int, p_line_no bigint, p_first bigint, p_below bigint, p_claim_id bigint, p_piece bigint) returns bigint
+-- Claims the messages of one line_no, from p_first, below a bound, for a piece with all keys; gives up those that have expired. Returns how many.
+create or replace function pgqueue._claim_below(p_consumer_id int, p_line_no bigint, p_first bigint, p_below bigint, p_claim_id bigint, p_piece bigint,
+                                                out o_count bigint, out o_expired bigint)
 language plpgsql
 as $$
 declare
     v_run  pgqueue.consumer_messages;
     v_part int8multirange;
-    v_count bigint := 0;
 begin
+    o_count := 0;
+    o_expired := 0;
     for v_run in
         delete from pgqueue.consumer_messages
         where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no = p_line_no and first_seq >= p_first and first_seq < p_below
@@ -601,10 +608,14 @@ begin
         if v_part <> v_run.seqs then
             perform pgqueue._store_run(v_run, v_run.seqs - v_part);
         end if;
+        if v_run.note is not null and pgqueue._has_expired(v_run.note) then
+            perform pgqueue._dead_letter(v_run, v_part, 'expired', null);
+            o_expired := o_expired + pgqueue._cardinality(v_part);
+            continue;
+        end if;
         v_run.piece := p_piece;
-        v_count := v_count + pgqueue._claim_run(v_run, v_part, p_claim_id);
+        o_count := o_count + pgqueue._claim_run(v_run, v_part, p_claim_id);
     end loop;
-    return v_count;
 end $$;
 
 -- Puts messages of an ordered consumer's claim back: of each key the first failed one and all that follow it in the claim. They go back to
@@ -665,5 +676,8 @@ begin
     into v_places, v_gone;
 
     perform pgqueue._take_out(p_claim.claim_id, v_gone) where v_gone is not null;
+    if p_consumer.notify_done then
+        perform pg_notify(pgqueue._done_channel(p_consumer.consumer_id), '');
+    end if;
     return v_places;
 end $$;

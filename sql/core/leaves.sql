@@ -233,7 +233,7 @@ declare
     v_role   text;
 begin
     execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
-    v_last := greatest(pgqueue._last_seq(p_stream_id), least(v_last, pgqueue._last_seq(p_stream_id) + (1::bigint << 50)));  -- numbers have an end
+    v_last := greatest(pgqueue._last_seq(p_stream_id), least(coalesce(v_last, 0), pgqueue._last_seq(p_stream_id) + (1::bigint << 50)));  -- numbers have an end
     select * into v_bound from pg_constraint
     where conrelid = format('pgqueue.%I', v_table)::regclass and contype = 'c' and conname like 'below\_%';
     if not found and pg_relation_size(format('pgqueue.%I', v_table)) > pgqueue._leaf_bytes_at_once() then

@@ -2,7 +2,8 @@
 -- lane 1, is dealt first (core/keys.sql).
 
 -- Serves a claim from the ready runs, passing over those that other claimers hold. A run whose note has at_most, because it may hold a message that
--- kills its worker, is a claim of its own, and of no more messages: what ended before it ends there.
+-- kills its worker, is a claim of its own, and of no more messages: what ended before it ends there. A run that has expired is given up, a bounded
+-- number of them.
 --   p_want  messages at most
 --   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer; there it ends the claim
 --   p_held  messages that the claim has already
@@ -16,6 +17,7 @@ declare
     v_run   record;
     v_alone bigint := 0;  -- messages of a run with at_most that may be claimed now
     v_fit   bigint;
+    v_expired int := 0;  -- runs
 begin
     o_count := 0;
     o_runs := 0;
@@ -32,8 +34,16 @@ begin
                           order by line_no, first_seq limit 1
                           for update skip locked)
               and message_count <= p_want - o_count and ((note ? 'at_most') is not true or message_count <= v_alone)
-            returning message_count, line_no, first_seq into v_run;
+            returning message_count, line_no, first_seq, note, ctid into v_run;
             if found then
+                if v_run.note is not null and pgqueue._has_expired(v_run.note) then
+                    perform pgqueue._give_up_expired(v_run.ctid, 1);
+                    v_alone := 0;
+                    v_expired := v_expired + 1;
+                    o_runs := o_runs + 1;
+                    exit when v_expired >= pgqueue._limit_due();
+                    continue;
+                end if;
                 o_count := o_count + v_run.message_count;
                 o_runs := o_runs + 1;
                 o_ended := v_alone > 0;
@@ -44,11 +54,18 @@ begin
             end if;
             -- there is none, or it is too big, or it has at_most
             exit when p_size is null and o_count > 0;
-            select ctid, message_count, (note ->> 'at_most')::bigint as at_most into v_run from pgqueue.consumer_messages
+            select ctid, message_count, note, (note ->> 'at_most')::bigint as at_most into v_run from pgqueue.consumer_messages
             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
               and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
             order by line_no, first_seq limit 1 for update skip locked;
             exit when not found;
+            if v_run.note is not null and pgqueue._has_expired(v_run.note) then
+                perform pgqueue._give_up_expired(v_run.ctid, 0);
+                v_expired := v_expired + 1;
+                o_runs := o_runs + 1;
+                exit when v_expired >= pgqueue._limit_due();
+                continue;
+            end if;
             o_ended := v_run.at_most is not null and p_held + o_count > 0;
             v_fit := least(v_run.at_most, p_want - o_count);
             v_alone := case when v_run.at_most is null then 0 else v_fit end;

@@ -143,7 +143,7 @@ begin
     if p_json ->> 'incarnation' <> p_stream.incarnation::text then
         -- each restore since then has its own last one
         select e.incarnation, e.stream_id, min(l.last_publication), e.ended_at into v_ended
-        from pgqueue.incarnations e join pgqueue.incarnations l on l.stream_id = e.stream_id and l.ended_at >= e.ended_at
+        from pgqueue.incarnations e join pgqueue.incarnations l on l.stream_id = e.stream_id and l.ended_no >= e.ended_no
         where e.stream_id = p_stream.stream_id and e.incarnation::text = p_json ->> 'incarnation'
         group by e.incarnation;
         if not found then

@@ -3,7 +3,7 @@
 -- Makes messages visible: the last step of whoever publishes a statement's messages.
 -- Returns the publication id. Locks: the publish lock, shared (notify takes its global lock at commit).
 create or replace function pgqueue._publish(p_stream pgqueue.streams, p_seqs int8multirange, p_count bigint, p_priority int,
-                                            p_deliver_at timestamptz, p_consumers int[]) returns bigint
+                                            p_deliver_at timestamptz, p_consumers int[], p_expires_at timestamptz default null) returns bigint
 language plpgsql
 as $$
 declare
@@ -17,10 +17,10 @@ begin
         perform pgqueue._lock_publish(p_stream.stream_id);
     end if;
     v_id := nextval(('pgqueue.publication_' || p_stream.stream_id)::regclass);
-    insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers)
-    values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers);
+    insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers, expires_at)
+    values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers, p_expires_at);
     if p_stream.bound and p_consumers is null then
-        perform pgqueue._route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at);
+        perform pgqueue._route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);
     end if;
     -- after the publish lock: whoever begins to wait relies on it, see functions/waiting.sql
     if p_stream.notify and pgqueue._is_waited_for(p_stream.stream_id) then

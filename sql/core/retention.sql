@@ -62,9 +62,9 @@ as $$
 $$;
 
 -- Trims what is due of a stream: a bounded part of it.
--- Returns how many messages are trimmed, and whether there may be more. Locks, to the end of the transaction: the history lock, if nobody
--- has it; where unread messages are dropped the consumers that owe some, if nobody has them.
-create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, out o_more boolean)
+-- Returns how many messages are trimmed, whether there may be more, and whether it made consumers be done with some, whose locks it has. Locks, to the end of the transaction: the history lock, if nobody
+-- has it; where unread messages are dropped the consumers of which some were taken, if nobody has them: then there may be more.
+create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql
 as $$
 declare
@@ -76,6 +76,7 @@ declare
 begin
     o_count := 0;
     o_more := false;
+    o_skipped := false;
     select * into v_rules from pgqueue.retention where stream_id = p_stream_id;
     select coalesce(range_agg(int8range(lo, hi)) filter (where over or done), '{}') as now, coalesce(range_agg(int8range(lo, hi)), '{}') as aged,
            coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
@@ -86,6 +87,7 @@ begin
         perform pgqueue._note_holders(p_stream_id);
         return;
     elsif not pgqueue._try_lock_history_alone(p_stream_id) then
+        perform pgqueue._note_holders(p_stream_id, pgqueue._history_holders(p_stream_id));
         return;
     end if;
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
@@ -93,7 +95,8 @@ begin
         v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
                                              where p.stream_id = p_stream_id and p.publication_id > v_due.late_from and p.publication_id <= v_due.upto
                                                and p.published_at >= clock_timestamp() - v_rules.keep_for and not p.seqs <@ v_due.now), '{}');
-        o_more := coalesce((select bool_or(pgqueue._skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c where c.stream_id = p_stream_id), false);
+        o_skipped := coalesce((select bool_or(pgqueue._skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c where c.stream_id = p_stream_id), false);
+        o_more := o_skipped;
     end if;
     v_due.now := v_due.now + (pgqueue._trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
@@ -123,6 +126,8 @@ end $$;
 create or replace function pgqueue._delete_publications(p_stream_id int, p_from bigint, p_upto bigint, p_now int8multirange, p_aged int8multirange,
                                                         p_before timestamptz, p_decided int8multirange, out o_ids int8multirange, out o_count bigint, out o_next bigint)
 language plpgsql
+set enable_seqscan = off  -- what other streams' consumers have is not read, whatever the statistics say
+set jit = off
 as $$
 begin
     with consumer as materialized (
@@ -130,18 +135,21 @@ begin
         from pgqueue.consumers c
         cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = c.consumer_id order by version desc limit 1) k
         where c.stream_id = p_stream_id
-    ), owed as materialized (
-        select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
-               coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
-               coalesce((select range_agg(o.seqs)
-                         from (select m.seqs from consumer join pgqueue.consumer_messages m using (consumer_id) where m.first_seq < upper(p_aged)
-                               union all
-                               select d.seqs from consumer join pgqueue.dead_messages d using (consumer_id)) o), '{}') as seqs
     ), looked as materialized (
         select publication_id, message_count, seqs, published_at from pgqueue.publications
         where stream_id = p_stream_id and publication_id >= p_from and publication_id <= p_upto
         order by publication_id
         fetch first (pgqueue._trim_at_once()) rows with ties
+    ), around as materialized (
+        select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
+    ), owed as materialized (
+        select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
+               coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
+               coalesce((select range_agg(o.seqs)
+                         from (select m.seqs from around a cross join consumer cross join lateral pgqueue._owed(consumer.consumer_id, a.hi) m
+                               where m.seqs && int8range(a.lo, a.hi)
+                               union all
+                               select d.seqs from consumer join pgqueue.dead_messages d using (consumer_id)) o), '{}') as seqs
     ), judged as (
         select l.publication_id, sum(l.message_count) as message_count,
                bool_and((l.seqs <@ p_now or (l.seqs <@ p_aged and l.published_at < p_before)) is true
@@ -166,51 +174,99 @@ begin
     from looked;
 end $$;
 
--- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.
+-- What a consumer has in its runs, of those that begin before a number: by the indexes of their states, so that nothing else is read.
+create or replace function pgqueue._owed(p_consumer_id int, p_below bigint) returns setof pgqueue.consumer_messages
+language sql stable
+as $$
+    select * from pgqueue._unclaimed(p_consumer_id) where first_seq < p_below
+    union all
+    select m.* from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
+    where c.consumer_id = p_consumer_id and c.live and m.first_seq < p_below
+$$;
+
+-- Whether a consumer has messages that it is to be made done with, except in a claim whose lease has not ended.
+create or replace function pgqueue._has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return exists (select from pgqueue._owed(p_consumer_id, upper(p_seqs)) m
+                   where m.seqs && p_seqs
+                     and (m.state <> 'claimed'
+                          or exists (select from pgqueue.claims c where c.claim_id = m.claim_id and c.lease_until <= clock_timestamp())));
+end $$;
+
+-- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted. (So are those that are unsifted,
+-- though its filter might not let them pass: to tell, all of them would have to be read.)
 --   p_seqs  the messages
 --   p_upto  the last publication that has some of them
--- Returns whether there may be more; false also when somebody else has the consumer's lock. Locks: the consumer, its expired claims.
+-- Returns whether something was done, so that there may be more; false also when somebody else has the consumer's lock, or dropped it.
+-- Locks, if something was done: the consumer, its expired claims.
 create or replace function pgqueue._skip(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint) returns boolean
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
-    v_stored pgqueue.consumer_cursors;
-    v_before pgqueue.consumer_cursors;
-    v_more   boolean := false;
-    v_taken  record;
+    v_cursor pgqueue.consumer_cursors;
 begin
-    if v_cursor.next_publication > p_upto and v_cursor.gaps = '{}' and not exists (
-        select from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and first_seq < upper(p_seqs) and seqs && p_seqs)
-       or not pgqueue._try_lock_consumer(p_consumer.consumer_id)
-    then
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found or (v_cursor.next_publication > p_upto and not pgqueue._gap_ids(v_cursor) && int8range(1, p_upto, '[]')
+                     and not pgqueue._has_to_skip(p_consumer.consumer_id, p_seqs)) then
         return false;
     end if;
-    v_stored := pgqueue._cursor(p_consumer.consumer_id);
+    if not pgqueue._try_lock_consumer(p_consumer.consumer_id) then
+        return false;
+    end if;
+    if not pgqueue._skip_locked(p_consumer, p_seqs, p_upto) then
+        raise exception using errcode = 'PQ099';
+    end if;
+    return true;
+exception when sqlstate 'PQ099' then
+    return false;  -- and the lock is let go: what comes next in the transaction may take long
+end $$;
+
+-- The same with the consumer's lock. Returns whether something was done.
+create or replace function pgqueue._skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint) returns boolean
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_before pgqueue.consumer_cursors;
+    v_more   boolean := false;
+    v_due    record;
+    v_away   record;
+begin
+    select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found then
+        return false;
+    end if;
     v_cursor := v_stored;
     for i in 1..10 loop
-        exit when v_cursor.next_publication > p_upto and v_cursor.gaps = '{}';
+        exit when v_cursor.next_publication > p_upto and not pgqueue._gap_ids(v_cursor) && int8range(1, p_upto, '[]');
         v_before := v_cursor;
-        v_taken := pgqueue._take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1), pgqueue._limit_take());
-        v_cursor := v_taken.o_cursor;
+        v_cursor := (pgqueue._take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1), pgqueue._limit_take())).o_cursor;
         v_more := v_cursor.take_was_cut;
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
-    v_cursor := pgqueue._release_due(p_consumer, v_cursor, p_seqs);
-    v_cursor := pgqueue._take_away(p_consumer, v_cursor, p_seqs);
-    perform pgqueue._save_cursor(v_stored, v_cursor, true);
-    return v_more;
+    v_due := pgqueue._release_due(p_consumer, v_cursor, p_seqs);
+    v_away := pgqueue._take_away(p_consumer, v_due.o_cursor, p_seqs);
+    perform pgqueue._save_cursor(v_stored, v_away.o_cursor, true);
+    return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication or v_cursor.taken > v_stored.taken
+        or v_more or pgqueue._gap_ids(v_cursor) <> pgqueue._gap_ids(v_stored);
 end $$;
 
 -- Releases the claims of a consumer that have some of these messages and whose lease ended, as a claimer in need does.
--- Returns the cursor. Needs the consumer's lock.
-create or replace function pgqueue._release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange)
-returns pgqueue.consumer_cursors
+-- Returns the cursor, and how many claims that were. Needs the consumer's lock.
+create or replace function pgqueue._release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count int)
 language plpgsql
 as $$
 declare
     v_claim pgqueue.claims;
 begin
+    o_cursor := p_cursor;
+    o_count := 0;
     for v_claim in
         select c.* from pgqueue.claims c
         where c.consumer_id = p_consumer.consumer_id and c.live and c.lease_until <= clock_timestamp()
@@ -218,30 +274,39 @@ begin
         order by c.lease_until limit pgqueue._limit_expired()
         for update of c skip locked
     loop
-        p_cursor := pgqueue._release(p_consumer, p_cursor, v_claim);
+        o_cursor := pgqueue._release(p_consumer, o_cursor, v_claim);
+        o_count := o_count + 1;
     end loop;
-    return p_cursor;
 end $$;
 
 -- Takes messages from a consumer that nobody claimed. Runs that somebody is claiming are left for the next time.
 --   p_reason  they become dead letters, of this reason; null: they are skipped
--- Returns the cursor. Needs the consumer's lock.
+-- Returns the cursor, and of how many runs some were taken. Needs the consumer's lock.
 create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
-                                              p_reason text default null)
-returns pgqueue.consumer_cursors
+                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors, out o_count int)
 language plpgsql
 as $$
 declare
     v_run  pgqueue.consumer_messages;
     v_gone int8multirange := '{}';
 begin
+    o_cursor := p_cursor;
+    o_count := 0;
     for v_run in
         delete from pgqueue.consumer_messages
-        where ctid = any (array(select ctid from pgqueue.consumer_messages
-                                where consumer_id = p_consumer.consumer_id and state <> 'claimed' and first_seq < upper(p_seqs) and seqs && p_seqs
-                                for update skip locked))
+        where ctid = any (  -- by the indexes of their states
+            array(select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'ready' and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked)
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'delayed' and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked)
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'unsifted' and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked)
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null
+                       and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))
         returning *
     loop
+        o_count := o_count + 1;
         if p_reason is null then
             v_gone := v_gone + v_run.seqs * p_seqs;
         else
@@ -249,9 +314,9 @@ begin
         end if;
         if pgqueue._store_run(v_run, v_run.seqs - p_seqs) = 0 and v_run.state = 'delayed' and v_run.key is not null then
             -- what waits for it is free, as if a piece had held it and were gone (see _end_delays)
-            p_cursor.last_line_no := p_cursor.last_line_no + 1;
+            o_cursor.last_line_no := o_cursor.last_line_no + 1;
             insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
-            values (p_consumer.consumer_id, p_cursor.last_line_no, p_cursor.last_line_no, 0, array[v_run.key], v_run.arrival_no, v_run.first_seq);
+            values (p_consumer.consumer_id, o_cursor.last_line_no, o_cursor.last_line_no, 0, array[v_run.key], v_run.arrival_no, v_run.first_seq);
         end if;
     end loop;
     if v_gone <> '{}' then
@@ -260,12 +325,30 @@ begin
         on conflict (consumer_id) do update
         set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count, skipped_at = excluded.skipped_at;
     end if;
-    return p_cursor;
+end $$;
+
+-- Who relies on old publications of a stream, so that nothing of it is trimmed.
+create or replace function pgqueue._history_holders(p_stream_id int) returns text[]
+language plpgsql
+as $$
+begin
+    return array(
+        select case when l.pid is not null then format('open transaction of process %s', l.pid)
+                    else format('prepared transaction%s', coalesce(' ' || quote_literal(p.gid), '')) end
+               || ', which created or moved a consumer or began to read'
+        from pg_locks l
+        left join pg_locks x on x.locktype = 'transactionid' and x.granted and x.pid is null and x.virtualtransaction = l.virtualtransaction
+        left join pg_prepared_xacts p on p.transaction = x.transactionid
+        where l.locktype = 'advisory' and l.granted and l.classid = pgqueue._lock_class_history()::oid and l.objid = p_stream_id::oid and l.objsubid = 2
+          and l.database = (select oid from pg_database where datname = current_database()) and l.pid is distinct from pg_backend_pid());
 end $$;
 
 -- Notes of the leaves that are due who keeps them.
-create or replace function pgqueue._note_holders(p_stream_id int) returns void
+--   p_others  others who keep all of them
+create or replace function pgqueue._note_holders(p_stream_id int, p_others text[] default '{}') returns void
 language plpgsql
+set enable_seqscan = off
+set jit = off
 as $$
 begin
     with held as materialized (
@@ -274,14 +357,15 @@ begin
                      from pgqueue.consumers c cross join lateral pgqueue._cursor(c.consumer_id) k
                      where c.stream_id = p_stream_id
                        and (k.next_publication <= d.last_publication or pgqueue._gap_ids(k) && int8range(1, d.last_publication, '[]')
-                            or exists (select from pgqueue.consumer_messages m
-                                       where m.consumer_id = c.consumer_id and m.first_seq < d.hi and m.seqs && int8range(d.lo, d.hi)))
+                            or exists (select from pgqueue._owed(c.consumer_id, d.hi) m where m.seqs && int8range(d.lo, d.hi)))
                      union all
                      select format('dead letters of consumer %s', c.name) from pgqueue.consumers c
                      where c.stream_id = p_stream_id
                        and exists (select from pgqueue.dead_messages m where m.consumer_id = c.consumer_id and m.seqs && int8range(d.lo, d.hi))
                      union all
                      select 'transactions or sinks that have not published it' where d.last_publication is null
+                     union all
+                     select unnest(p_others)
                      order by 1) as by
         from pgqueue._due_leaves(p_stream_id) d
     )
@@ -326,7 +410,7 @@ begin
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
     o_more := v_trim.o_more or o_dead > 0 or o_count > 0;
     -- not with locks of consumers
-    if o_count = 0 or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
+    if (o_count = 0 and not v_trim.o_skipped) or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
         o_more := pgqueue._tend_leaves(p_stream_id) or o_more;
     end if;
 end $$;

@@ -158,6 +158,33 @@ as $$
     select pg_notify(pgqueue._done_channel(c.consumer_id), '') from pgqueue.consumers c where c.consumer_id = p_run.consumer_id and c.notify_done
 $$;
 
+-- What a note says of messages that expire at a time.
+create or replace function pgqueue._expiry(p_expires_at timestamptz) returns jsonb
+language sql immutable
+as $$ select jsonb_build_object('expires', extract(epoch from p_expires_at)::bigint) $$;
+
+-- Whether messages with this note have expired.
+create or replace function pgqueue._has_expired(p_note jsonb) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return ((p_note ->> 'expires')::bigint <= extract(epoch from clock_timestamp())) is true;
+end $$;
+
+-- Keeps a run that has expired as a dead letter, and deletes it.
+--   p_deliveries  how many were counted for it that were none
+create or replace function pgqueue._give_up_expired(p_ctid tid, p_deliveries int) returns void
+language plpgsql
+as $$
+declare
+    v_run pgqueue.consumer_messages;
+begin
+    delete from pgqueue.consumer_messages where ctid = p_ctid returning * into v_run;
+    v_run.deliver_count := v_run.deliver_count - p_deliveries;
+    v_run.claim_id := null;
+    perform pgqueue._dead_letter(v_run, v_run.seqs, 'expired', null);
+end $$;
+
 -- A note with other keys in it; null takes a key out.
 create or replace function pgqueue._noted(p_note jsonb, p_keys jsonb) returns jsonb
 language sql immutable

@@ -26,7 +26,7 @@ begin
     end if;
     select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi,
            bool_and(part = 0 and priority = p_first.priority and deliver_at is not distinct from p_first.deliver_at
-                    and consumers is not distinct from p_first.consumers) as alike
+                    and consumers is not distinct from p_first.consumers and expires_at is not distinct from p_first.expires_at) as alike
     into v_all
     from pgqueue.publications
     where stream_id = p_first.stream_id and publication_id >= p_first.publication_id and publication_id < p_first.publication_id + p_limit
@@ -84,6 +84,7 @@ begin
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
     v_run.line_no := o_cursor.last_line_no;
+    v_run.note := case when v_first.expires_at is not null then pgqueue._expiry(v_first.expires_at) end;
     o_cursor.taken := o_cursor.taken + pgqueue._store_run(v_run, v_plain.o_seqs);
     if v_run.state = 'ready' then
         o_cursor := pgqueue._lower_scan_from(o_cursor, array[(v_run.lane, v_run.line_no, 0)::pgqueue.line_place]);
@@ -111,7 +112,7 @@ declare
     v_to     bigint := least(v_lo + p_want, v_hi);
 begin
     if p_consumer.filtered or v_plain.o_count = pgqueue._limit_take() or (v_hi - v_lo = v_plain.o_message_count) is not true
-       or p_first.deliver_at > clock_timestamp() or not pgqueue._is_for(p_first.consumers, p_consumer.consumer_id)
+       or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null or not pgqueue._is_for(p_first.consumers, p_consumer.consumer_id)
        or not pgqueue._try_lock_consumer(p_consumer.consumer_id) then
         return 0;
     end if;
@@ -176,7 +177,7 @@ begin
         select g from unnest(pgqueue._gaps_to_look_into(p_cursor, pgqueue._publishers(p_consumer.stream_id))) g
         where p_cursor.gaps <> '{}'
     ), held as materialized (
-        select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers
+        select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers, p.expires_at
         from gap
         cross join lateral unnest((gap.g).publication_ids) r
         cross join lateral (select * from pgqueue.publications
@@ -189,7 +190,7 @@ begin
     ), new as materialized (
         select * from held
         union all
-        (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers
+        (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers, expires_at
          from pgqueue.publications
          where stream_id = p_consumer.stream_id
            and publication_id >= p_cursor.next_publication and publication_id <= coalesce(p_upto, 9223372036854775807)
@@ -198,33 +199,34 @@ begin
          fetch first p_limit rows with ties)
     ), grouped as materialized (
         select priority, case when deliver_at > v_now then deliver_at end as due,
-               pgqueue._is_for(consumers, p_consumer.consumer_id) as mine,
+               pgqueue._is_for(consumers, p_consumer.consumer_id) as mine, expires_at,
                count(*) filter (where in_gap) as in_gaps, count(*) filter (where not in_gap) as beyond,
                count(*) filter (where part = 0) as ids, min(publication_id) as id_lo, max(publication_id) as id_hi,
                sum(message_count) as message_count, min(lower(seqs)) as lo, max(upper(seqs)) as hi
         from new
-        group by 1, 2, 3
+        group by 1, 2, 3, 4
     ), id as materialized (
         select coalesce(sum(in_gaps), 0) as in_gaps, coalesce(sum(beyond), 0) as beyond, sum(ids) as ids, min(id_lo) as lo, max(id_hi) as hi from grouped
     ), merged as (
-        select priority, due, int8multirange(int8range(lo, hi)) as seqs
+        select priority, due, expires_at, int8multirange(int8range(lo, hi)) as seqs
         from grouped
         where mine and not exists (select from grouped where mine and hi - lo <> message_count)
         union all
-        select priority, case when deliver_at > v_now then deliver_at end, range_agg(seqs)
+        select priority, case when deliver_at > v_now then deliver_at end, expires_at, range_agg(seqs)
         from new
         where exists (select from grouped where mine and hi - lo <> message_count)
           and pgqueue._is_for(consumers, p_consumer.consumer_id)
-        group by 1, 2
+        group by 1, 2, 3
     ), kept as (
         select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).kept) k
     ), run as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
-                                               first_seq, message_count, seqs, not_visible_until)
+                                               first_seq, message_count, seqs, not_visible_until, note)
         select p_consumer.consumer_id,
                case when p_consumer.filtered then 'unsifted' when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.by_key then 1 else -m.priority end,
-               m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due
+               m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due,
+               case when m.expires_at is not null then pgqueue._expiry(m.expires_at) end
         from merged m cross join kept k cross join lateral pgqueue._chunks(m.seqs - k.seqs) c
         returning state, lane, message_count, not_visible_until
     )

@@ -66,7 +66,7 @@ begin
 end $$;
 
 -- Copies messages that are being published to the streams that their topics are bound to.
-create or replace function pgqueue._route(p_stream_id int, p_seqs int8multirange, p_priority int, p_deliver_at timestamptz) returns void
+create or replace function pgqueue._route(p_stream_id int, p_seqs int8multirange, p_priority int, p_deliver_at timestamptz, p_expires_at timestamptz) returns void
 language plpgsql
 as $$
 declare
@@ -88,7 +88,7 @@ begin
                        'select array_agg(seq order by seq) from copied', v_target.stream_id, format('pgqueue.seq_%s', v_target.stream_id), p_stream_id)
         into v_seqs using p_seqs, v_target.regexes, lower(p_seqs), upper(p_seqs);
         if v_seqs is not null then
-            perform pgqueue._publish(v_target.stream, pgqueue._set_of(v_seqs), cardinality(v_seqs), p_priority, p_deliver_at, null);
+            perform pgqueue._publish(v_target.stream, pgqueue._set_of(v_seqs), cardinality(v_seqs), p_priority, p_deliver_at, null, p_expires_at);
         end if;
     end loop;
 end $$;

@@ -7,6 +7,8 @@
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
 --   p_consumers   to these only; null: to all
+--   p_expires_at  from then on it is not delivered any more, but dead-lettered as expired, by who comes upon it; to the second, rounded up.
+--                 Null: it never expires
 --   p_dedup_key   1 to 1,024 bytes: where a message with this key was sent within the stream's dedup_window, this one is not; null: it is
 -- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared; the
 -- dedup key: who sends the same one waits for this transaction.
@@ -14,7 +16,8 @@
 -- none that has notified.
 create or replace function pgqueue.send(
     p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null, p_dedup_key text default null)
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null, p_dedup_key text default null,
+    p_expires_at timestamptz default null)
 returns bigint
 language plpgsql
 as $$
@@ -28,8 +31,8 @@ begin
     if not found then
         perform pgqueue._stream(p_stream);
     end if;
-    if p_priority is distinct from 0 or p_deliver_at is not null then
-        perform pgqueue._check_publication(p_priority, p_deliver_at);
+    if p_priority is distinct from 0 or p_deliver_at is not null or p_expires_at is not null then
+        perform pgqueue._check_publication(p_priority, p_deliver_at, p_expires_at);
     end if;
     if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > pgqueue._max_key_bytes()
        or octet_length(p_data) > v_stream.max_bytes
@@ -49,7 +52,8 @@ begin
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
     -- assigned, not performed: so it is called without a statement around it
     v_id := pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
-                             case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end);
+                             case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end,
+                             case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
     return v_seq;
 end $$;
 
@@ -60,7 +64,8 @@ end $$;
 -- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
 create or replace function pgqueue.send_batch(
     p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null, p_dedup_keys text[] default null)
+    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null, p_dedup_keys text[] default null,
+    p_expires_at timestamptz default null)
 returns setof bigint
 language plpgsql
 as $$
@@ -75,7 +80,7 @@ declare
     v_first  bigint[];
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
 begin
-    perform pgqueue._check_publication(p_priority, p_deliver_at);
+    perform pgqueue._check_publication(p_priority, p_deliver_at, p_expires_at);
     if v_count is null then
         raise exception 'p_data is null' using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
     end if;
@@ -104,7 +109,8 @@ begin
     from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
     v_last := currval(v_names);
     if v_last - v_before = v_count and p_dedup_keys is null then  -- as nearly always
-        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids);
+        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids,
+                                 case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
         return query select generate_series(v_before + 1, v_last);
         return;
     end if;
@@ -114,7 +120,7 @@ begin
     end if;
     if v_seqs <> '{}' then
         perform pgqueue._publish(v_stream, v_seqs, case when v_first is null then v_count else pgqueue._cardinality(v_seqs) end,
-                                 p_priority, p_deliver_at, v_ids);
+                                 p_priority, p_deliver_at, v_ids, case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
     end if;
     if v_first is null then
         return query select generate_series(lower(r), upper(r) - 1) from unnest(v_seqs) r;

@@ -82,6 +82,7 @@ declare
     v_to     pgqueue.reading_offset;
     v_seqs   int8multirange;
     v_next   jsonb;
+    v_count  bigint;
 begin
     perform pgqueue._check_number('p_max', p_max, 1, 100000);
     v_from := pgqueue._offset_or_start(v_stream, p_offset);
@@ -93,9 +94,17 @@ begin
         'select * from pgqueue.messages_%s x where x.seq >= lower(g) and x.seq < upper(g) and x.seq >= $3 and x.seq < $4 order by x.seq) m',
         v_stream.stream_id)  -- the bounds of all are for the planner: it leaves out the other tables of the stream
     using v_seqs, v_next, lower(v_seqs), upper(v_seqs);
-    if not found then
+    get diagnostics v_count = row_count;
+    if v_count = 0 then
         next_offset := v_next;
         return next;
     end if;
     perform pgqueue._check_not_trimmed(v_stream, 'p_offset', v_from, v_to);
+    if v_count < pgqueue._cardinality(v_seqs) then
+        -- a table that was emptied since is so for an old snapshot too, which still has the publications and not that they were trimmed
+        raise exception 'retention has overtaken p_offset: % of % messages are not stored any more', pgqueue._cardinality(v_seqs) - v_count,
+                        pgqueue._cardinality(v_seqs)
+            using errcode = 'PQ010', column = 'p_offset',
+                  hint = 'They were taken away after this transaction began: read with isolation level read committed. Else begin anew, at "earliest".';
+    end if;
 end $$;

@@ -24,11 +24,11 @@ end $$;
 
 -- Claims at most p_max messages and reads them, in the order of delivery.
 --   p_visibility_timeout, p_ack  as in claim
--- Returns a row per message; the claim is the same in all of them. Errors and locks: as claim.
+-- Returns a row per message; the claim is the same in all of them. saved: what defer saved with it. Errors and locks: as claim.
 create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
                                            p_ack bigint default null)
 returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-               inserted_at timestamptz)
+               inserted_at timestamptz, saved jsonb)
 language plpgsql
 as $$
 declare

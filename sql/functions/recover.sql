@@ -38,7 +38,7 @@ end $$;
 
 -- Begins a new incarnation of each stream. To be called once after a restore or a promotion, before producers come back: what they publish before
 -- counts as restored, and an offset that has read other publications with its numbers would skip it. Without need, it harms nobody.
--- Returns a row per stream: the last publication that counts as restored. Errors: PQ011 on a standby; 55P03 when somebody publishes.
+-- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when somebody publishes.
 -- Locks: none that others wait for.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql
@@ -49,6 +49,7 @@ begin
     if pg_is_in_recovery() then
         raise exception 'this server is a standby' using errcode = 'PQ011', hint = 'Call recover() once it is promoted.';
     end if;
+    perform pgqueue._check_isolation();  -- an old snapshot lacks publications that an offset has read
     select s.* into v_stream from pgqueue.streams s cross join lateral unnest(pgqueue._publishers(s.stream_id)) w where w not like '-1/%' limit 1;
     if found then  -- what is prepared was there before
         raise exception 'producers publish to stream % already', quote_literal(v_stream.name)

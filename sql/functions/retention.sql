@@ -70,6 +70,7 @@ do $view$ begin perform pgqueue._make_view('stream_retention', $query$
            case when r.stream_id is null and t.bytes >= pgqueue._large_stream() then 'its messages are kept for ever: see set_retention'
                 when r.maintained_at < clock_timestamp() - interval '1 day' then 'maintain() was not called for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null then 'maintain() was not called yet: nothing is trimmed'
+                when l.transaction is not null then 'nothing is trimmed until it ends: the ' || l.transaction
                 when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day' then 'maintain() was not called for a day: old dedup keys are kept'
            end as advice
@@ -79,6 +80,8 @@ do $view$ begin perform pgqueue._make_view('stream_retention', $query$
     cross join lateral (select sum(x.bytes)::bigint as bytes, count(*) as tables from pgqueue._message_tables(s.stream_id) x) t
     cross join lateral (
         select coalesce(sum(pg_total_relation_size(to_regclass(format('pgqueue.%I', pgqueue._leaf_name(h.stream_id, h.leaf))))), 0)::bigint as bytes,
-               array(select distinct b from pgqueue.leaves x cross join unnest(x.held_by) b where x.stream_id = s.stream_id order by b) as by
+               array(select distinct b from pgqueue.leaves x cross join unnest(x.held_by) b where x.stream_id = s.stream_id order by b) as by,
+               (select min(b) from pgqueue.leaves x cross join unnest(x.held_by) b  -- see _history_holders
+                where x.stream_id = s.stream_id and b ~ '^(open|prepared) transaction\M') as transaction
         from pgqueue.leaves h where h.stream_id = s.stream_id and h.held_by <> '{}') l
 $query$); end $view$;

@@ -14,7 +14,7 @@ as $$ select case p_count when 1 then 'delivered once' else 'delivered ' || p_co
 create or replace function pgqueue._holder(p_claim pgqueue.claims) returns text
 language sql stable
 as $$
-    select case when p_claim.reader is null then 'a worker'
+    select case when p_claim.reader is null then coalesce(nullif(p_claim.owner, ''), 'a worker')
                 else format('the Spark query %s', coalesce((select query_id from pgqueue.readers where reader = p_claim.reader), 'of reader ' || p_claim.reader)) end
            || format(' since %s, in claim %s of %s', date_trunc('second', p_claim.claimed_at), p_claim.claim_id, pgqueue._messages_of(p_claim.message_count))
            || case when p_claim.lease_until <= clock_timestamp() then '; its lease is over, so the next claim that needs messages takes them over' else '' end
@@ -104,9 +104,11 @@ begin
     elsif o_state = 'unsifted' then
         o_because := 'taken, and not judged by the consumer''s filter yet: claims do that before they deliver it';
     elsif o_state = 'delayed' then
-        o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later' || v_history else 'sent to be delivered later' end;
+        o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later' else 'sent to be delivered later' end
+            || case when p_run.not_visible_until <= clock_timestamp() then ', which is now: the next claim that finds too little ready makes it so' else '' end
+            || v_history;
     end if;
-    if p_consumer.by_key and p_run.piece is null then
+    if p_run.piece is null and (p_consumer.ordering <> 'none' or (p_consumer.by_key and o_state = 'waiting')) then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then
@@ -138,6 +140,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
     v_in_gap boolean := pgqueue._gap_ids(v_cursor) @> p_publication.publication_id;
+    v_done   pgqueue.archived_messages;
 begin
     if not pgqueue._is_for(p_publication.consumers, p_consumer.consumer_id) then
         o_state := 'not for it';
@@ -159,7 +162,10 @@ begin
         o_because := 'the stream''s retention took it away before the consumer was done with it';
     else
         o_state := 'done';
-        o_because := 'acknowledged; or the consumer was made, or moved, to begin after it';
+        select * into v_done from pgqueue._done_with(p_consumer, p_seq);
+        o_because := case when v_done.claim_id is null then 'acknowledged; or the consumer was made, or moved, to begin after it'
+                          else format('acknowledged at %s by %s, who had it since %s', date_trunc('second', v_done.done_at),
+                                      coalesce(nullif(v_done.owner, ''), 'a worker'), date_trunc('second', v_done.claimed_at)) end;
     end if;
 end $$;
 
@@ -225,8 +231,9 @@ begin
     end if;
     select * into v_dead from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
     if found then
-        return query select 'dead', format('%s; %s, dead since %s', coalesce(v_dead.reason, 'for no reason that was given'), pgqueue._deliveries_of(v_dead.deliver_count),
-                                           date_trunc('second', v_dead.died_at)), null::timestamptz;
+        return query select 'dead', format('%s; %s%s, dead since %s%s', coalesce(v_dead.reason, 'for no reason that was given'),
+                                           pgqueue._deliveries_of(v_dead.deliver_count), coalesce(', last to ' || nullif(v_dead.owner, ''), ''),
+                                           date_trunc('second', v_dead.died_at), coalesce(': ' || (v_dead.note ->> 'error'), '')), null::timestamptz;
         return;
     end if;
     select * into v_publication from pgqueue._publication_of(v_consumer.stream_id, p_seq);
@@ -264,7 +271,7 @@ begin
     return query execute format($q$
         with aside as (
             select r.state = 'delayed' or r.not_visible_until > clock_timestamp() is true as later, r.key, r.message_count, r.first_seq, r.not_visible_until
-            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null limit 100000) r
+            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null and message_count > 0 limit 100000) r
         ), hashed as (
             select key, sum(message_count) filter (where not later) as waiting, sum(message_count) filter (where later) as delayed, min(first_seq) as first_seq,
                    min(not_visible_until) filter (where later) as due

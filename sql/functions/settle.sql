@@ -25,25 +25,56 @@ create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] defau
 returns bigint
 language plpgsql
 as $$
-declare
-    v_claim    pgqueue.claims;
-    v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
-    v_cursor   pgqueue.consumer_cursors;
 begin
     perform pgqueue._check_isolation();
     if p_delay < interval '0' or p_delay > pgqueue._max_interval() then
         raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
             using errcode = 'PQ003', column = 'p_delay';
     end if;
+    return pgqueue._give_back(p_claim_id, pgqueue._set_of(p_seqs), case when p_seqs is null then 'unnamed' else 'named' end, p_delay,
+                              jsonb_build_object('error', p_reason));
+end $$;
+
+-- Puts a claim, or the messages of it that are given, off: to be delivered later, and no failure. It counts as no delivery. In an ordered consumer, the
+-- later messages of the same keys in the claim go back too, and wait for them.
+--   p_delay  not before then; at least 0
+--   p_state  comes back with the messages, in the column saved of receive, at each delivery from then on; null: what was saved before does;
+--            a JSON null: nothing does
+-- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
+create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0', p_state jsonb default null)
+returns bigint
+language plpgsql
+as $$
+begin
+    perform pgqueue._check_isolation();
+    if (p_delay between interval '0' and pgqueue._max_interval()) is not true then
+        raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
+            using errcode = 'PQ003', column = 'p_delay';
+    end if;
+    return pgqueue._give_back(p_claim_id, pgqueue._set_of(p_seqs), 'uncounted', p_delay,
+                              case when p_state is not null then jsonb_build_object('saved', p_state) end);
+end $$;
+
+-- Returns messages of a claim: what nack and defer have in common.
+--   p_set, p_how, p_delay, p_note  as in _return
+-- Returns how many messages left the claim. Locks: the claim, then the consumer.
+create or replace function pgqueue._give_back(p_claim_id bigint, p_set int8multirange, p_how text, p_delay interval, p_note jsonb) returns bigint
+language plpgsql
+as $$
+declare
+    v_claim    pgqueue.claims;
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+    v_cursor   pgqueue.consumer_cursors;
+begin
     v_claim := pgqueue._lock_claim(p_claim_id, true);
     if v_claim.claim_id is null then
         return 0;
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = v_claim.consumer_id;
     v_stored := pgqueue._cursor(v_claim.consumer_id);
-    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, pgqueue._set_of(p_seqs), case when p_seqs is null and v_claim.remaining > 1 then 'unnamed' else 'named' end,
-                                clock_timestamp(), p_delay, jsonb_build_object('error', p_reason));
+    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, p_set, case when p_how = 'unnamed' and v_claim.remaining = 1 then 'named' else p_how end,
+                                clock_timestamp(), p_delay, p_note);
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
     return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
 end $$;

@@ -98,8 +98,8 @@ as $$
 declare
     v_query  text := $q$
             return query
-            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count, m.inserted_at
-            from (select c.priority, c.deliver_count, g from pgqueue.consumer_messages c cross join lateral unnest(c.seqs) g
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count, m.inserted_at, r.note -> 'saved'
+            from (select c.priority, c.deliver_count, c.note, g from pgqueue.consumer_messages c cross join lateral unnest(c.seqs) g
                   where c.claim_id = p_claim_id and c.state = 'claimed'
                   order by c.lane, c.arrival_no, lower(g)) r
             cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g) order by x.seq) m;$q$;
@@ -113,7 +113,7 @@ begin
     execute format($q$
         create or replace function pgqueue._payloads_%s(p_claim_id bigint)
         returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-                       inserted_at timestamptz)
+                       inserted_at timestamptz, saved jsonb)
         language plpgsql
         as $f$
         declare

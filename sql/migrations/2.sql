@@ -136,6 +136,7 @@ begin
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int, add column scheduled boolean not null default false;
+    alter table pgqueue.publications add column expires_at timestamptz;
     alter table pgqueue.streams add column incarnation uuid not null default gen_random_uuid();
     for v_object in
         select format('alter table %s drop constraint %I', c.conrelid::regclass, c.conname) from pg_constraint c

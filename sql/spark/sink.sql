@@ -66,7 +66,7 @@ end $$;
 -- Returns how many messages were published; and, where there are dedup keys, the number of each message, of a duplicate that of the first.
 -- Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004. Locks: as send.
 create or replace function pgqueue.publish_written(p_stream text, p_seqs int8multirange, p_priority int default 0, p_deliver_at timestamptz default null,
-                                                   p_consumers text[] default null, p_dedup_keys text[] default null)
+                                                   p_consumers text[] default null, p_dedup_keys text[] default null, p_expires_at timestamptz default null)
 returns table (published bigint, first_seqs bigint[])
 language plpgsql
 as $$
@@ -75,7 +75,7 @@ declare
     v_consumers int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
     v_seqs      int8multirange := p_seqs;
 begin
-    perform pgqueue._check_publication(p_priority, p_deliver_at);
+    perform pgqueue._check_publication(p_priority, p_deliver_at, p_expires_at);
     -- of this transaction, so that nobody else has it
     perform pgqueue._use_reservation(pgqueue._written_reservation(v_stream, p_seqs), p_seqs);
     if p_dedup_keys is not null then
@@ -83,7 +83,7 @@ begin
     end if;
     published := pgqueue._cardinality(v_seqs);
     if published > 0 then
-        perform pgqueue._publish(v_stream, v_seqs, published, p_priority, p_deliver_at, v_consumers);
+        perform pgqueue._publish(v_stream, v_seqs, published, p_priority, p_deliver_at, v_consumers, pgqueue._whole_second(p_expires_at));
     end if;
     return next;
 end $$;

@@ -8,12 +8,13 @@ as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
 -- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
-returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text)
+returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text,
+               keeps_history boolean)
 language sql stable
 as $$
     select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout,
            format('%s-%s-%s', (select oid from pg_database where datname = current_database()), c.consumer_id,
-                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id)
+                  (extract(epoch from c.created_at) * 1000000)::bigint), pgqueue._channel(s.stream_id), c.keep_history is not null
     from pgqueue._consumer(p_stream, p_consumer) c join pgqueue.streams s using (stream_id)
 $$;
 

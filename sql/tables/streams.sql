@@ -34,7 +34,8 @@ create table if not exists pgqueue.incarnations (
     incarnation      uuid        primary key,
     stream_id        int         not null,
     last_publication bigint      not null,  -- the last one that was restored: offsets up to it are as good as ever
-    ended_at         timestamptz not null default clock_timestamp()
+    ended_at         timestamptz not null default clock_timestamp(),
+    ended_no         bigint      not null generated always as identity  -- the order in which they ended: a clock may be set back
 );
 
 -- The servers that this database was on, as it was told: the last one is where it should be. See functions/recover.sql.
@@ -78,6 +79,7 @@ create table if not exists pgqueue.publications (
     priority       int            not null,
     seqs           int8multirange not null,
     consumers      int[],                       -- null: all, also those that do not exist yet
+    expires_at     timestamptz,                 -- who delivers it from then on gives it up instead; null: never
     primary key (stream_id, publication_id, part)
 );
 

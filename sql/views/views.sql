@@ -71,7 +71,7 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue._cursor(c.consumer_id) f) k
     cross join lateral (
         select coalesce(sum(message_count), 0)::bigint as in_hand,
-               min(first_seq) filter (where state in ('unsifted', 'ready') and (not_visible_until > clock_timestamp()) is not true) as oldest,
+               min(first_seq) filter (where message_count > 0 and state in ('unsifted', 'ready', 'delayed') and (not_visible_until > clock_timestamp()) is not true) as oldest,
                coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
                coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
                coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,
@@ -84,10 +84,10 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
--- One row per live claim: who has which messages since when, and until when others leave them to him. query: of a Spark query, whose claims go by
--- reader; first_seq: the first of its messages.
+-- One row per live claim: who has which messages since when, and until when others leave them to him. owner: the application_name of who claimed
+-- it; query: of a Spark query, whose claims go by reader; first_seq: the first of its messages.
 do $view$ begin perform pgqueue._make_view('open_claims', $query$
-    select s.name as stream, c.name as consumer, l.claim_id, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
+    select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
            l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
            (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
     from pgqueue.consumers c

@@ -33,6 +33,12 @@ def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
         for table, columns in conn.execute(TIMES).fetchall():
             moved = ", ".join(f"{column} = {column} - %(by)s" for column in columns)
             conn.execute(f"update pgqueue.{table} set {moved}".encode(), {"by": by})
+        conn.execute(
+            "update pgqueue.consumer_messages set note = note || jsonb_build_object('expires',"
+            " (note ->> 'expires')::bigint - extract(epoch from %s)::bigint)"
+            " where note ? 'expires'",
+            [by],
+        )
 
 
 def end_lease(conn: psycopg.Connection, *claims: int) -> None:

@@ -77,6 +77,16 @@ def skipped(conn: psycopg.Connection, consumer_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
+def expired(conn: psycopg.Connection, consumer_id: int) -> set[int]:
+    """The messages that a consumer gave up because they had expired."""
+    found = rows(
+        conn,
+        "select seqs from pgqueue.dead_messages where consumer_id = %s and reason = 'expired'",
+        consumer_id,
+    )
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
@@ -470,6 +480,18 @@ def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
         " select 1, 'ready', 0, 0, 0, line_no, line_no, i, 1, int8multirange(int8range(i, i, '[]'))"
         " from line, generate_series(%s::bigint, %s) i",
         [first, last],
+    )
+
+
+def add_backlog(conn: psycopg.Connection, consumer_id: int, first: int, n: int) -> None:
+    """n messages from a number on, each in a run of its own: ready ones, and ones that wait."""
+    conn.execute(
+        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
+        " arrival_no, line_no, first_seq, message_count, seqs, key)"
+        " select %(consumer)s, case i %% 2 when 0 then 'ready' else 'waiting' end, 0, 0, 0, i, i,"
+        " s, 1, int8multirange(int8range(s, s, '[]')), case i %% 2 when 1 then i end"
+        " from generate_series(1, %(n)s) i cross join lateral (select i + %(first)s as s) n",
+        {"consumer": consumer_id, "first": first, "n": n},
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import clock
 from tests.sql.queue import (
@@ -71,7 +72,7 @@ def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
 
 def test_for_others_filtered_and_done(conn: Conn) -> None:
     consumer(conn)
-    consumer(conn, "d")
+    consumer(conn, "d", p_settings=Jsonb({"keep_history": "1 hour"}))
     consumer(conn, "picky", p_topic="a.*")
     seq = send(conn, p_consumers=["d"])
     assert said(conn, seq) == ("not for it", "it was published to other consumers: d")
@@ -80,6 +81,9 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert seqs_of(receive(conn, 10, "picky")) == [passes]
     assert said(conn, other, "picky")[0] == "filtered out"
     value(conn, "ack", claim_of(receive(conn)))
+    value(conn, "ack", claim_of(receive(conn, 10, "d")))
+    assert said(conn, seq, "d")[1].startswith("acknowledged at ")
+    assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
         "done", "acknowledged; or the consumer was made, or moved, to begin after it",
     )  # fmt: skip
@@ -159,6 +163,7 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     row = explain(conn, seq)
     assert row.state == "claimed"
     assert f"in claim {claim} of 1 message; delivery 1 of any number" in row.because
+    assert row.because.startswith("held by spark-pgqueue since ")
     assert row.until == one(conn, "select lease_until from pgqueue.message_states")
     clock.end_lease(conn, claim)
     assert "its lease is over" in explain(conn, seq).because
@@ -177,6 +182,9 @@ def test_delayed_says_until_when_and_why(conn: Conn) -> None:
     row = explain(conn, failed)
     assert (row.state, row.because[-6:]) == ("delayed", ": busy")
     assert row.until - now(conn) < seconds(60)
+    clock.end_delay(conn, failed)
+    assert "which is now: the next claim" in said(conn, failed)[1]
+    assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
 
 
 def test_waiting_says_behind_what(conn: Conn) -> None:
@@ -199,6 +207,25 @@ def test_waiting_says_behind_what(conn: Conn) -> None:
     assert explain(conn, send_keys(conn, "k")[0]).state == "new"
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_rate_says_until_when_its_key_waits(conn: Conn, ordering: str) -> None:
+    """Where a gate, a row of no messages, is what the key waits for; it is no message."""
+    rate = Jsonb({"per_key_interval": "1 hour", "per_key_burst": 1})
+    consumer(conn, ordering=ordering, p_settings=rate)
+    send_keys(conn, "k", "k", "l")
+    for _ in range(3):
+        for row in receive(conn, 1):
+            value(conn, "ack", row.claim_id)
+    row = explain(conn, 2)
+    assert row.state == "waiting"
+    assert "the rate of its key: 1 delivered within 01:00:00" in row.because
+    assert seconds(3500) < row.until - now(conn) < seconds(3600)
+    (of_k,) = call(conn, "key_stats", "s", "c")
+    assert (of_k.key, of_k.waiting, of_k.in_flight, of_k.first_seq) == ("k", 1, 0, 2)
+    clock.end_delays(conn)
+    assert one(conn, "select oldest_at from pgqueue.consumer_stats") is None
+
+
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_in_the_line_it_says_that_its_key_is_busy(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
@@ -216,7 +243,7 @@ def test_dead_says_of_what(conn: Conn) -> None:
     value(conn, "dead_letter", claim_of(receive(conn)), None, "no such customer")
     state, because = said(conn, seq)
     assert state == "dead"
-    assert because.startswith("no such customer; delivered once, dead since ")
+    assert because.startswith("no such customer; delivered once, last to spark-pgqueue, ")
 
 
 @pytest.mark.parametrize("seq", [0, -1, None])

@@ -244,3 +244,31 @@ def test_a_hot_key_costs_the_others_nothing(conn: Conn, stream: int) -> None:
     assert statistics.median(costs[10:]) < 1000, costs
     assert internals.count(conn, "claims") == 31
     assert cost(conn, "select pgqueue.ack(%s)", hot) < 300
+
+
+def test_trimming_reads_nothing_of_what_consumers_have_beyond(conn: Conn, stream: int) -> None:
+    """Only the index entries of a stream's own consumers: not their runs, nor those of others."""
+    c = consumer(conn, "c")
+    value(conn, "create_stream", "t")
+    other = value(conn, "create_consumer", "t", "other")
+    value(conn, "set_retention", "s", timedelta(hours=1), p_unread="drop")
+    queue.maintain(conn)
+    queue.send(conn)
+    queue.receive(conn, 1)  # so it looks each time at what it may skip, and trim
+    clock.pass_time(conn, timedelta(minutes=9))
+    queue.maintain(conn)
+    clock.pass_time(conn, timedelta(hours=1))
+    queue.maintain(conn)
+
+    def blocks() -> int:
+        found = [cost(conn, "select * from pgqueue.maintain()") for _ in range(5)]
+        return int(statistics.median(found))
+
+    few = blocks()
+    runs = 20_000
+    internals.add_backlog(conn, other, 0, runs)
+    assert blocks() <= few * GROWTH + 15, "it reads what consumers of other streams have"
+    internals.add_backlog(conn, c, 1 << 40, runs)
+    many = blocks()
+    assert many <= few + runs / 25, f"it reads {few} blocks, and {many} with {runs} runs beyond"
+    assert queue.stats(conn).claimed == 1

@@ -98,6 +98,34 @@ def test_a_second_restore_may_go_further_back(conn: Conn, stream: int) -> None:
         read(conn, offset)
 
 
+def test_a_second_restore_is_later_also_by_a_clock_that_was_set_back(
+    conn: Conn, stream: int
+) -> None:
+    for _ in range(3):
+        send(conn)
+    _, offset = read(conn)
+    value(conn, "recover")
+    clock.pass_time(conn, timedelta(days=-1))  # the server's clock was ahead
+    lose(conn, 2)
+    value(conn, "recover")
+    with pytest.raises(psycopg.DatabaseError, match="beyond the state to which"):
+        read(conn, offset)
+
+
+def test_an_old_snapshot_recovers_nothing(conn: Conn, stream: int, session: Session) -> None:
+    """It lacks what was published since, which offsets may have read."""
+    other = session()
+    with other.transaction():
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select count(*) from pgqueue.publications")
+        send(conn)
+        _, offset = read(conn)
+        with pytest.raises(psycopg.DatabaseError) as error, other.transaction():
+            value(other, "recover")
+        assert error.value.sqlstate == "PQ007"
+    assert read(conn, offset) == ([], offset)
+
+
 def test_recover_comes_before_producers(conn: Conn, stream: int, session: Session) -> None:
     """It refuses beside one, and changes nothing; what was prepared before is no obstacle."""
     producer = session()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psycopg
@@ -32,6 +33,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -223,6 +225,92 @@ def test_a_consumer_that_is_being_created_keeps_what_it_may_start_with(
     assert stored(conn) == []
 
 
+def test_it_is_said_which_transaction_stops_trimming(conn: Conn, session: Session) -> None:
+    """One that has created a consumer, and stays open; or is prepared, and forgotten."""
+    retention(conn, p_for=HOUR)
+    sent = send_all(conn, ["old"] * 3)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    other = session()
+    other.execute("begin")
+    consumer(other)
+    maintain(conn)
+    why = "which created or moved a consumer or began to read"
+    who = f"open transaction of process {other.info.backend_pid}, {why}"
+    assert kept(conn).held_by == [who]  # type: ignore[attr-defined]
+    assert kept(conn).advice == f"nothing is trimmed until it ends: the {who}"  # type: ignore[attr-defined]
+    other.execute("prepare transaction 'forgotten'")
+    maintain(conn)
+    assert kept(conn).held_by == [f"prepared transaction 'forgotten', {why}"]  # type: ignore[attr-defined]
+    assert "the prepared transaction 'forgotten'" in kept(conn).advice  # type: ignore[attr-defined]
+    assert stored(conn) == sent
+    other.execute("rollback prepared 'forgotten'")
+    maintain(conn)
+    assert stored(conn) == []
+    assert (kept(conn).held_by, kept(conn).advice) == ([], None)  # type: ignore[attr-defined]
+
+
+def test_a_consumer_that_is_dropped_meanwhile_does_not_stop_maintain(
+    conn: Conn, session: Session
+) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop")
+    for name in "cd":
+        consumer(conn, name)
+    send_all(conn, ["old"] * 3)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    conn.execute(  # who skips waits
+        "create function public.wait() returns trigger language plpgsql as"
+        " 'begin perform pg_advisory_xact_lock(1); return null; end';"
+        " create trigger wait after insert on pgqueue.skips"
+        " for each row execute function public.wait()"
+    )
+    other, third = session(), session()
+    other.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor(1) as pool:
+        maintained = pool.submit(call, conn, "maintain")
+        wait_for_a_lock(third)
+        value(other, "drop_consumer", "s", "d")
+        other.execute("select pg_advisory_unlock(1)")
+        maintained.result()
+    maintain(conn)
+    assert stored(conn) == []
+    assert stats(conn).skipped == 3
+
+
+def test_maintain_keeps_no_lock_of_a_consumer_while_it_goes_on_to_other_streams(
+    conn: Conn, session: Session
+) -> None:
+    """Beside a claim that keeps what is due, and a gap: it ends, or lets the lock go."""
+    retention(conn, p_for=HOUR, p_unread="drop")
+    consumer(conn)
+    send_all(conn, ["old"] * 3)
+    (claimed,) = receive(conn, 1)
+    value(conn, "extend", claimed.claim_id, HOUR * 9)
+    close(conn)
+    other = session()
+    other.execute("begin")
+    send(other)
+    send(conn)
+    value(conn, "ack", claim_of(receive(conn)))
+    assert internals.cursor_of(conn).gaps
+    clock.pass_time(conn, HOUR)
+    locks = (
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        " and classid = pgqueue._lock_class_consumer()::oid"
+    )
+    unfinished, calls = 1, 0
+    while unfinished:
+        calls += 1
+        with conn.transaction():
+            unfinished = dict(call(conn, "maintain"))["unfinished"]
+            assert unfinished or not one(conn, locks)
+        assert calls < 20, "it says for ever that there is more"
+    other.execute("commit")
+    maintain(conn)
+    assert states(conn)[claimed.seq] == "claimed"
+
+
 def test_a_leaf_waits_for_transactions_that_may_still_publish_some_of_it(
     conn: Conn, session: Session, stream: int
 ) -> None:
@@ -379,6 +467,28 @@ def test_a_reader_is_told_what_retention_took_from_it(conn: Conn, reader: Reader
     maintain(conn)
     resumed = reader.resume(end)
     assert (resumed.planned, resumed.taken_over, resumed.gone) == (0, 0, 4)
+
+
+def test_an_old_snapshot_does_not_read_past_an_emptied_table(conn: Conn, session: Session) -> None:
+    """TRUNCATE empties it for old snapshots too, which still have what was published of it."""
+    retention(conn, p_for=HOUR)
+    send_all(conn, ["old"] * 3)
+    close(conn)
+    other = session()
+    with other.transaction():
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select count(*) from pgqueue.publications")
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+        assert stored(conn) == []
+        young = send(conn, "young")
+        with (
+            pytest.raises(psycopg.Error, match="3 of 3 messages are not stored") as caught,
+            other.transaction(),
+        ):
+            call(other, "read", "s")
+        assert caught.value.sqlstate == "PQ010"
+    assert seqs_of(call(other, "read", "s")) == [young]
 
 
 def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn) -> None:

@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import spark_pgqueue
+from spark_pgqueue import Consumer, Defer, Reject, Retry
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker
@@ -23,6 +24,7 @@ ROLES = ("producer", "consumer", "observer", "admin")
 # What each may call; nobody else may call anything.
 FUNCTIONS = {
     "producer": {
+        "import_lines",
         "schema_version", "open_stream", "send", "send_batch", "open_sink", "is_published",
         "reserve", "publish_written", "stage", "publish_staged", "capture", "release",
         "outcome", "listen_done",
@@ -32,8 +34,10 @@ FUNCTIONS = {
         "_capture_pieces",
     },
     "consumer": {
+        "peek", "peek_at", "export_lines",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
-        "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing", "stop_waiting",
+        "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
+        "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
@@ -42,9 +46,12 @@ FUNCTIONS = {
         "reader_backlog", "_check_timeout",
     },
     "observer": {
+        "consumer_position",
         "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
+        "read_dead",
     },
     "admin": {
+        "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
         "read_dead", "redrive", "purge_dead",
@@ -397,3 +404,23 @@ def test_notifications_and_names_of_sessions_are_the_callers(
         assert notified.pid == producer.info.backend_pid
     value(conn, "create_consumer", "s", "c", "earliest")
     assert seqs_of(call(conn, "receive", "s", "c")) == [1]
+
+
+def test_a_consumer_may_run_a_worker(conn: Conn, roles: dict[str, str]) -> None:
+    value(conn, "create_consumer", "s", "c", "earliest")
+    for what in ("done", "retry", "reject", "defer"):
+        value(conn, "send", "s", what)
+
+    def handle(message, connection=None):
+        if message.data == "reject":
+            raise Reject
+        if message.data == "defer" and message.saved is None:
+            raise Defer(state=1)
+        if message.data == "retry" and message.deliver_count == 1:
+            raise Retry
+
+    for transactional in (False, True):
+        worker = Consumer(roles["consumer"], "s", "c")
+        handled = worker.run(handle, transactional=transactional, wait=timedelta(milliseconds=50))
+        assert handled == (1 if transactional else 6)
+        value(conn, "send", "s", "done")

@@ -84,6 +84,10 @@ def test_what_was_taken_and_settled_is_told_without_counting(conn: Conn) -> None
     acked(conn, "s", "c")
     s = stats(conn)
     assert (s.taken, s.settled, s.delayed, s.dead) == (13, 7, 1, 1)
+    value(conn, "redrive", "s", "c")
+    assert (stats(conn).taken, stats(conn).settled) == (14, 7)
+    acked(conn, "s", "c")
+    assert stats(conn).settled == 8
     acked(conn, "s", "picky")
     assert stats(conn, "picky").settled == 3
     (row,) = rows(conn, "select sent, last_seq from pgqueue.stream_stats")

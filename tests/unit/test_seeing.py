@@ -38,7 +38,7 @@ def test_explain(queue, url):
     assert shown["state"] == "claimed"
     assert shown["until"]
     done = process("explain", "s", "b", "1", url=url)
-    assert "held by a worker" in done.stdout
+    assert "held by spark-pgqueue" in done.stdout
     assert "(until 20" in done.stdout
     assert "unknown consumer" in process("explain", "s", "z", "1", url=url).stderr
     assert process("explain", "s", "b", "0", url=url).returncode == 2
@@ -109,7 +109,7 @@ def test_the_dashboard_is_printed_without_a_database(url):
     assert json.loads(done.stdout)["title"] == "pgqueue"
 
 
-@pytest.mark.parametrize("command", ["metrics"])
+@pytest.mark.parametrize("command", ["metrics", "web"])
 def test_what_is_no_address_is_refused(command, url):
     done = process(command, "--listen", "a:b", url=url)
     assert done.returncode == 2

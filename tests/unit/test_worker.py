@@ -16,9 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue import Consumer, PgQueueError, Reject, Retry
+from spark_pgqueue import Consumer, Defer, PgQueueError, Reject, Retry
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
+from tests import handlers
 from tests.sql import checker, clock
 from tests.sql.queue import ORDERINGS
 
@@ -121,6 +122,53 @@ def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, u
     with connection.connect(url) as conn:
         dead = conn.execute("select seqs::text, reason, details from pgqueue.dead_messages")
         assert dead.fetchall() == [(f"{{[{seqs['c']},{seqs['c'] + 1})}}", "never", {"id": 7})]
+
+
+def test_a_message_that_is_put_off_has_not_failed_and_brings_its_state_back(queue, url):
+    queue.create_consumer("s", "q", start="earliest", max_deliver_count=1)
+    queue.send_batch("s", ["x", "y"])
+    got, failed = [], []
+
+    def handle(message):
+        got.append((message.data, message.deliver_count, message.saved))
+        if message.data == "x" and len(got) < 8:
+            asked = (message.saved or {"asked": 0})["asked"]
+            raise Defer(timedelta(milliseconds=20), state={"asked": asked + 1})
+
+    worker = Consumer(url, "s", "q")
+    worker.run(handle, wait=SOON, on_failure=lambda *each: failed.append(each))
+    mine = [(count, saved) for data, count, saved in got if data == "x"]
+    assert mine == [(1, {"asked": n} if n else None) for n in range(len(mine))]
+    assert len(mine) > 5
+    assert failed == []
+    assert left(queue, "q") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks", "processes", "transactional", "batch"])
+def test_what_a_handler_returns_is_kept_where_the_consumer_has_a_history(queue, url, way):
+    queue.create_consumer("s", "h", start="earliest", settings={"keep_history": "1 day"})
+    sent = queue.send_batch("s", ["a", "b", "b"])
+
+    async def handle_async(message):
+        return handlers.upper(message)
+
+    options = {"processes": {"processes": 1}, "transactional": {"transactional": True}}
+    handler = {"tasks": handle_async, "batch": handlers.upper_all}.get(way, handlers.upper)
+    more = {"batch": {"batch": 3}, **options}.get(way, {})
+    Consumer(url, "s", "h", worker="w").run(handler, wait=MOMENT, **more)
+    results = [queue.outcome("s", "h", seq) for seq in sent]
+    assert {(each.state, each.owner) for each in results} == {("done", "w")}
+    assert [each.result for each in results] == (
+        [["A", "B", "B"]] * 3 if way == "batch" else ["A", "B", "B"]
+    )
+
+
+def test_what_cannot_be_kept_is_told_and_done_all_the_same(queue, worker, caplog):
+    queue.alter_consumer("s", "c", {"keep_history": "1 day"})
+    sent = queue.send("s", "x")
+    assert worker.run(lambda message: {1, 2}, wait=MOMENT) == 1
+    assert "what the handler returned must hold what JSON can" in caplog.text
+    assert queue.outcome("s", "c", sent).state == "done"
 
 
 def test_a_delay_and_a_reason_are_kept(queue, worker, url):
@@ -303,6 +351,48 @@ def test_to_stop_gives_back_what_was_not_begun_and_lets_calls_end(queue, worker)
     assert left(queue) == (100 - len(got), 0, 0)
 
 
+def test_what_was_not_begun_has_not_failed(queue, url):
+    """Also when it comes back again and again, and a message may be delivered but once."""
+    queue.create_consumer("s", "q", start="earliest", max_deliver_count=1)
+    sent = queue.send_batch("s", ["x"] * 40)
+    got = []
+    worker = Consumer(url, "s", "q")
+
+    def handle(message):
+        got.append((message.seq, message.deliver_count))
+        if len(got) % 10 == 0:
+            worker.stop()
+
+    while len(got) < 40:
+        worker.run(handle)
+    assert sorted(got) == [(seq, 1) for seq in sent]
+    assert left(queue, "q") == (0, 0, 0)
+
+
+def test_what_waits_behind_slow_calls_is_left_to_others(queue, url):
+    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=0.9))
+    quick = queue.send_batch("s", ["quick"] * 20)
+    queue.send("s", "slow")
+    behind = queue.send_batch("s", ["behind"] * 20)
+    release, got, others = threading.Event(), [], []
+
+    def handle(message):
+        got.append(message.seq)
+        if message.data == "slow":
+            release.wait(20)
+
+    with running(Consumer(url, "s", "q"), handle):
+        wait_until(lambda: len(got) == 21)
+        while len(others) < 20:
+            if claim := queue.receive("s", "q", 20, wait=SOON):
+                others += [(m.seq, m.deliver_count) for m in claim.messages]
+                claim.ack()
+        release.set()
+    assert got[:20] == quick
+    assert others == [(seq, 1) for seq in behind]
+    assert left(queue, "q") == (0, 0, 0)
+
+
 def test_grace_is_not_exceeded(queue, worker):
     queue.send_batch("s", ["x"] * 2)
     release, begun = threading.Event(), threading.Event()
@@ -368,13 +458,13 @@ def test_a_message_that_is_sent_while_it_waits_comes_at_once(queue, worker):
 
 def test_a_lost_connection_is_made_again_and_nothing_is_handled_twice(queue, worker, url):
     sent = queue.send_batch("s", ["x"] * 400)
-    got = []
+    got, one_at_a_time = [], threading.Lock()
 
     def handle(message):
         got.append(message.seq)
         time.sleep(0.001)
         if message.seq in (sent[100], sent[200], sent[300]):
-            with connection.connect(url) as conn:
+            with one_at_a_time, connection.connect(url) as conn:
                 conn.execute(
                     "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
                     " where datname = current_database() and pid <> pg_backend_pid()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -125,8 +125,8 @@ class ClaimCalls(Calls):
     ) -> Claim | None:
         rows = self._statements.rows(
             "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
-            " inserted_at from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval,"
-            " %s::bigint)",
+            " inserted_at, saved::text from pgqueue.receive(%s::text, %s::text, %s::int,"
+            " %s::interval, %s::bigint)",
             [
                 arguments.text("stream", stream),
                 arguments.text("consumer", consumer),
@@ -221,6 +221,38 @@ class ClaimCalls(Calls):
             arguments.maybe(arguments.seqs, "seqs", seqs),
         )
 
+    def defer(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int:
+        """Put a claim off: deliver it later. That is no failure, and counts as no delivery.
+
+        With ordering, later messages of the same keys in the claim go back too, and wait.
+
+        Args:
+            claim_id: the claim's number.
+            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            delay: deliver them after this time, not before.
+            state: comes back as `Message.saved`, at each delivery from then on: a value that JSON
+                can hold; None for what was saved before.
+
+        Returns:
+            how many messages left the claim; 0 as in `ack`.
+
+        Raises:
+            PgQueueError: PQ003 a delay below 0, and as `ack`.
+        """
+        return self._value(
+            "select pgqueue.defer(%s::bigint, %s::bigint[], %s::interval, %s::jsonb)",
+            *arguments.target(claim_id, seqs),
+            arguments.duration("delay", delay),
+            arguments.maybe(arguments.json_text, "state", state),
+        )
+
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:
         """Hold a claim longer.
 
@@ -271,12 +303,24 @@ class ClaimCalls(Calls):
 
 
 def _message(
-    seq: int, key: str | None, text: str | None, binary: bytes, headers: str | None, *others: Any
+    seq: int,
+    key: str | None,
+    text: str | None,
+    binary: bytes,
+    headers: str | None,
+    priority: int,
+    deliver_count: int,
+    inserted_at: datetime,
+    saved: str | None,
 ) -> Message:
     """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
     data = binary if text is None else text
+    others = priority, deliver_count, inserted_at
     try:
-        return Message(seq, key, data, json.loads(headers) if headers else {}, *others)
+        read = json.loads(headers) if headers else {}
+        return Message(
+            seq, key, data, read, *others, saved=None if saved is None else json.loads(saved)
+        )
     except (ValueError, RecursionError) as error:
         why = f"its headers cannot be read: {error}"
         return Message(seq, key, data, {}, *others, error=why)

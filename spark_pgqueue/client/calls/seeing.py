@@ -58,8 +58,8 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         """
         self._must_exist(stream)
         return self._statements.rows(
-            "select stream, consumer, claim_id, query, claimed_at, lease_until, expired, messages,"
-            " remaining, first_seq from pgqueue.open_claims"
+            "select stream, consumer, claim_id, owner, query, claimed_at, lease_until, expired,"
+            " messages, remaining, first_seq from pgqueue.open_claims"
             " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
             " order by lease_until limit %s",
             [

@@ -24,6 +24,7 @@ class SendCalls(Calls):
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_key: str | None = None,
+        expires_at: datetime | None = None,
     ) -> int:
         """Publish a message.
 
@@ -37,6 +38,8 @@ class SendCalls(Calls):
             consumers: names of those that get it; None for all.
             dedup_key: publish nothing where a message with this key was sent within the stream's
                 dedup window; None for none.
+            expires_at: from this time on (with its zone) it is dead-lettered, as "expired", in
+                place of being delivered; to the second, rounded up. None for never.
 
         Returns:
             its seq, or that of the first message with its dedup key.
@@ -50,7 +53,7 @@ class SendCalls(Calls):
             arguments.text("data", data, "a str, or bytes for a binary stream")
         return self._value(
             "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
-            " %s::timestamptz, %s::text[], %s::bytea, %s::text)",
+            " %s::timestamptz, %s::text[], %s::bytea, %s::text, %s::timestamptz)",
             arguments.text("stream", stream),
             None if binary else data,
             arguments.maybe(arguments.text, "key", key),
@@ -60,6 +63,7 @@ class SendCalls(Calls):
             arguments.maybe(arguments.texts, "consumers", consumers),
             data if binary else None,
             arguments.maybe(arguments.text, "dedup_key", dedup_key),
+            arguments.maybe(arguments.time, "expires_at", expires_at),
         )
 
     def send_batch(
@@ -73,6 +77,7 @@ class SendCalls(Calls):
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_keys: Iterable[str | None] | None = None,
+        expires_at: datetime | None = None,
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given.
 
@@ -86,6 +91,7 @@ class SendCalls(Calls):
             consumers: as in `send`, for all of them.
             dedup_keys: a dedup key, or None, per message; None for no dedup keys. Also of two of
                 these messages with one key only the first is published.
+            expires_at: as in `send`, for all of them.
 
         Returns:
             their seqs, in that order, of a duplicate that of the first; none for no data.
@@ -108,16 +114,17 @@ class SendCalls(Calls):
             arguments.maybe(arguments.time, "deliver_at", deliver_at),
             arguments.maybe(arguments.texts, "consumers", consumers),
         )
+        expires = arguments.maybe(arguments.time, "expires_at", expires_at)
         given = (payloads, all_keys, all_headers, all_dedup_keys)
         counts = {len(each) for each in given if each is not None}
         if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
-            seqs = copying.copy_messages(self._statements, stream, *given, *of_all)
+            seqs = copying.copy_messages(self._statements, stream, *given, *of_all, expires)
             if seqs is not None:
                 return seqs
         # An array in binary format is three times as fast as one in text.
         rows = self._statements.rows(
             "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[])",
+            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[], %s::timestamptz)",
             [
                 stream,
                 None if binary else payloads,
@@ -126,6 +133,7 @@ class SendCalls(Calls):
                 *of_all,
                 payloads if binary else None,
                 all_dedup_keys,
+                expires,
             ],
         )
         return [seq for (seq,) in rows]

@@ -33,6 +33,7 @@ from spark_pgqueue.command_line.output import (
     json_of_stored,
     line_of,
     settled,
+    told,
 )
 
 TAIL = 1_000  # messages that `tail` holds at once
@@ -60,6 +61,10 @@ def send(
             parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
         ),
     ] = None,
+    expires_at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
+    ] = None,
     consumer: Annotated[
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
@@ -67,6 +72,7 @@ def send(
         str | None,
         typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Publish a message, and print its seq; or a message per line, and print how many."""
@@ -75,7 +81,12 @@ def send(
     if lines and dedup_key is not None:
         raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
     headers = dict(header) if header else None
-    publish = {"priority": priority, "deliver_at": deliver_at, "consumers": consumer}
+    publish = {
+        "priority": priority,
+        "deliver_at": deliver_at,
+        "consumers": consumer,
+        "expires_at": expires_at,
+    }
     given = b""
     if data is not None:
         given = os.fsencode(data)
@@ -85,11 +96,10 @@ def send(
         binary = queue.kind(stream) == "binary"
         if not lines:
             payload = payload_of(given, binary)
-            print(
-                queue.send(
-                    stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
-                )
+            seq = queue.send(
+                stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
             )
+            told(as_json, str(seq), stream=stream, seq=seq)
             return
         sent = 0
         with queue.transaction():
@@ -97,7 +107,7 @@ def send(
                 publish["keys"] = [key] * len(batch)
                 publish["headers"] = [headers] * len(batch)
                 sent += len(queue.send_batch(stream, batch, **publish))
-    print(f"{count_of(sent)} sent")
+    told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
 
 
 @app.command()
@@ -203,11 +213,14 @@ def retry(
         list[int] | None,
         typer.Option("--seq", min=1, help="Only this message; can be repeated."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """End the delays of what failed, and let it come in large claims again: after an outage."""
     with connect(url) as queue:
-        print(f"{count_of(queue.retry(stream, consumer, seq))} to come at once")
+        count = queue.retry(stream, consumer, seq)
+    said = f"{count_of(count)} to come at once"
+    told(as_json, said, stream=stream, consumer=consumer, retried=count)
 
 
 @app.command()
@@ -218,11 +231,33 @@ def ack(
         Any,
         typer.Option(parser=json_value, metavar="JSON", help="What `pgqueue history` keeps of it."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Acknowledge a claim, or messages of it."""
     with connect(url) as queue:
-        settled(queue.ack(claim, seq, result=result), claim, "acknowledged")
+        settled(queue.ack(claim, seq, result=result), claim, "acknowledged", as_json)
+
+
+@app.command()
+def defer(
+    claim: ClaimId,
+    seq: Seqs = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
+    ] = None,
+    state: Annotated[
+        Any,
+        typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Put a claim off, or messages of it: deliver it later. That is no failure."""
+    with connect(url) as queue:
+        count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
+        settled(count, claim, "deferred", as_json)
 
 
 @app.command()
@@ -238,9 +273,10 @@ def nack(
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Return a claim, or messages of it, to be delivered again."""
     with connect(url) as queue:
         count = queue.nack(claim, seq, delay=delay, reason=reason)
-        settled(count, claim, "returned")
+        settled(count, claim, "returned", as_json)

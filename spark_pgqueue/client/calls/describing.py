@@ -1,0 +1,60 @@
+"""All that there is to say of a stream, or of a consumer."""
+
+from __future__ import annotations
+
+from psycopg.rows import class_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.groups import GroupCalls
+from spark_pgqueue.client.calls.schedules import ScheduleCalls
+from spark_pgqueue.client.calls.seeing import SeeCalls
+from spark_pgqueue.client.results import ConsumerDescription, Position, StreamDescription
+
+
+class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
+    """All that there is to say of a stream, or of a consumer."""
+
+    def position(self, stream: str, consumer: str) -> Position:
+        """Where a consumer is in its stream.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
+        """
+        (found,) = self._statements.rows(
+            "select next_seq, published_at, in_gaps"
+            " from pgqueue.consumer_position(%s::text, %s::text)",
+            [arguments.text("stream", stream), arguments.text("consumer", consumer)],
+            row_factory=class_row(Position),
+        )
+        return found
+
+    def describe_stream(self, stream: str) -> StreamDescription:
+        """A stream with its settings, its sizes, and all that belongs to it.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream.
+        """
+        self._must_exist(stream)
+        (info,) = [each for each in self.streams() if each.name == stream]
+        (retention,) = self.retention(stream)
+        return StreamDescription(
+            stream=info,
+            retention=retention,
+            consumers=self.stats(stream),
+            groups=self.groups(stream),
+            bindings=[each for each in self.bindings() if stream in (each.stream, each.to_stream)],
+            captures=[each for each in self.captures() if each.stream == stream],
+            schedules=self.schedules(stream),
+        )
+
+    def describe_consumer(self, stream: str, consumer: str) -> ConsumerDescription:
+        """A consumer with its settings, where it is, and what it has before it.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
+        """
+        position = self.position(stream, consumer)
+        (info,) = [each for each in self.consumers(stream) if each.name == consumer]
+        (stats,) = [each for each in self.stats(stream) if each.consumer == consumer]
+        (health,) = [each for each in self.health(stream) if each.consumer == consumer]
+        return ConsumerDescription(info, position, stats, health)
