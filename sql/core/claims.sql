@@ -166,8 +166,10 @@ begin
                 v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
             end if;
             o_count := v_quick.o_count;
-            v_max := case when v_quick.o_ended then o_count else p_max end;
             v_done := v_quick.o_done;
+            if not v_done and v_quick.o_ended then
+                v_max := o_count;
+            end if;
             if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                 -- another claimer is at it: what is ready will do
                 if o_count = 0 then

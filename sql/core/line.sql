@@ -46,8 +46,9 @@ begin
                 end if;
                 o_count := o_count + v_run.message_count;
                 o_runs := o_runs + 1;
+                exit when o_count = p_want;  -- then nobody asks whether it ended
                 o_ended := v_alone > 0;
-                exit when o_count = p_want or o_ended;
+                exit when o_ended;
                 v_place.line_no := v_run.line_no;
                 v_place.first_seq := v_run.first_seq + 1;
                 continue;
