@@ -610,8 +610,8 @@ class QueueMachine(RuleBasedStateMachine):
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
-                new.state = "queued"
-                new.position = arrived[seq] if seq in arrived else c.takes
+                arrival: int = arrived.get(seq, c.takes)
+                new.state, new.position = "queued", arrival
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
