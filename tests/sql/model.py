@@ -610,7 +610,7 @@ class QueueMachine(RuleBasedStateMachine):
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
-                arrival: int = arrived.get(seq, c.takes)
+                arrival = arrived[seq] if self.bounded else c.takes
                 new.state, new.position = "queued", arrival
             c.messages[seq] = new
 
