@@ -610,8 +610,8 @@ class QueueMachine(RuleBasedStateMachine):
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
-                arrival = arrived[seq] if self.bounded else c.takes
-                new.state, new.position = "queued", arrival
+                new.state = "queued"
+                new.position = int(arrived[seq]) if self.bounded else c.takes
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)

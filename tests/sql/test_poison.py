@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql import clock, internals
+from tests.sql import checker, clock, internals
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -47,6 +47,7 @@ def work(conn: Conn, poison: set[int], size: int, how: str) -> tuple[list[int], 
         seqs = internals.held_by(conn, claim)
         if poison & set(seqs):
             failures.update(poison & set(seqs))
+            assert failures.total() < 100, "it is never found"
             fail(conn, claim, how)
         else:
             done += seqs
@@ -126,6 +127,25 @@ def test_a_claim_has_nothing_beside_messages_that_may_be_to_blame(
         claims.append(seqs_of(rows))
         value(conn, "ack", claim_of(rows))
     assert claims == [sent[:2], sent[2:], new]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_was_retried_does_not_take_others_along_that_may_be_to_blame(
+    conn: Conn, ordering: str
+) -> None:
+    """Though it stands before them in the line."""
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
+    for size in (2, 4):
+        value(conn, "nack", claim_of(receive(conn, size)))
+    assert value(conn, "retry", "s", "c", sent[:1]) in (1, 2)
+    claims = []
+    while rows := receive(conn, 5):
+        claims.append(seqs_of(rows))
+        checker.check(conn)
+        value(conn, "ack", claim_of(rows))
+    assert max(len(claim) for claim in claims) == 2
+    assert sorted(seq for claim in claims for seq in claim) == sent
 
 
 def test_what_is_known_to_have_failed_dies_by_itself_and_blames_nobody(conn: Conn) -> None:
