@@ -16,19 +16,68 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
+EXIT_CODES = {
+    0: "done; also `work` that was stopped by SIGTERM or Ctrl-C, or whose --wait is over",
+    1: "an error, which is a line and mostly a hint; or the answer to a question was no",
+    2: "a command line that makes no sense: nothing was done",
+    130: "interrupted by Ctrl-C",
+}
+
 # Hints of the database in this program's words.
 _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
     r"select pgqueue\.set_dedup_window\(('.*?'), ('.*?')\)": r"pgqueue stream dedup \1 \2",
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
     r"select pgqueue\.create_group\(('.*?'), ('.*?')\)": r"pgqueue group create \1 \2",
+    r"select pgqueue\.release\(('.*?'), ('.*?')\)": r"pgqueue release \1 \2",
+    r"select pgqueue\.create_roles\(\); grant pgqueue_(\w+) to ": r"pgqueue grant \1 ",
+    r"The view pgqueue\.captures lists": "pgqueue capture lists",
+    r"Call recover\(\)": "Run pgqueue recover",
+    r"call recover\(\)": "run pgqueue recover",
+    r"Call reset_group:": "Run pgqueue group reset:",
+    r"Call receive; or create_group,": "Run pgqueue receive; or pgqueue group create,",
+    r"Call lease_partitions and read_partitions; or create_consumer,": (
+        "A program reads it, with queue.group(...); or run pgqueue consumer create,"
+    ),
+    r"with alter_consumer": "with pgqueue consumer set",
+    r"see set_retention": "see pgqueue stream retention",
+    r"larger p_max_bytes": "larger --max-bytes",
     r"Give p_replace": r"Give --replace",
     r"pass null to publish": "leave --consumer away to publish",
 }
 
 
+# The commands, in the order and under the headings of the help.
+PANELS = {
+    "Messages": [
+        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain",
+        "outcome", "history", "export", "import",
+    ],
+    "Streams and consumers": [
+        "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",
+        "dead", "purge",
+    ],
+    "Seeing it": ["stats", "top", "web", "metrics"],
+    "The database": [
+        "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall", "demo",
+    ],
+}  # fmt: skip
+
+_ORDER = [name for names in PANELS.values() for name in names]
+
+
 class _Commands(TyperGroup):
     """The commands, with errors as one line and a hint instead of a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=lambda name: (*_ORDER, name).index(name))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        for panel, names in PANELS.items():
+            if cmd_name in names:
+                command.rich_help_panel = panel  # type: ignore[union-attr]
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         if sys.stdout is None:  # what was received would be acknowledged, and seen by nobody
@@ -69,14 +118,16 @@ _HELP = (
     "service."
 )
 
-
-app = typer.Typer(cls=_Commands, help=_HELP, **PLAIN)
-
-
-stream_app = typer.Typer(help="Create, drop and list streams.", **PLAIN)
+_EPILOG = "Exit codes.\n\n" + "\n\n".join(f"{code}: {what}." for code, what in EXIT_CODES.items())
 
 
-consumer_app = typer.Typer(help="Create, drop and list the consumers of streams.", **PLAIN)
+app = typer.Typer(cls=_Commands, help=_HELP, epilog=_EPILOG, **PLAIN)
+
+
+stream_app = typer.Typer(help="Create, change, drop, copy and list streams.", **PLAIN)
+
+
+consumer_app = typer.Typer(help="Create, change, move, drop and list consumers.", **PLAIN)
 
 
 app.add_typer(stream_app, name="stream")
@@ -116,10 +167,15 @@ def connect(url: str | None) -> client.Client:
 def fail(message: str, hint: str | None = None) -> NoReturn:
     print("pgqueue:", one_line(message), file=sys.stderr)
     if hint:
-        for sql, command in _AS_COMMANDS.items():
-            hint = re.sub(sql, command, hint)
-        print("hint:", one_line(hint), file=sys.stderr)
+        print("hint:", one_line(as_commands(hint)), file=sys.stderr)
     raise typer.Exit(1)
+
+
+def as_commands(hint: str) -> str:
+    """A hint that names functions of SQL, in this program's words."""
+    for sql, command in _AS_COMMANDS.items():
+        hint = re.sub(sql, command, hint)
+    return hint
 
 
 def _clarify(error: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_pgqueue.command_line import completion
 from spark_pgqueue.spark import options
 
 
@@ -132,19 +133,42 @@ Url = Annotated[
 ]
 
 
-StreamName = Annotated[str, typer.Argument(metavar="STREAM", show_default=False)]
+StreamName = Annotated[
+    str,
+    typer.Argument(metavar="STREAM", show_default=False, autocompletion=completion.streams),
+]
 
 
-ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", show_default=False)]
+AnyStream = Annotated[
+    str | None,
+    typer.Argument(metavar="STREAM", show_default="all streams", autocompletion=completion.streams),
+]
 
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+ConsumerName = Annotated[
+    str,
+    typer.Argument(metavar="CONSUMER", show_default=False, autocompletion=completion.consumers),
+]
+
+
+AnyConsumer = Annotated[
+    str | None,
+    typer.Argument(metavar="CONSUMER", show_default="all", autocompletion=completion.consumers),
+]
+
+
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.consumers)
+]
 
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
-ToStream = Annotated[str, typer.Argument(metavar="TO_STREAM", show_default=False)]
+ToStream = Annotated[
+    str,
+    typer.Argument(metavar="TO_STREAM", show_default=False, autocompletion=completion.streams),
+]
 
 
 Settings = Annotated[
@@ -166,7 +190,7 @@ Position = Annotated[
 ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min=1)]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object per line.")]
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -1,7 +1,7 @@
 """The command line `pgqueue`. Each command is one or two calls of the client.
 
-Results go to standard output, everything else to standard error. The exit code is 0 for success, 1
-for an error, which is one line and a hint, and 2 for a command line that makes no sense.
+Results go to standard output, everything else to standard error. The exit codes are in app.py; the
+help has them, and the order in which it lists commands is there too.
 """
 
 from spark_pgqueue.command_line.app import app
@@ -11,6 +11,7 @@ from spark_pgqueue.command_line.commands import (
     groups,
     messages,
     outcomes,
+    peeking,
     schedules,
     schema,
     seeing,
@@ -27,6 +28,7 @@ __all__ = [
     "groups",
     "messages",
     "outcomes",
+    "peeking",
     "schedules",
     "schema",
     "seeing",

@@ -22,9 +22,9 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def open_input() -> BinaryIO:
+def open_input(hint: str = "give --data") -> BinaryIO:
     if sys.stdin is None:
-        fail("standard input is closed, so there is nothing to send", hint="give --data")
+        fail("standard input is closed, so there is nothing to send", hint=hint)
     return sys.stdin.buffer
 
 
@@ -46,8 +46,10 @@ def batches(binary: bool) -> Iterator[list[Any]]:
 
 
 def payload_of(data: bytes, binary: bool) -> str | bytes:
-    if binary:
-        return data
+    return data if binary else text_of(data)
+
+
+def text_of(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 -- Messages as lines of JSON, out of a stream and into one.
 --
--- A line is an object: seq, key, data (the payload, as text) or data_base64 (of a binary stream), headers, priority, deliver_at, consumers (to whom alone
--- it went), inserted_at, and dedup_key, which says which message of which stream it is; without what it does not have.
+-- A line is an object: seq, key, data (the payload, as text) or data_base64 (of a binary stream), headers, priority, deliver_at, expires_at, consumers (to
+-- whom alone it went), inserted_at, and dedup_key, which says which message of which stream it is; without what it does not have.
 
 -- The next messages of a stream as lines, in the order of publication.
 --   p_after      the place of the last line before; null: from the first on
@@ -26,7 +26,7 @@ begin
     end if;
     return query execute format($q$
         with published as materialized (
-            select p.publication_id, p.priority, p.deliver_at, p.consumers,
+            select p.publication_id, p.priority, p.deliver_at, p.expires_at, p.consumers,
                    case when p.publication_id = $1[1] then p.seqs * int8multirange(int8range($1[2] + 1, null)) else p.seqs end as seqs
             from pgqueue.publications p
             where p.stream_id = $5 and p.publication_id >= coalesce($1[1], 0) and p.publication_id <= $2
@@ -36,7 +36,7 @@ begin
         ), placed as (
             select r.*, sum(r.hi - r.lo) over (order by r.publication_id, r.lo rows unbounded preceding) - (r.hi - r.lo) as ahead from ranged r
         ), stored as (
-            select p.publication_id, p.priority, p.deliver_at, p.consumers, m.*
+            select p.publication_id, p.priority, p.deliver_at, p.expires_at, p.consumers, m.*
             from placed p
             cross join lateral (select x.seq, x.key, x.data, x.data_bytes, x.headers, x.inserted_at from pgqueue.messages_%s x
                                 where x.seq >= p.lo and x.seq < p.hi order by x.seq limit $3) m
@@ -50,7 +50,8 @@ begin
                       ',"data_base64":"' || translate(encode(m.data_bytes, 'base64'), E'\n', '') || '"', ',"headers":' || m.headers::text,
                       ',"priority":' || nullif(m.priority, 0)::text,
                       ',"deliver_at":' || case when m.deliver_at > clock_timestamp() then to_json(m.deliver_at)::text end,
-                      ',"consumers":' || to_json(pgqueue._consumer_names(m.consumers))::text, ',"inserted_at":', to_json(m.inserted_at)::text,
+                      ',"expires_at":' || to_json(m.expires_at)::text, ',"consumers":' || to_json(pgqueue._consumer_names(m.consumers))::text,
+                      ',"inserted_at":', to_json(m.inserted_at)::text,
                       ',"dedup_key":"', $6, '/', m.seq, '"}'),
                array[m.publication_id, m.seq, $2]
         from measured m where m.bytes_before < $4 or $4 is null
@@ -89,17 +90,19 @@ begin
             select l.i, r.*
             from unnest(p_lines) with ordinality l (line, i)
             cross join lateral json_to_record(l.line::json) r (key text, data text, data_base64 text, headers jsonb, priority int, deliver_at timestamptz,
-                                                               consumers text[], dedup_key text)
+                                                               expires_at timestamptz, consumers text[], dedup_key text)
             where l.line ~ '\S'
         ), grouped as (
-            select g.*, row_number() over (order by g.i) - row_number() over (partition by g.priority, g.deliver_at, g.consumers order by g.i) as run from given g
+            select g.*, row_number() over (order by g.i)
+                        - row_number() over (partition by g.priority, g.deliver_at, g.expires_at, g.consumers order by g.i) as run
+            from given g
         )
-        select coalesce(g.priority, 0) as priority, g.deliver_at, g.consumers, min(g.i) as first, array_agg(g.i order by g.i) as numbers,
+        select coalesce(g.priority, 0) as priority, g.deliver_at, g.expires_at, g.consumers, min(g.i) as first, array_agg(g.i order by g.i) as numbers,
                array_agg(case v_stream.kind when 'binary' then null else g.data end order by g.i) as data,
                case v_stream.kind when 'binary' then array_agg(decode(g.data_base64, 'base64') order by g.i) end as data_bytes,
                array_agg(g.key order by g.i) as keys, array_agg(g.headers order by g.i) as headers,
                array_agg(g.dedup_key order by g.i) as dedup_keys
-        from grouped g group by g.run, g.priority, g.deliver_at, g.consumers order by 4
+        from grouped g group by g.run, g.priority, g.deliver_at, g.expires_at, g.consumers order by min(g.i)
     loop
         if array_position(v_group.data_bytes, null) is not null or (v_group.data_bytes is null and array_position(v_group.data, null) is not null) then
             raise exception 'there is no %, which is what stream % of kind % takes', case v_stream.kind when 'binary' then 'data_base64' else 'data' end,
@@ -107,7 +110,8 @@ begin
         end if;
         v_seqs := v_seqs || array(select pgqueue.send_batch(p_stream, case when v_group.data_bytes is null then v_group.data end, v_group.keys, v_group.headers,
                                                             v_group.priority, v_group.deliver_at, v_group.consumers, v_group.data_bytes,
-                                                            case when v_stream.dedup_window is not null then v_group.dedup_keys end));
+                                                            case when v_stream.dedup_window is not null then v_group.dedup_keys end,
+                                                            v_group.expires_at));
     end loop;
     sent := (select count(distinct s) from unnest(v_seqs) s where s > v_before);
     duplicates := cardinality(v_seqs) - sent;

@@ -469,9 +469,7 @@ def test_a_reader_is_told_what_retention_took_from_it(conn: Conn, reader: Reader
     assert (resumed.planned, resumed.taken_over, resumed.gone) == (0, 0, 4)
 
 
-def test_an_old_snapshot_does_not_read_past_an_emptied_table(
-    conn: Conn, session: Session
-) -> None:
+def test_an_old_snapshot_does_not_read_past_an_emptied_table(conn: Conn, session: Session) -> None:
     """TRUNCATE empties it for old snapshots too, which still have what was published of it."""
     retention(conn, p_for=HOUR)
     send_all(conn, ["old"] * 3)
@@ -484,9 +482,11 @@ def test_an_old_snapshot_does_not_read_past_an_emptied_table(
         maintain(conn)
         assert stored(conn) == []
         young = send(conn, "young")
-        with pytest.raises(psycopg.Error, match="3 of 3 messages are not stored") as caught:
-            with other.transaction():
-                call(other, "read", "s")
+        with (
+            pytest.raises(psycopg.Error, match="3 of 3 messages are not stored") as caught,
+            other.transaction(),
+        ):
+            call(other, "read", "s")
         assert caught.value.sqlstate == "PQ010"
     assert seqs_of(call(other, "read", "s")) == [young]
 

@@ -83,8 +83,8 @@ class PeekCalls(Calls):
 
         All that was published when the first line was asked for, if nothing is trimmed meanwhile.
         A line is an object with seq, key, data (or data_base64, of a binary stream), headers,
-        priority, deliver_at, consumers, inserted_at, and dedup_key, which says which message of
-        which stream it is; without what it does not have. A few MB are held at a time.
+        priority, deliver_at, expires_at, consumers, inserted_at, and dedup_key, which says which
+        message of which stream it is; without what it does not have. A few MB are held at a time.
 
         Args:
             stream: the stream's name.

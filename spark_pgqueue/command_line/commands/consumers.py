@@ -11,6 +11,7 @@ from spark_pgqueue import client
 from spark_pgqueue.command_line.app import connect, consumer_app
 from spark_pgqueue.command_line.arguments import (
     POSITION,
+    AnyStream,
     ConsumerName,
     IfExists,
     IfNotExists,
@@ -26,7 +27,7 @@ from spark_pgqueue.command_line.arguments import (
     setting,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, show
+from spark_pgqueue.command_line.output import count_of, show, told
 
 
 @consumer_app.command("create")
@@ -71,6 +72,7 @@ def consumer_create(
             "--set", parser=setting, metavar="NAME=VALUE", help="As `set`; can be repeated."
         ),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Create a consumer of a stream."""
@@ -87,15 +89,21 @@ def consumer_create(
             where=where,
             settings=dict(settings or ()),
         )
+        told(as_json, stream=stream, consumer=name)
 
 
 @consumer_app.command("set")
 def consumer_set(
-    stream: StreamName, name: ConsumerName, settings: Settings, url: Url = None
+    stream: StreamName,
+    name: ConsumerName,
+    settings: Settings,
+    as_json: Json = False,
+    url: Url = None,
 ) -> None:
     """Change settings of a consumer while it is in use: max_deliver_count=5."""
     with connect(url) as queue:
         queue.alter_consumer(stream, name, dict(settings))
+        told(as_json, stream=stream, consumer=name, settings=dict(settings))
 
 
 @consumer_app.command("drop")
@@ -104,6 +112,7 @@ def consumer_drop(
     name: ConsumerName,
     yes: Yes = False,
     if_exists: IfExists = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Delete a consumer with all that it has not finished."""
@@ -111,15 +120,20 @@ def consumer_drop(
         if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
             confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
         elif if_exists:
+            told(as_json, stream=stream, consumer=name, dropped=False)
             return
         queue.drop_consumer(stream, name)
+        told(as_json, stream=stream, consumer=name, dropped=True)
 
 
 @consumer_app.command("seek")
-def consumer_seek(stream: StreamName, name: ConsumerName, to: Position, url: Url = None) -> None:
+def consumer_seek(
+    stream: StreamName, name: ConsumerName, to: Position, as_json: Json = False, url: Url = None
+) -> None:
     """Move a consumer, as if it were created there; its claims end. Dead letters stay dead."""
     with connect(url) as queue:
-        print(f"{count_of(queue.seek(stream, name, to))} forgotten")
+        count = queue.seek(stream, name, to)
+    told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=name, forgotten=count)
 
 
 @consumer_app.command("replay")
@@ -128,30 +142,38 @@ def consumer_replay(
     name: ConsumerName,
     start: Position,
     to: Annotated[Any, typer.Argument(parser=position, metavar="TO", show_default=True)] = "latest",
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Deliver messages once more that a consumer has finished or skipped."""
     with connect(url) as queue:
-        print(f"{count_of(queue.replay(stream, name, start, to))} to arrive again")
+        count = queue.replay(stream, name, start, to)
+    told(as_json, f"{count_of(count)} to arrive again", stream=stream, consumer=name, again=count)
 
 
 @consumer_app.command("pause")
-def consumer_pause(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+def consumer_pause(
+    stream: StreamName, name: ConsumerName, as_json: Json = False, url: Url = None
+) -> None:
     """Let a consumer claim nothing, until it is resumed."""
     with connect(url) as queue:
         queue.pause(stream, name)
+        told(as_json, stream=stream, consumer=name, paused=True)
 
 
 @consumer_app.command("resume")
-def consumer_resume(stream: StreamName, name: ConsumerName, url: Url = None) -> None:
+def consumer_resume(
+    stream: StreamName, name: ConsumerName, as_json: Json = False, url: Url = None
+) -> None:
     """Let a paused consumer claim again."""
     with connect(url) as queue:
         queue.resume(stream, name)
+        told(as_json, stream=stream, consumer=name, paused=False)
 
 
 @consumer_app.command("health")
 def consumer_health(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -162,7 +184,7 @@ def consumer_health(
 
 @consumer_app.command("list")
 def consumer_list(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:

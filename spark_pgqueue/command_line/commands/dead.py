@@ -12,6 +12,8 @@ import typer
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import PLAIN, app, connect
 from spark_pgqueue.command_line.arguments import (
+    AnyConsumer,
+    AnyStream,
     ConsumerName,
     Json,
     StreamName,
@@ -20,7 +22,7 @@ from spark_pgqueue.command_line.arguments import (
     moment,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show
+from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show, told
 
 dead_app = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
 app.add_typer(dead_app, name="dead")
@@ -41,8 +43,8 @@ Before = Annotated[
 
 @dead_app.command("list")
 def dead_list(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
-    consumer: Annotated[str | None, typer.Argument(show_default="all consumers")] = None,
+    stream: AnyStream = None,
+    consumer: AnyConsumer = None,
     max_rows: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
     as_json: Json = False,
     url: Url = None,
@@ -87,6 +89,7 @@ def dead_redrive(
     reset: Annotated[
         bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
     ] = True,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Deliver dead letters again: they arrive anew, at the end of the consumer's line."""
@@ -100,7 +103,8 @@ def dead_redrive(
             max_messages=max_messages,
             reset=reset,
         )
-        print(f"{count_of(count)} to arrive again")
+    said = f"{count_of(count)} to arrive again"
+    told(as_json, said, stream=stream, consumer=consumer, again=count)
 
 
 @dead_app.command("purge")
@@ -111,6 +115,7 @@ def dead_purge(
     reason: Reason = None,
     before: Before = None,
     yes: Yes = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Delete dead letters: nobody gets them any more."""
@@ -119,4 +124,5 @@ def dead_purge(
     with connect(url) as queue:
         if queue.dead_letters(stream, consumer, limit=1):
             confirm(f"Delete the dead letters of {consumer!r} of {stream!r}{chosen}?", yes)
-        print(f"{count_of(queue.purge_dead(stream, consumer, seq, **choice))} deleted")
+        count = queue.purge_dead(stream, consumer, seq, **choice)
+    told(as_json, f"{count_of(count)} deleted", stream=stream, consumer=consumer, deleted=count)

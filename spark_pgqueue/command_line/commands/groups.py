@@ -11,6 +11,7 @@ from spark_pgqueue.command_line.app import connect, group_app
 from spark_pgqueue.command_line.arguments import (
     POSITION,
     START,
+    AnyStream,
     GroupName,
     IfExists,
     IfNotExists,
@@ -21,7 +22,7 @@ from spark_pgqueue.command_line.arguments import (
     position,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import show
+from spark_pgqueue.command_line.output import count_of, show, told
 
 
 @group_app.command("create")
@@ -33,6 +34,7 @@ def group_create(
     ] = 16,
     start: Annotated[Any, typer.Option(parser=position, metavar=POSITION, help=START)] = "latest",
     if_not_exists: IfNotExists = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Create a group: workers that share a stream by partitions of its keys."""
@@ -40,6 +42,7 @@ def group_create(
         queue.create_group(
             stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
         )
+        told(as_json, stream=stream, group=name)
 
 
 @group_app.command("drop")
@@ -48,6 +51,7 @@ def group_drop(
     name: GroupName,
     yes: Yes = False,
     if_exists: IfExists = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Delete a group."""
@@ -55,13 +59,15 @@ def group_drop(
         if any((each.stream, each.name) == (stream, name) for each in queue.groups()):
             confirm(f"Delete group {name!r} of stream {stream!r}?", yes)
         elif if_exists:
+            told(as_json, stream=stream, group=name, dropped=False)
             return
         queue.drop_group(stream, name)
+        told(as_json, stream=stream, group=name, dropped=True)
 
 
 @group_app.command("list")
 def group_list(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -86,10 +92,12 @@ def group_reset(
         typer.Option("--to", parser=position, metavar=POSITION, help=START),
     ],
     yes: Yes = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Move a group to another position; its workers go on from there."""
     with connect(url) as queue:
         confirm(f"Move group {name!r} of stream {stream!r} to {to}?", yes)
         count = queue.reset_group(stream, name, to)
-        print(f"{count} {'message' if count == 1 else 'messages'} forgotten or skipped")
+    said = f"{count_of(count)} forgotten or skipped"
+    told(as_json, said, stream=stream, group=name, forgotten=count)

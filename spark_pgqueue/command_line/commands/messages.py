@@ -33,6 +33,7 @@ from spark_pgqueue.command_line.output import (
     json_of_stored,
     line_of,
     settled,
+    told,
 )
 
 TAIL = 1_000  # messages that `tail` holds at once
@@ -71,6 +72,7 @@ def send(
         str | None,
         typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Publish a message, and print its seq; or a message per line, and print how many."""
@@ -94,11 +96,10 @@ def send(
         binary = queue.kind(stream) == "binary"
         if not lines:
             payload = payload_of(given, binary)
-            print(
-                queue.send(
-                    stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
-                )
+            seq = queue.send(
+                stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
             )
+            told(as_json, str(seq), stream=stream, seq=seq)
             return
         sent = 0
         with queue.transaction():
@@ -106,7 +107,7 @@ def send(
                 publish["keys"] = [key] * len(batch)
                 publish["headers"] = [headers] * len(batch)
                 sent += len(queue.send_batch(stream, batch, **publish))
-    print(f"{count_of(sent)} sent")
+    told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
 
 
 @app.command()
@@ -212,11 +213,14 @@ def retry(
         list[int] | None,
         typer.Option("--seq", min=1, help="Only this message; can be repeated."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """End the delays of what failed, and let it come in large claims again: after an outage."""
     with connect(url) as queue:
-        print(f"{count_of(queue.retry(stream, consumer, seq))} to come at once")
+        count = queue.retry(stream, consumer, seq)
+    said = f"{count_of(count)} to come at once"
+    told(as_json, said, stream=stream, consumer=consumer, retried=count)
 
 
 @app.command()
@@ -227,11 +231,12 @@ def ack(
         Any,
         typer.Option(parser=json_value, metavar="JSON", help="What `pgqueue history` keeps of it."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Acknowledge a claim, or messages of it."""
     with connect(url) as queue:
-        settled(queue.ack(claim, seq, result=result), claim, "acknowledged")
+        settled(queue.ack(claim, seq, result=result), claim, "acknowledged", as_json)
 
 
 @app.command()
@@ -246,12 +251,13 @@ def defer(
         Any,
         typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Put a claim off, or messages of it: deliver it later. That is no failure."""
     with connect(url) as queue:
         count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
-        settled(count, claim, "deferred")
+        settled(count, claim, "deferred", as_json)
 
 
 @app.command()
@@ -267,9 +273,10 @@ def nack(
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Return a claim, or messages of it, to be delivered again."""
     with connect(url) as queue:
         count = queue.nack(claim, seq, delay=delay, reason=reason)
-        settled(count, claim, "returned")
+        settled(count, claim, "returned", as_json)

@@ -11,6 +11,7 @@ import typer
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import PLAIN, app, connect
 from spark_pgqueue.command_line.arguments import (
+    AnyStream,
     IfExists,
     Json,
     StreamName,
@@ -20,7 +21,7 @@ from spark_pgqueue.command_line.arguments import (
     moment,
 )
 from spark_pgqueue.command_line.input import confirm, payload_of
-from spark_pgqueue.command_line.output import show
+from spark_pgqueue.command_line.output import show, told
 
 schedule_app = typer.Typer(help="Send messages at planned times.", **PLAIN)
 app.add_typer(schedule_app, name="schedule")
@@ -65,6 +66,7 @@ def schedule_create(
         list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change an existing one.")] = False,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Create a schedule, and print its next time."""
@@ -84,25 +86,32 @@ def schedule_create(
             consumers=consumer,
             replace=replace,
         )
-    print(at.isoformat())
+    told(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
 
 
 @schedule_app.command("drop")
 def schedule_drop(
-    stream: StreamName, name: Name, yes: Yes = False, if_exists: IfExists = False, url: Url = None
+    stream: StreamName,
+    name: Name,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    as_json: Json = False,
+    url: Url = None,
 ) -> None:
     """Delete a schedule; what it sent stays."""
     with connect(url) as queue:
         if any(each.name == name for each in queue.schedules(stream)):
             confirm(f"Delete schedule {name!r} of stream {stream!r}?", yes)
         elif if_exists:
+            told(as_json, stream=stream, schedule=name, dropped=False)
             return
         queue.drop_schedule(stream, name)
+        told(as_json, stream=stream, schedule=name, dropped=True)
 
 
 @schedule_app.command("list")
 def schedule_list(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -112,17 +121,19 @@ def schedule_list(
 
 
 @schedule_app.command("pause")
-def schedule_pause(stream: StreamName, name: Name, url: Url = None) -> None:
+def schedule_pause(stream: StreamName, name: Name, as_json: Json = False, url: Url = None) -> None:
     """Let a schedule send nothing, until it is resumed."""
     with connect(url) as queue:
         queue.pause_schedule(stream, name)
+        told(as_json, stream=stream, schedule=name, paused=True)
 
 
 @schedule_app.command("resume")
-def schedule_resume(stream: StreamName, name: Name, url: Url = None) -> None:
+def schedule_resume(stream: StreamName, name: Name, as_json: Json = False, url: Url = None) -> None:
     """Let a paused schedule send again, and print its next time."""
     with connect(url) as queue:
-        print(queue.resume_schedule(stream, name).isoformat())
+        at = queue.resume_schedule(stream, name)
+    told(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
 
 
 @schedule_app.command("times")
@@ -132,6 +143,7 @@ def schedule_times(
     time_zone: TimeZone = "UTC",
     start: Start = None,
     count: Annotated[int, typer.Option(min=1, max=1000)] = 5,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Print the next times of a schedule that is not made yet."""
@@ -139,4 +151,4 @@ def schedule_times(
         for at in queue.schedule_times(
             cron=cron, every=every, time_zone=time_zone, start=start, count=count
         ):
-            print(at.isoformat())
+            told(as_json, at.isoformat(), at=at)

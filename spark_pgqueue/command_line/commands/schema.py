@@ -8,16 +8,18 @@ from typing import Annotated
 import typer
 
 from spark_pgqueue.command_line.app import app, connect
-from spark_pgqueue.command_line.arguments import Group, Url, Yes
+from spark_pgqueue.command_line.arguments import Group, Json, Url, Yes
 from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import told
 from spark_pgqueue.postgres import connection, schema
 
 
 @app.command()
-def install(url: Url = None) -> None:
+def install(as_json: Json = False, url: Url = None) -> None:
     """Install or upgrade the schema pgqueue. Safe to repeat."""
     with connect(url) as queue:
-        print(f"The schema pgqueue is installed, version {queue.install()}.")
+        version = queue.install()
+    told(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
 
 
 @app.command("sql")
@@ -35,25 +37,29 @@ def print_sql(
 
 
 @app.command()
-def uninstall(yes: Yes = False, url: Url = None) -> None:
+def uninstall(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
     """Delete the schema pgqueue with all streams, unless others' objects depend on it."""
     with connection.connect(url, patience=0) as conn:
         content = schema.content(conn)
         if content is None:
             print("There is no schema pgqueue.", file=sys.stderr)
+            told(as_json, uninstalled=False, content=None)
             return
         confirm(f"Delete the schema pgqueue in database {conn.info.dbname!r}: {content}?", yes)
         schema.uninstall(conn)
-        print(f"Deleted: {content}. The group roles, if there are any, are the server's, and stay.")
+    said = f"Deleted: {content}. The group roles, if there are any, are the server's, and stay."
+    told(as_json, said, uninstalled=True, content=content)
 
 
 @app.command()
 def grant(
     group: Annotated[Group, typer.Argument(show_default=False, help="What it may do.")],
     role: Annotated[str, typer.Argument(metavar="ROLE", show_default=False)],
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Let a role send, receive, look, or create and drop; in all streams."""
     with connection.connect(url, patience=0) as conn:
         schema.check(conn)
         schema.grant(conn, group.value, role)
+        told(as_json, role=role, group=group.value)

@@ -20,7 +20,7 @@ from rich.text import Text
 from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
 from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
-from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url
+from spark_pgqueue.command_line.arguments import AnyStream, ConsumerName, Json, StreamName, Url
 from spark_pgqueue.command_line.output import json_of_fields, json_of_row, per_second, show, span
 from spark_pgqueue.postgres.url import describe
 from spark_pgqueue.printable import printable
@@ -81,7 +81,7 @@ class Sorting(StrEnum):
 
 @app.command()
 def stats(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Again and again, until Ctrl-C, with rates.")
     ] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import connect, fail, stream_app
 from spark_pgqueue.command_line.arguments import (
+    AnyStream,
     IfExists,
     IfNotExists,
     Json,
@@ -26,7 +26,7 @@ from spark_pgqueue.command_line.arguments import (
     size,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import _cell, json_of_row, show
+from spark_pgqueue.command_line.output import details, json_of_row, show, told
 
 
 @stream_app.command("create")
@@ -45,6 +45,7 @@ def stream_create(
             parser=duration, metavar="DURATION", help="Remember dedup keys so long. Default: none."
         ),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Create a stream."""
@@ -58,13 +59,17 @@ def stream_create(
             max_header_bytes=max_header_bytes,
             dedup_window=dedup_window,
         )
+        told(as_json, stream=name)
 
 
 @stream_app.command("set")
-def stream_set(name: StreamName, settings: Settings, url: Url = None) -> None:
+def stream_set(
+    name: StreamName, settings: Settings, as_json: Json = False, url: Url = None
+) -> None:
     """Change settings of a stream while it is in use: notify=off max_bytes=1000."""
     with connect(url) as queue:
         queue.alter_stream(name, dict(settings))
+        told(as_json, stream=name, settings=dict(settings))
 
 
 @stream_app.command("dedup")
@@ -74,24 +79,32 @@ def stream_dedup(
         str,
         typer.Argument(metavar="DURATION|off", show_default=False, help="How long: '1 day'."),
     ],
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Say for how long a stream remembers dedup keys: no other message with one is published."""
     with connect(url) as queue:
         queue.set_dedup_window(name, None if window == "off" else duration(window))
+        told(as_json, stream=name, window=None if window == "off" else window)
 
 
 @stream_app.command("drop")
 def stream_drop(
-    name: StreamName, yes: Yes = False, if_exists: IfExists = False, url: Url = None
+    name: StreamName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    as_json: Json = False,
+    url: Url = None,
 ) -> None:
     """Delete a stream with its messages and consumers."""
     with connect(url) as queue:
         if any(each.name == name for each in queue.streams()):
             confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
         elif if_exists:
+            told(as_json, stream=name, dropped=False)
             return
         queue.drop_stream(name)
+        told(as_json, stream=name, dropped=True)
 
 
 @stream_app.command("retention")
@@ -144,10 +157,7 @@ def stream_retention(
             if as_json:
                 print(json_of_row(each))
                 continue
-            for field in dataclasses.fields(each):
-                value = getattr(each, field.name)
-                if value not in (None, []) and field.name != "stream":
-                    print(f"{field.name.replace('_', ' ')}: {_cell(value)}")
+            details(each, "stream")
 
 
 @stream_app.command("list")
@@ -158,23 +168,29 @@ def stream_list(as_json: Json = False, url: Url = None) -> None:
 
 
 @stream_app.command("bind")
-def stream_bind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+def stream_bind(
+    stream: StreamName, topic: Topic, to_stream: ToStream, as_json: Json = False, url: Url = None
+) -> None:
     """Copy what is sent from now on, and has a key of this topic, to another stream."""
     with connect(url) as queue:
         queue.bind(stream, topic, to_stream)
+        told(as_json, stream=stream, topic=topic, to_stream=to_stream)
 
 
 @stream_app.command("unbind")
-def stream_unbind(stream: StreamName, topic: Topic, to_stream: ToStream, url: Url = None) -> None:
+def stream_unbind(
+    stream: StreamName, topic: Topic, to_stream: ToStream, as_json: Json = False, url: Url = None
+) -> None:
     """Copy nothing of this topic any more."""
     with connect(url) as queue:
         if not queue.unbind(stream, topic, to_stream):
             fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
+        told(as_json, stream=stream, topic=topic, to_stream=to_stream)
 
 
 @stream_app.command("bindings")
 def stream_bindings(
-    stream: Annotated[str | None, typer.Argument(show_default="all streams")] = None,
+    stream: AnyStream = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json, StreamName, Url
-from spark_pgqueue.command_line.output import show
+from spark_pgqueue.command_line.output import show, told
 
 
 @app.command()
@@ -47,14 +47,17 @@ def capture(
                 old=old,
                 outbox=outbox,
             )
+            told(as_json, table=table, stream=stream)
 
 
 @app.command()
 def release(
     table: Annotated[str, typer.Argument(metavar="TABLE", show_default=False)],
     stream: StreamName,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Capture a table no more; what was captured stays."""
     with connect(url) as queue:
         queue.release(table, stream)
+        told(as_json, table=table, stream=stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,15 +15,16 @@ from rich.console import Console
 from rich.text import Text
 
 from spark_pgqueue.command_line.app import app, connect, fail, one_line
-from spark_pgqueue.command_line.arguments import Url, Yes, duration
+from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
 from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import told
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 
 @app.command()
-def recover(yes: Yes = False, url: Url = None) -> None:
+def recover(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
     """Begin anew after a restore or a failover: once, before producers come back.
 
     Offsets that have read what was not restored are refused from then on; all others go on.
@@ -30,7 +32,8 @@ def recover(yes: Yes = False, url: Url = None) -> None:
     with connect(url) as queue:
         confirm("Was the database restored, or a standby promoted, and do producers wait?", yes)
         for stream, last in queue.recover().items():
-            print(f"{printable(stream)}: restored up to publication {last}")
+            said = f"{printable(stream)}: restored up to publication {last}"
+            told(as_json, said, stream=stream, last_publication=last)
 
 
 @app.command()
@@ -55,6 +58,7 @@ def maintain(
         timedelta | None,
         typer.Option(parser=duration, metavar="DURATION", help="Again and again, so often."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Trim what need not be kept, and delete what failed writers left. Run it now and then.
@@ -68,7 +72,7 @@ def maintain(
             with connect(url) as queue:
                 for what, count in queue.maintain(staged_age, reader_age).items():
                     if count or every is None:
-                        print(f"{what}: {count} deleted", flush=True)
+                        told(as_json, f"{what}: {count} deleted", what=what, deleted=count)
         except (PgQueueError, psycopg.Error) as error:
             if every is None:
                 raise
@@ -100,18 +104,21 @@ def demo(
 
 
 @app.command()
-def doctor(url: Url = None) -> None:
+def doctor(as_json: Json = False, url: Url = None) -> None:
     """Check Java, Spark, the libraries, Postgres and the schema, and say what to do."""
     from spark_pgqueue.command_line import doctor
 
     console, failed = Console(soft_wrap=True, highlight=False), False
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for check in doctor.checks(url):
+        failed = failed or check.status == "fail"
+        if as_json:
+            told(as_json, **{each: one_line(value or "") for each, value in asdict(check).items()})
+            continue
         line = Text(f"{check.status:4} ", styles[check.status])
         line.append(f"{check.name}: {one_line(check.found)}", "default")
         console.print(line)
         if check.advice:
             console.print(Text(f"     -> {one_line(check.advice)}"))
-        failed = failed or check.status == "fail"
     if failed:
         raise typer.Exit(1)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue.command_line.app import app
-from spark_pgqueue.command_line.arguments import ConsumerName, StreamName, Url, duration
-from spark_pgqueue.command_line.output import count_of
+from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url, duration
+from spark_pgqueue.command_line.output import count_of, told
 from spark_pgqueue.worker import Consumer
 from spark_pgqueue.worker.importing import import_handler
 
@@ -63,6 +63,7 @@ def work(
         timedelta | None,
         typer.Option(parser=duration, metavar="DURATION", help="End after so long with nothing."),
     ] = None,
+    as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Call a function of yours for each message, until SIGTERM or Ctrl-C.
@@ -84,3 +85,5 @@ def work(
         wait=wait,
     )
     print(f"{count_of(handled)} handled", file=sys.stderr)
+    if as_json:
+        told(as_json, stream=stream, consumer=consumer, handled=handled)

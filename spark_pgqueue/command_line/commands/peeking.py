@@ -1,0 +1,182 @@
+"""Commands that look at messages and claims and take nothing, and that carry messages about."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.command_line import completion
+from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.arguments import (
+    AnyConsumer,
+    AnyStream,
+    ConsumerName,
+    Json,
+    StreamName,
+    Url,
+    Yes,
+)
+from spark_pgqueue.command_line.input import confirm, open_input, text_of
+from spark_pgqueue.command_line.output import (
+    ascii_json,
+    count_of,
+    details,
+    json_of_row,
+    line_of,
+    section,
+    show,
+    told,
+)
+
+claim_app = typer.Typer(help="List the claims that workers and Spark queries hold.", **PLAIN)
+app.add_typer(claim_app, name="claim")
+
+
+@app.command()
+def peek(
+    stream: StreamName,
+    consumer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONSUMER",
+            show_default="none: messages by number",
+            autocompletion=completion.consumers,
+        ),
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Without CONSUMER: from this number on. Default: 1.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--max", min=1, max=100_000, help="So many at most.")] = 10,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print what a consumer gets next, or messages of a stream by number, without claiming them.
+
+    A line has seq, of a consumer also where the message is (ready, new, waiting, delayed, ...), key
+    and data, as `receive` prints them.
+    """
+    if consumer is not None and seq is not None:
+        raise typer.BadParameter("--seq is for messages of the stream: leave CONSUMER away")
+    with connect(url) as queue:
+        if consumer is None:
+            found = queue.peek_at(stream, 1 if seq is None else seq, limit)
+        else:
+            found = queue.peek(stream, consumer, limit)
+    for message in found:
+        print(json_of_row(message) if as_json else line_of(message))
+    if not found:
+        print("Nothing to show.", file=sys.stderr)
+
+
+@app.command()
+def describe(
+    stream: StreamName,
+    consumer: AnyConsumer = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show all that there is to say of a stream, or of a consumer of it."""
+    with connect(url) as queue:
+        if consumer is None:
+            found = queue.describe_stream(stream)
+        else:
+            found = queue.describe_consumer(stream, consumer)
+    if as_json:
+        print(json_of_row(found))
+    elif isinstance(found, client.ConsumerDescription):
+        details(found.consumer)
+        details(found.position)
+        details(found.stats, "stream", "consumer", "ordering", "paused")
+        details(found.health, "stream", "consumer", "backlog", "max_backlog")
+    else:
+        details(found.stream, "consumers")
+        details(found.retention, "stream", "bytes")
+        section("Consumers", found.consumers, client.ConsumerStats)
+        section("Groups", found.groups, client.GroupStats)
+        section("Bindings", found.bindings, client.Binding)
+        section("Captures", found.captures, client.Capture)
+        section("Schedules", found.schedules, client.Schedule)
+
+
+@claim_app.command("list")
+def claim_list(
+    stream: AnyStream = None,
+    consumer: AnyConsumer = None,
+    limit: Annotated[int, typer.Option("--max", min=1, help="So many at most.")] = 1000,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List open claims, those first whose lease ends first: who has what since when.
+
+    The owner is the application_name of who claimed: that of a worker, if it has one.
+    """
+    with connect(url) as queue:
+        if stream is not None and consumer is not None:
+            queue.position(stream, consumer)  # an unknown one is an error
+        show(queue.open_claims(stream, consumer, limit=limit), client.OpenClaim, as_json)
+
+
+@app.command()
+def purge(
+    stream: StreamName,
+    consumer: ConsumerName,
+    yes: Yes = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Forget all that a consumer has before it, and what it has claimed; its claims end.
+
+    As `consumer seek STREAM CONSUMER latest`. Dead letters, other consumers and the messages of the
+    stream stay; `consumer replay` brings back what is stored.
+    """
+    with connect(url) as queue:
+        for each in queue.stats(stream):
+            if each.consumer == consumer:
+                question = f"Let consumer {consumer!r} of stream {stream!r} forget "
+                question += count_of(each.backlog + each.claimed)
+                if each.claims:
+                    question += f", {each.claimed} of them in {each.claims} claims that end"
+                confirm(f"{question}?", yes)
+        count = queue.seek(stream, consumer, "latest")
+    told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=consumer, forgotten=count)
+
+
+@app.command("export")
+def export_lines(stream: StreamName, url: Url = None) -> None:
+    """Print the messages of a stream as lines of JSON, for `import`: > orders.jsonl.
+
+    All that is published, in that order, with key, headers, priority, and to whom alone it goes.
+    Binary data is in base64. Of any number of messages a few MB are held at a time.
+    """
+    exact = (sys.stdout.encoding or "").lower() == "utf-8" and not sys.stdout.isatty()
+    with connect(url) as queue:
+        for line in queue.export_lines(stream):
+            print(line if exact else ascii_json(line))
+    sys.stdout.flush()
+
+
+@app.command("import")
+def import_lines(
+    stream: StreamName,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, show_default="standard input"),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Publish messages that are lines of JSON, as `export` prints them: all of them, or none.
+
+    Into a stream with a dedup window they come once, however often they are imported in it.
+    """
+    with connect(url) as queue, file.open("rb") if file else open_input("give a FILE") as lines:
+        done = queue.import_lines(stream, (text_of(line) for line in lines))
+    said = f"{count_of(done.sent)} sent"
+    if done.duplicates:
+        said += f", {done.duplicates} passed over, which were sent before"
+    told(as_json, said, stream=stream, **dataclasses.asdict(done))
