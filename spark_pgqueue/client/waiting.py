@@ -71,7 +71,7 @@ class Waiting:
                 found is None
                 and (left := end - time.monotonic()) > 0
                 and not is_stopped()
-                and not (self._wake is not None and self._wake.wait(0))
+                and not self._current_listener().is_woken
             ):
                 until = self.until_due(stream, due)
                 heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
@@ -96,7 +96,7 @@ class Waiting:
             seconds: how long to wait.
 
         Returns:
-            what was found last.
+            what was found last, also when it was woken.
 
         Raises:
             PgQueueError: that of a look, or the connection was lost.
@@ -115,7 +115,7 @@ class Waiting:
                         listener.forget(channel)
                 found = look()
                 left = end - time.monotonic()
-                if is_over(found) or left <= 0:
+                if is_over(found) or left <= 0 or listener.is_woken:
                     return found
                 if channel is None:
                     listener.sleep(min(left, pause))

@@ -179,12 +179,7 @@ def _retry(queue: Client, asked: dict[str, Any]) -> str:
 
 
 def _redrive(queue: Client, asked: dict[str, Any]) -> str:
-    count = queue._value(
-        "select pgqueue.redrive(%s::text, %s::text, %s::bigint[])",
-        asked["stream"],
-        asked["consumer"],
-        asked.get("seqs"),
-    )
+    count = queue.redrive(asked["stream"], asked["consumer"], asked.get("seqs"))
     return f"dead letters that are delivered again: {count}"
 
 

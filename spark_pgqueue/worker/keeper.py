@@ -89,6 +89,7 @@ class Keeper:
         self._settle_at = self._look_at = 0.0
         self._is_short = False  # the last look found less than it wanted
         self._has_heard = True
+        self._is_last_resort = False  # the next look is that of each second
         self._idle_since = 0.0
         self._stop_by = _NEVER
 
@@ -260,6 +261,7 @@ class Keeper:
             held.has_returns for held in news
         )):  # fmt: skip
             self._look_at = now  # what is settled may let something be claimed
+            self._has_heard = True
         looks = wanted > 0 and now >= self._look_at
         done: Held | None = None
         if settles:
@@ -305,16 +307,9 @@ class Keeper:
             self._claims.discard(done)
         if claim is None:
             until = self._waiting.until_due(self._stream, self._due)
-            self._has_heard = self._has_heard or until < ASK_AGAIN
             self._look_at = time.monotonic() + until
-            self._is_short = False
+            self._is_short, self._is_last_resort = False, until >= ASK_AGAIN
             return
-        if not self._has_heard:
-            self._waiting.doubt(self._stream)
-            self._has_heard = True
-        self._waiting.note_messages(self._stream)
-        self._is_short = self._ordering == "none" and len(claim.messages) < wanted
-        self._look_at = now + (_SOON if self._is_short else 0.0)
         held = Held(claim, now, self._options.batch is not None, self._keeps_results)
         held.hold(now, self._timeout)
         jobs = [Job(held, calls) for calls in held.calls(self._ordering)]
@@ -322,6 +317,12 @@ class Keeper:
         self._jobs.update(jobs)
         self._board.put(jobs)
         self._crew.feed()
+        self._is_short = self._ordering == "none" and len(claim.messages) < wanted
+        self._look_at = now + (_SOON if self._is_short else 0.0)
+        self._waiting.note_messages(self._stream)
+        if not self._has_heard:
+            self._has_heard = True
+            self._waiting.doubt(self._stream)
 
     def _rest(self) -> None:
         """Wait until there is something to do."""
@@ -347,9 +348,10 @@ class Keeper:
             seconds = min(seconds, ASK_AGAIN)
             is_dry = wanted > 0 and not self._is_short
             if is_dry and self._look_at > now:
-                self._has_heard = self._waiting.pause(self._stream, seconds)
-                if self._has_heard:
+                if self._waiting.pause(self._stream, seconds):
                     self._look_at = 0.0
+                elif self._is_last_resort and time.monotonic() >= self._look_at:
+                    self._has_heard = False  # what is found now should have been notified
             else:
                 self._wake.wait(seconds)
         self._board.disarm()

@@ -62,9 +62,9 @@ as $$
 $$;
 
 -- Trims what is due of a stream: a bounded part of it.
--- Returns how many messages are trimmed, and whether there may be more. Locks, to the end of the transaction: the history lock, if nobody
+-- Returns how many messages are trimmed, whether there may be more, and whether it made consumers be done with some, whose locks it has. Locks, to the end of the transaction: the history lock, if nobody
 -- has it; where unread messages are dropped the consumers of which some were taken, if nobody has them: then there may be more.
-create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, out o_more boolean)
+create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql
 as $$
 declare
@@ -76,6 +76,7 @@ declare
 begin
     o_count := 0;
     o_more := false;
+    o_skipped := false;
     select * into v_rules from pgqueue.retention where stream_id = p_stream_id;
     select coalesce(range_agg(int8range(lo, hi)) filter (where over or done), '{}') as now, coalesce(range_agg(int8range(lo, hi)), '{}') as aged,
            coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
@@ -94,7 +95,8 @@ begin
         v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
                                              where p.stream_id = p_stream_id and p.publication_id > v_due.late_from and p.publication_id <= v_due.upto
                                                and p.published_at >= clock_timestamp() - v_rules.keep_for and not p.seqs <@ v_due.now), '{}');
-        o_more := coalesce((select bool_or(pgqueue._skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c where c.stream_id = p_stream_id), false);
+        o_skipped := coalesce((select bool_or(pgqueue._skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c where c.stream_id = p_stream_id), false);
+        o_more := o_skipped;
     end if;
     v_due.now := v_due.now + (pgqueue._trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
@@ -208,7 +210,8 @@ declare
     v_cursor pgqueue.consumer_cursors;
 begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    if not found or (v_cursor.next_publication > p_upto and v_cursor.gaps = '{}' and not pgqueue._has_to_skip(p_consumer.consumer_id, p_seqs)) then
+    if not found or (v_cursor.next_publication > p_upto and not pgqueue._gap_ids(v_cursor) && int8range(1, p_upto, '[]')
+                     and not pgqueue._has_to_skip(p_consumer.consumer_id, p_seqs)) then
         return false;
     end if;
     if not pgqueue._try_lock_consumer(p_consumer.consumer_id) then
@@ -240,7 +243,7 @@ begin
     end if;
     v_cursor := v_stored;
     for i in 1..10 loop
-        exit when v_cursor.next_publication > p_upto and v_cursor.gaps = '{}';
+        exit when v_cursor.next_publication > p_upto and not pgqueue._gap_ids(v_cursor) && int8range(1, p_upto, '[]');
         v_before := v_cursor;
         v_cursor := (pgqueue._take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1), pgqueue._limit_take())).o_cursor;
         v_more := v_cursor.take_was_cut;
@@ -407,7 +410,7 @@ begin
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
     o_more := v_trim.o_more or o_dead > 0 or o_count > 0;
     -- not with locks of consumers
-    if (o_count = 0 and not v_trim.o_more) or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
+    if (o_count = 0 and not v_trim.o_skipped) or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
         o_more := pgqueue._tend_leaves(p_stream_id) or o_more;
     end if;
 end $$;

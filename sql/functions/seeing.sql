@@ -108,7 +108,7 @@ begin
             || case when p_run.not_visible_until <= clock_timestamp() then ', which is now: the next claim that finds too little ready makes it so' else '' end
             || v_history;
     end if;
-    if p_consumer.by_key and p_run.piece is null then
+    if p_run.piece is null and (p_consumer.ordering <> 'none' or (p_consumer.by_key and o_state = 'waiting')) then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then
@@ -271,7 +271,7 @@ begin
     return query execute format($q$
         with aside as (
             select r.state = 'delayed' or r.not_visible_until > clock_timestamp() is true as later, r.key, r.message_count, r.first_seq, r.not_visible_until
-            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null limit 100000) r
+            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null and message_count > 0 limit 100000) r
         ), hashed as (
             select key, sum(message_count) filter (where not later) as waiting, sum(message_count) filter (where later) as delayed, min(first_seq) as first_seq,
                    min(not_visible_until) filter (where later) as due

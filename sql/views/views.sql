@@ -71,7 +71,7 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue._cursor(c.consumer_id) f) k
     cross join lateral (
         select coalesce(sum(message_count), 0)::bigint as in_hand,
-               min(first_seq) filter (where state in ('unsifted', 'ready', 'delayed') and (not_visible_until > clock_timestamp()) is not true) as oldest,
+               min(first_seq) filter (where message_count > 0 and state in ('unsifted', 'ready', 'delayed') and (not_visible_until > clock_timestamp()) is not true) as oldest,
                coalesce(sum(message_count) filter (where state = 'unsifted'), 0)::bigint as unsifted,
                coalesce(sum(message_count) filter (where state = 'ready' and (not_visible_until > clock_timestamp()) is not true), 0)::bigint as ready,
                coalesce(sum(message_count) filter (where state = 'delayed' or (state in ('ready', 'waiting') and not_visible_until > clock_timestamp())), 0)::bigint as delayed,

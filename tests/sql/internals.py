@@ -77,6 +77,16 @@ def skipped(conn: psycopg.Connection, consumer_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
+def expired(conn: psycopg.Connection, consumer_id: int) -> set[int]:
+    """The messages that a consumer gave up because they had expired."""
+    found = rows(
+        conn,
+        "select seqs from pgqueue.dead_messages where consumer_id = %s and reason = 'expired'",
+        consumer_id,
+    )
+    return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
+
+
 def count(conn: psycopg.Connection, what: str) -> int:
     """How many rows there are of one of `TABLES`."""
     return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]

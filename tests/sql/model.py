@@ -57,6 +57,7 @@ class Message:
     dead_hours: int = 0
     at_most: int | None = None  # no claim with it has more
     saved: int | None = None  # what comes back with it
+    expires: int | None = None  # from this hour on nobody gets it
 
     @property
     def place(self) -> tuple[int, int]:
@@ -116,14 +117,21 @@ class Consumer:
                 "exponential": min(2 ** (m.deliver_count - 1), 3)}[
                     self.backoff.get("backoff")]  # fmt: skip
 
-    def deliverable(self, clock: int) -> list[Message]:
-        """What a claim of any size has to return, in the order of delivery within each key."""
+    def deliverable(self, clock: int, expired: bool = False) -> list[Message]:
+        """What a claim of any size has to return, in the order of delivery within each key.
+
+        Args:
+            clock: the time.
+            expired: also what has expired; else it is behind that of its key, which nobody has
+                come upon yet.
+        """
         busy = {self.key(m) for m in self.messages.values() if m.state == "claimed"} - {None}
         queued = [m for m in self.messages.values() if m.state == "queued"]
         found = []
         blocked = set(busy)
         for m in sorted(queued, key=lambda m: m.place):
             key, due = self.key(m), m.not_before is None or m.not_before <= clock
+            due = due and (expired or m.expires is None or m.expires > clock)
             if due and (key is None or key not in blocked):
                 found.append(m)
             else:
@@ -142,6 +150,7 @@ class Publication:
     not_before: int | None
     consumers: set[int] | None
     firsts: dict[str, int] = field(default_factory=dict)
+    expires: int | None = None
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -219,10 +228,11 @@ class QueueMachine(RuleBasedStateMachine):
         if p.consumers is None or c.consumer_id in p.consumers:
             for seq, key in p.messages:
                 if c.passes(key):
-                    c.messages[seq] = Message(seq, key, p.priority, p.not_before)
+                    c.messages[seq] = Message(seq, key, p.priority, p.not_before, expires=p.expires)
 
     def send_on(self, conn: psycopg.Connection, keys: Any, priority: int, hours: int | None,
-                named: bool, dedup_keys: Any = None) -> Publication:  # fmt: skip
+                named: bool, dedup_keys: Any = None,
+                lives: int | None = None) -> Publication:  # fmt: skip
         """Send; answers what was published, without duplicates."""
         if named:
             names = [c.name for c in self.consumers[::2]]
@@ -232,10 +242,16 @@ class QueueMachine(RuleBasedStateMachine):
         deliver_at = None
         if hours is not None:
             deliver_at = one(conn, "select clock_timestamp() + %s * interval '1 hour'", hours)
+        if lives is not None and lives <= (hours or 0):
+            lives = None
+        expires_at = lives and one(
+            conn, "select clock_timestamp() + (%s - 0.5) * interval '1 hour'", lives
+        )
         arguments = {
             "p_priority": priority,
             "p_deliver_at": deliver_at,
             "p_consumers": names,
+            "p_expires_at": expires_at,
         }
         if len(keys) == 1:
             dedup_key = dedup_keys[0] if dedup_keys else None
@@ -253,7 +269,8 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 assert seq == firsts[dedup_key], f"{dedup_key} was sent as {firsts[dedup_key]}"
         not_before = None if hours is None else self.clock + hours
-        return Publication(messages, priority, not_before, ids, firsts)
+        expires = None if lives is None else self.clock + lives
+        return Publication(messages, priority, not_before, ids, firsts, expires)
 
     def done(self) -> dict[int, set[int]]:
         return {
@@ -339,12 +356,18 @@ class QueueMachine(RuleBasedStateMachine):
 
     def hand_out(self, c: Consumer, seqs: list[int], size: int) -> list[int]:
         """Check what a claim got; returns it."""
+        over = [m for m in c.messages.values() if m.state in ("new", "queued")
+                and m.expires is not None and m.expires <= self.clock]  # fmt: skip
+        given_up = internals.expired(self.conn, c.consumer_id) if over else set()
+        for m in over:
+            if m.seq in given_up:
+                m.state = "dead"
         expected = c.deliverable(self.clock)
         allowed = {m.seq for m in expected}
         assert set(seqs) <= allowed, f"not deliverable: {sorted(set(seqs) - allowed)}"
         most = min(size, len(expected))
         alone = [m.at_most for m in expected if m.at_most is not None]
-        enough = len(seqs) <= most if self.bounded or alone else len(seqs) == most
+        enough = len(seqs) <= most if self.bounded or alone or over else len(seqs) == most
         assert seqs or self.bounded or not most, f"nothing of {len(expected)}"
         assert enough, f"{len(seqs)} of {size}, {len(expected)}"
         for s in seqs:
@@ -438,7 +461,7 @@ class QueueMachine(RuleBasedStateMachine):
         history = self.history(c)
         c.skipped = {seq for seq in history if seq < first}
         c.messages = {
-            seq: dead.get(seq) or Message(seq, key, p.priority, p.not_before)
+            seq: dead.get(seq) or Message(seq, key, p.priority, p.not_before, expires=p.expires)
             for seq, (p, key) in history.items()
             if seq >= first or seq in dead
         }
@@ -457,7 +480,7 @@ class QueueMachine(RuleBasedStateMachine):
         if count is None:
             return
         again = {
-            seq: Message(seq, key, p.priority, p.not_before)
+            seq: Message(seq, key, p.priority, p.not_before, expires=p.expires)
             for seq, (p, key) in self.history(c).items()
             if first <= seq < last and (seq not in c.messages or c.messages[seq].state == "acked")
         }
@@ -473,11 +496,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=6), priority=st.sampled_from([0, 0, 1, -1]),
           hours=HOURS, named=st.sampled_from([False, False, True]), mode=MODES,
-          dedup=st.lists(DEDUP_KEYS, min_size=6, max_size=6) | st.none())  # fmt: skip
+          dedup=st.lists(DEDUP_KEYS, min_size=6, max_size=6) | st.none(),
+          lives=st.sampled_from([None, None, None, 1, 2]))  # fmt: skip
     def send(self, keys: Any, priority: int, hours: int | None, named: bool, mode: str,
-             dedup: list[str | None] | None) -> None:  # fmt: skip
+             dedup: list[str | None] | None, lives: int | None) -> None:  # fmt: skip
         once = dedup[: len(keys)] if dedup else None
-        p = self.run(mode, lambda: self.send_on(self.conn, keys, priority, hours, named, once))
+        p = self.run(
+            mode, lambda: self.send_on(self.conn, keys, priority, hours, named, once, lives)
+        )
         if p is not None:
             self.publish(p)
             self.firsts = p.firsts
@@ -576,14 +602,16 @@ class QueueMachine(RuleBasedStateMachine):
             return
         chosen = chosen[:n]
         assert count == len(chosen)
-        arrived = internals.arrivals(self.conn, c.consumer_id) if self.bounded else {}
+        arrived: dict[int, int] = {}
+        if self.bounded:
+            arrived = internals.arrivals(self.conn, c.consumer_id)
         c.takes += 1
         for seq in chosen:
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
                 new.state = "queued"
-                new.position = int(arrived.get(seq, c.takes))
+                new.position = arrived[seq] if seq in arrived else c.takes
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
@@ -683,7 +711,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert set(planned) == claim.held
         else:
             back = set(planned)
-            free = {m.seq for m in c.deliverable(self.clock)} & claim.original
+            free = {m.seq for m in c.deliverable(self.clock, expired=True)} & claim.original
             if claim.moved or claim.settled == len(claim.original):
                 free = set()  # its owner settled it all
             assert back <= free, "taken back from another claim"

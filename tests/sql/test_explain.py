@@ -207,6 +207,25 @@ def test_waiting_says_behind_what(conn: Conn) -> None:
     assert explain(conn, send_keys(conn, "k")[0]).state == "new"
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_rate_says_until_when_its_key_waits(conn: Conn, ordering: str) -> None:
+    """Where a gate, a row of no messages, is what the key waits for; it is no message."""
+    rate = Jsonb({"per_key_interval": "1 hour", "per_key_burst": 1})
+    consumer(conn, ordering=ordering, p_settings=rate)
+    send_keys(conn, "k", "k", "l")
+    for _ in range(3):
+        for row in receive(conn, 1):
+            value(conn, "ack", row.claim_id)
+    row = explain(conn, 2)
+    assert row.state == "waiting"
+    assert "the rate of its key: 1 delivered within 01:00:00" in row.because
+    assert seconds(3500) < row.until - now(conn) < seconds(3600)
+    (of_k,) = call(conn, "key_stats", "s", "c")
+    assert (of_k.key, of_k.waiting, of_k.in_flight, of_k.first_seq) == ("k", 1, 0, 2)
+    clock.end_delays(conn)
+    assert one(conn, "select oldest_at from pgqueue.consumer_stats") is None
+
+
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_in_the_line_it_says_that_its_key_is_busy(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)

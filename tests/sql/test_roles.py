@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import spark_pgqueue
+from spark_pgqueue import Consumer, Defer, Reject, Retry
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker
@@ -403,3 +404,23 @@ def test_notifications_and_names_of_sessions_are_the_callers(
         assert notified.pid == producer.info.backend_pid
     value(conn, "create_consumer", "s", "c", "earliest")
     assert seqs_of(call(conn, "receive", "s", "c")) == [1]
+
+
+def test_a_consumer_may_run_a_worker(conn: Conn, roles: dict[str, str]) -> None:
+    value(conn, "create_consumer", "s", "c", "earliest")
+    for what in ("done", "retry", "reject", "defer"):
+        value(conn, "send", "s", what)
+
+    def handle(message, connection=None):
+        if message.data == "reject":
+            raise Reject
+        if message.data == "defer" and message.saved is None:
+            raise Defer(state=1)
+        if message.data == "retry" and message.deliver_count == 1:
+            raise Retry
+
+    for transactional in (False, True):
+        worker = Consumer(roles["consumer"], "s", "c")
+        handled = worker.run(handle, transactional=transactional, wait=timedelta(milliseconds=50))
+        assert handled == (1 if transactional else 6)
+        value(conn, "send", "s", "done")

@@ -100,6 +100,12 @@ def test_a_wait_that_is_cancelled_ends_at_once_and_takes_nothing_with_it(url):
                     await waiting
                 assert (await queue.stats("s"))[0].claims == 0
                 assert time.monotonic() - began < 20
+            seq = await queue.send("s", "x")
+            waiting = asyncio.create_task(queue.wait_for("s", "c", seq, timedelta(minutes=1)))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            async with asyncio.timeout(20):
+                await (await queue.receive("s", "c")).ack()
             # A message that comes at that very moment
             for delay in (0.0, 0.001, 0.003, 0.01):
                 waiting = asyncio.create_task(queue.receive("s", "c", wait=timedelta(minutes=1)))

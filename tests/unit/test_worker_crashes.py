@@ -57,6 +57,15 @@ def done(url):
         return conn.execute("select seq, key, count, at from done order by n").fetchall()
 
 
+def sessions(conn, pid):
+    """Those of a worker's process, by the name that workers give themselves."""
+    return conn.execute(
+        "select from pg_stat_activity where datname = current_database()"
+        " and application_name like '%% ' || %s::int",
+        [pid],
+    ).fetchall()
+
+
 def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
@@ -96,6 +105,7 @@ def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):
             with Child(WORKER, url, handler, repr(more)) as child:
                 wait_until(lambda: len(done(url)) > 150)
                 child.kill()
+                wait_until(lambda: not sessions(conn, child.pid))  # the last claim may be late
             before = done(url)
             assert len(before) < 600
             clock.end_leases(conn)
