@@ -39,6 +39,9 @@ _AS_COMMANDS = {
     r"Call lease_partitions and read_partitions; or create_consumer,": (
         "A program reads it, with queue.group(...); or run pgqueue consumer create,"
     ),
+    r"Give an offset as read, read_to or start_offset returned it": (
+        "Give an offset as tail --no-follow printed it"
+    ),
     r"with alter_consumer": "with pgqueue consumer set",
     r"see set_retention": "see pgqueue stream retention",
     r"larger p_max_bytes": "larger --max-bytes",

@@ -248,7 +248,7 @@ begin
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
     if v_stream.bound and v_consumers is null then
-        perform pgqueue._route(p_stream_id, seqs, priority, deliver_at)
+        perform pgqueue._route(p_stream_id, seqs, priority, deliver_at, expires_at)
         from pgqueue.publications where stream_id = p_stream_id and publication_id = v_id;
     end if;
     if v_id is not null and v_stream.notify and pgqueue._is_waited_for(p_stream_id) then

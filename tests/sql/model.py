@@ -24,6 +24,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
+from tests.sql.explaining import check_explanations
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
@@ -893,6 +894,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
+            check_explanations(self.conn)
             for conn, publications in self.slow:
                 conn.execute("commit")
                 conn.close()

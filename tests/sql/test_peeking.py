@@ -40,6 +40,7 @@ def lines(conn: Conn, size: int | None = None, stream: str = "s", **options: Any
     place = None
     while rows := call(conn, "export_lines", stream, place, size, **options):
         got += [row.line for row in rows if row.line is not None]
+        assert place != rows[-1].place, "it does not go on"
         place = rows[-1].place
         if size is None and not options:
             break

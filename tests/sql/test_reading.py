@@ -438,7 +438,7 @@ def test_a_read_costs_what_it_reads_however_much_comes_after_it(conn: Conn, stre
     begin = start(conn)
     blocks: dict[tuple[int, str], int] = {}
     for size in (1_000, 20_000):
-        internals.publish_singly(conn, stream, size)
+        internals.publish_singly(conn, stream, size, "null")
         for function, want in (("read", 5), ("read_to", 300)):
             query = f"select * from pgqueue.{function}('s', %s, {want})"
             blocks[size, function] = min(cost(conn, query, Jsonb(begin)) for _ in range(3))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg import IsolationLevel
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
@@ -193,6 +194,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
     consumer(conn, "by key", "key")
+    consumer(conn, "remembers", p_settings=Jsonb({"keep_history": "1 day"}))
     value(conn, "set_retention", "s", seconds(60), p_unread="drop")
     send_all(conn, ["x"])
     maintain(conn)
@@ -201,6 +203,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     send_all(conn, ["x"] * 4)
     receive(conn, 1)
     receive(conn, 1, name="by key")
+    value(conn, "ack", claim_of(receive(conn, 1, name="remembers")))
     value(conn, "dead_letter", claim_of(receive(conn, 1)))
     call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
     stage(conn, new, 2)

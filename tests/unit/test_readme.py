@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -161,6 +162,31 @@ def test_the_commands_are_in_the_makefile():
 def test_the_files_it_names_exist():
     for name in set(re.findall(r"`((?:sql|tests|notebooks)/[\w./]+)`", README)):
         assert (Path(__file__).parents[2] / name).exists(), name
+
+
+def test_what_stands_beside_the_peers_is_there():
+    """Each row names its page, what that page calls it, and tests that exist; or says no."""
+    folder = Path(__file__).parents[2]
+    table = README.split("\n## Beside its peers\n")[1].split("\n## ")[0].split("|---|\n")[-1]
+    rows = [[cell.strip() for cell in row[1:-1].split("|")] for row in table.strip().splitlines()]
+    assert {len(row) for row in rows} == {4}
+    for feature, peers, here, tests in rows:
+        if not peers and not here:
+            assert feature.startswith("**"), f"{feature} is no heading"
+            continue
+        assert peers, feature
+        if here.startswith("**no**: "):
+            assert not tests, feature
+            continue
+        pages = re.findall(r"\]\((sql/guide/[\w-]+\.md)", here)
+        text = "".join((folder / page).read_text() for page in pages)
+        assert [name for name in re.findall(r"`([^`]+)`", here) if name not in text] == [], feature
+        found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+        assert found, f"{feature} names no test"
+        for file, test in found:
+            defined = ast.walk(ast.parse((folder / file).read_text()))
+            names = [each.name for each in defined if isinstance(each, ast.FunctionDef)]
+            assert test in names, f"{file} has no {test}"
 
 
 def test_the_package_says_where_each_module_is():

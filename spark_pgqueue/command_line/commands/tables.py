@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from spark_pgqueue import client
+from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json, StreamName, Url
 from spark_pgqueue.command_line.output import show, told
@@ -17,7 +18,10 @@ def capture(
     table: Annotated[
         str | None, typer.Argument(show_default="none: list what is captured", metavar="TABLE")
     ] = None,
-    stream: Annotated[str | None, typer.Argument(show_default=False, metavar="STREAM")] = None,
+    stream: Annotated[
+        str | None,
+        typer.Argument(metavar="STREAM", show_default=False, autocompletion=completion.streams),
+    ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(help="A column of the key; can be repeated. Default: the primary key."),
