@@ -150,8 +150,14 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
 
 
 # Hints that no command of this program meets: they are for who writes SQL.
-FOR_SQL = ("pgqueue.reserve", "next_offset of read_partitions", "lease_partitions returned",
-           "Renew leases with lease_partitions", "older than maintain()", "read_to returned")  # fmt: skip
+FOR_SQL = (
+    "pgqueue.reserve",
+    "next_offset of read_partitions",
+    "lease_partitions returned",
+    "Renew leases with lease_partitions",
+    "older than maintain()",
+    "read_to returned",
+)
 
 
 def test_hints_that_name_functions_are_commands(url: str) -> None:
