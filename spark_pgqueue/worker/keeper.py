@@ -253,7 +253,10 @@ class Keeper:
             self._claims.discard(held)
 
     def _settle_and_claim(self, now: float) -> None:
-        self._claims = {held for held in self._claims if not held.is_over}
+        left = {held for held in self._claims if not held.is_over}
+        if left != self._claims:  # settled by the transactions of the calls
+            self._look_at = now
+        self._claims = left
         news = [held for held in self._claims if held.has_news]
         settles = bool(news) and (now >= self._settle_at or self._stopped.is_set())
         wanted = self._wanted()
