@@ -763,7 +763,7 @@ BAD = [
     (("ack", 0), "claim_id must be from 1"),
     (("ack", 1, 7), "seqs must be a list, not int"),
     (("ack", 1, [None]), "seqs[0] must be an int, not NoneType"),
-    (("nack", 1, ("delay", -SECOND)), "delay is an interval from 0 to 10 years"),
+    (("nack", 1, ("delay", -SECOND)), "delay is null or an interval from 0 to 10 years"),
     (("nack", 1, ("delay", 5)), "delay must be a timedelta, not int"),
     (("nack", 1, ("reason", 5)), "reason must be a str"),
     (("extend", 1, timedelta()), "by is an interval longer than 0"),
