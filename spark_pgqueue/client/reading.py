@@ -152,10 +152,18 @@ def _stored(row: Any) -> StoredMessage:
 
 def headers_of(text: str | None) -> tuple[dict[str, Any], str | None]:
     """Headers as they come, and what is wrong with them: that is the message's own `error`."""
+    if text is None:  # as most are, and a batch has many
+        return {}, None
+    found, why = json_of("headers", text)
+    return found or {}, why
+
+
+def json_of(what: str, text: str) -> tuple[Any, str | None]:
+    """JSON of a message, or why it cannot be read."""
     try:
-        return json.loads(text) if text else {}, None
+        return json.loads(text), None
     except (ValueError, RecursionError) as error:
-        return {}, f"its headers cannot be read: {error}"
+        return None, f"its {what} cannot be read: {error}"
 
 
 _new = tuple.__new__

@@ -35,8 +35,10 @@ def test_a_message_whose_headers_python_cannot_read_fails_alone(queue, conn, hea
     assert (before.headers, before.error, after.error) == ({"good": "yes"}, None, None)
     assert bad.headers == {}
     assert bad.error.startswith("its headers cannot be read: ")
-    assert claim.dead_letter([bad], reason=bad.error) == 1
+    assert claim.dead_letter([bad]) == 1
     assert claim.ack() == 2
+    (dead,) = queue.read_dead("s", "c")
+    assert (dead.data, dead.headers, dead.error) == ("bad", {}, bad.error)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 from spark_pgqueue.client import arguments, consuming
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.reading import headers_of, json_of
 from spark_pgqueue.client.results import (
     Claim,
     Message,
@@ -315,12 +315,7 @@ def _message(
 ) -> Message:
     """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
     data = binary if text is None else text
+    found, why = headers_of(headers)
+    state, why_not = (None, None) if saved is None else json_of("saved state", saved)
     others = priority, deliver_count, inserted_at
-    try:
-        read = json.loads(headers) if headers else {}
-        return Message(
-            seq, key, data, read, *others, saved=None if saved is None else json.loads(saved)
-        )
-    except (ValueError, RecursionError) as error:
-        why = f"its headers cannot be read: {error}"
-        return Message(seq, key, data, {}, *others, error=why)
+    return Message(seq, key, data, found, *others, error=why or why_not, saved=state)

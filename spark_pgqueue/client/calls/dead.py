@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -11,6 +10,7 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.reading import headers_of
 from spark_pgqueue.client.results import DeadLetters, DeadMessage
 
 PAGE = 500  # messages that are read at once
@@ -75,9 +75,22 @@ class DeadCalls(Calls):
                 " %s::text, %s::bigint[], %s::text, %s::timestamptz, %s, %s)",
                 [*given, PAGE, after],
             )
-            for seq, key, text, binary, headers, *others in rows:
+            for (
+                seq,
+                key,
+                text,
+                binary,
+                headers,
+                priority,
+                inserted_at,
+                reason,
+                error,
+                *rest,
+            ) in rows:
                 data = binary if text is None else text
-                yield DeadMessage(seq, key, data, json.loads(headers) if headers else {}, *others)
+                found, why = headers_of(headers)
+                failed = reason, error or why
+                yield DeadMessage(seq, key, data, found, priority, sent_at, *failed, *rest)
             if len(rows) < PAGE:
                 return
             after = rows[-1][0]
