@@ -75,22 +75,8 @@ class DeadCalls(Calls):
                 " %s::text, %s::bigint[], %s::text, %s::timestamptz, %s, %s)",
                 [*given, PAGE, after],
             )
-            for (
-                seq,
-                key,
-                text,
-                binary,
-                headers,
-                priority,
-                inserted_at,
-                reason,
-                error,
-                *rest,
-            ) in rows:
-                data = binary if text is None else text
-                found, why = headers_of(headers)
-                failed = reason, error or why
-                yield DeadMessage(seq, key, data, found, priority, sent_at, *failed, *rest)
+            for row in rows:
+                yield _dead_message(*row)
             if len(rows) < PAGE:
                 return
             after = rows[-1][0]
@@ -161,6 +147,23 @@ class DeadCalls(Calls):
             *_choice(stream, consumer, seqs, reason, before),
             arguments.maybe(arguments.number, "max_messages", max_messages),
         )
+
+
+def _dead_message(
+    seq: int,
+    key: str | None,
+    text: str | None,
+    binary: bytes | None,
+    headers: str | None,
+    priority: int,
+    inserted_at: datetime | None,
+    reason: str,
+    error: str | None,
+    *others: Any,
+) -> DeadMessage:
+    data = binary if text is None else text
+    found, why = headers_of(headers)
+    return DeadMessage(seq, key, data, found, priority, inserted_at, reason, error or why, *others)
 
 
 def _choice(
