@@ -1,0 +1,28 @@
+"""The options of the Spark source and sink: a table of each, and the checks.
+
+Spark passes options as strings under lower-cased names. Messages show them as they are documented,
+in camelCase, and never show the value of `url`, which may hold a password.
+"""
+
+from spark_pgqueue.spark.options.checking import Option
+from spark_pgqueue.spark.options.sink import SINK_NAMES, SINK_OPTIONS, SinkOptions, parse_sink
+from spark_pgqueue.spark.options.source import (
+    SOURCE_NAMES,
+    SOURCE_OPTIONS,
+    SourceOptions,
+    parse_source,
+)
+from spark_pgqueue.spark.options.values import duration
+
+__all__ = [
+    "SINK_NAMES",
+    "SINK_OPTIONS",
+    "SOURCE_NAMES",
+    "SOURCE_OPTIONS",
+    "Option",
+    "SinkOptions",
+    "SourceOptions",
+    "duration",
+    "parse_sink",
+    "parse_source",
+]
