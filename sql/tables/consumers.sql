@@ -164,7 +164,7 @@ create table if not exists pgqueue.claims (
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
-    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or has notes of keys
+    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[]

@@ -49,7 +49,7 @@ def capped(conn: Conn, most: int, ordering: str = "none", name: str = "c", **opt
 
 def rejected(conn: Conn, *keys: str | None, **options: Any) -> psycopg.Error:
     """Sends messages of these keys together, which are rejected, and change nothing."""
-    tables = ("publications", "messages", "notes of keys")
+    tables = ("publications", "messages", "key backlog")
     before = [internals.count(conn, table) for table in tables]
     with pytest.raises(psycopg.Error) as error:
         send_all(conn, ["x"] * len(keys), p_keys=list(keys), **options)
@@ -101,7 +101,7 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
     rejected(conn, "a")
     assert len(acked(conn, "s", "c")) == 11
     assert room(conn, "a") == 3
-    assert internals.count(conn, "notes of keys") == 0, "acknowledged, and so forgotten"
+    assert internals.count(conn, "key backlog") == 0, "acknowledged, and so forgotten"
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -188,7 +188,7 @@ def test_however_a_message_leaves_its_key_has_room_again(
     assert len(left) <= 3, "what was sent so that leaves are closed"
     assert [room(conn, k) for k in "klm"] == [2, 2, 2]
     maintain(conn)
-    assert internals.count(conn, "notes of keys") == 0
+    assert internals.count(conn, "key backlog") == 0
     send_keys(conn, "k", "k")
     rejected(conn, "k")
 
@@ -229,7 +229,7 @@ def test_what_a_consumer_has_when_it_is_limited_counts(conn: Conn, ordering: str
     value(conn, "ack", claim)
     rejected(conn, "k")
     value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": null}')
-    assert internals.count(conn, "notes of keys") == 0
+    assert internals.count(conn, "key backlog") == 0
     assert not one(conn, "select keys_limited from pgqueue.streams")
     send_keys(conn, *"kkkkk")
     capped(conn, 2, name="late", p_start="earliest")
@@ -351,14 +351,14 @@ def test_a_producer_with_an_old_snapshot_judges_by_it_and_forgets_nothing(
             value(other, "send", "s", "x", p_key="k")
     with other.transaction():
         value(other, "send", "s", "x", p_key="k")
-    assert internals.count(conn, "notes of keys") == 3
+    assert internals.count(conn, "key backlog") == 3
     assert (room(conn), room(conn, "l")) == (0, 1)
 
 
 def test_no_producer_waits_for_one_that_found_the_same_key_free(
     conn: Conn, session: Session
 ) -> None:
-    """Both delete the note of the message that is gone, and each would wait for the other."""
+    """Both delete the entry of the message that is gone, and each would wait for the other."""
     capped(conn, 1)
     send_keys(conn, "k")
     value(conn, "dead_letter", claim_of(receive(conn)))
@@ -370,7 +370,7 @@ def test_no_producer_waits_for_one_that_found_the_same_key_free(
     maintain(conn, 1)
     for mine in (conn, other):
         mine.execute("commit")
-    assert internals.count(conn, "notes of keys") == 2, "one more than allowed: they raced"
+    assert internals.count(conn, "key backlog") == 2, "one more than allowed: they raced"
     rejected(conn, "k")
     value(conn, "drop_consumer", "s", "c")
 
@@ -438,7 +438,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
     acked(conn, "s", "c")
     assert [room(conn, k) for k in "abc"] == [5, 5, 5]
     maintain(conn)
-    assert internals.count(conn, "notes of keys") == 0
+    assert internals.count(conn, "key backlog") == 0
 
 
 @pytest.mark.small_limits
@@ -539,10 +539,10 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     value(conn, "seek", "s", "c", "latest")
     for _ in range(300):  # with small limits it looks at a few, from a place by chance on
         maintain(conn, 1)
-        if not internals.count(conn, "notes of keys"):
+        if not internals.count(conn, "key backlog"):
             break
     else:
-        pytest.fail("notes are left")
+        pytest.fail("entries are left")
 
 
 def test_what_a_send_costs_does_not_depend_on_the_backlog(conn: Conn) -> None:
