@@ -33,6 +33,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/line.sql
 \ir core/keys.sql
 \ir core/key_limits.sql
+\ir core/key_capacity.sql
 \ir core/leases.sql
 \ir core/filters.sql
 \ir core/history.sql
