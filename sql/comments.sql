@@ -38,6 +38,7 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
 comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
+comment on function pgqueue.cancel      is 'Takes messages from a consumer that has not finished them.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
 comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';

@@ -54,6 +54,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/receive.sql
 \ir functions/settle.sql
 \ir functions/dead.sql
+\ir functions/cancel.sql
 \ir functions/read.sql
 \ir functions/peeking.sql
 \ir functions/export.sql

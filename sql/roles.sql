@@ -42,7 +42,7 @@ as $$
                                   peek, peek_at, export_lines, consumer_position,
                                   create_stream, alter_stream, drop_stream, set_dedup_window, set_retention,
                                   create_consumer, alter_consumer, drop_consumer, _jsonpath,
-                                  seek, replay, retry, pause, resume,
+                                  seek, replay, retry, cancel, pause, resume,
                                   read_dead, redrive, purge_dead,
                                   create_group, drop_group, reset_group,
                                   bind, unbind, test_topic,

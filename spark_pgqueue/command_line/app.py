@@ -53,8 +53,8 @@ _AS_COMMANDS = {
 # The commands, in the order and under the headings of the help.
 PANELS = {
     "Messages": [
-        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain",
-        "outcome", "history", "export", "import",
+        "send", "receive", "ack", "nack", "defer", "retry", "cancel", "work", "peek", "tail",
+        "explain", "outcome", "history", "export", "import",
     ],
     "Streams and consumers": [
         "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",

@@ -53,7 +53,7 @@ FUNCTIONS = {
     "admin": {
         "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
-        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry", "cancel",
         "read_dead", "redrive", "purge_dead",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
