@@ -15,7 +15,8 @@ create or replace function pgqueue._quarantine(p_consumer pgqueue.consumers, ino
 language plpgsql
 as $$
 declare
-    v_error jsonb := jsonb_build_object('error', format('its micro-batch was begun %s times, and not finished', p_reader.begun));
+    v_error jsonb := jsonb_build_object('error', format('its micro-batch was begun %s, and not finished',
+                                                             case p_reader.begun when 1 then 'once' else p_reader.begun || ' times' end));
     v_claim pgqueue.claims;
     v_left  bigint;
     v_keep  bigint;
