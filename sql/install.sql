@@ -59,6 +59,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/peeking.sql
 \ir functions/export.sql
 \ir functions/groups.sql
+\ir spark/quarantine.sql
 \ir spark/source.sql
 \ir spark/sink.sql
 \ir views/backlog.sql

@@ -397,6 +397,7 @@ CASES: list[Case] = [
     ("reader_resume({reader}, null, 0, 0)", "PQ002", ["consumer", "dropped"]),
     ("reader_resume({reader}, {consumer}, null, 0)", "PQ003", ["p_start_claim", "not null"]),
     ("reader_resume({reader}, {consumer}, 0, null)", "PQ003", ["p_end_claim", "not null"]),
+    ("reader_resume({reader}, {consumer}, 0, 0, null, 0)", "PQ003", ["p_quarantine_after", "not 0"]),
     ("reader_resume({new}, {consumer}, 0, 7)", "PQ005", ["claim 7", "another database"]),
     ("reader_resume({reader}, {other}, 0, 1)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
     ("reader_resume({reader}, {consumer}, 0, 900000000000000000)", "PQ005", ["claim 900000000000000000", "ahead"]),
