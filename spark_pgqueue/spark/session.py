@@ -9,7 +9,7 @@ never change.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
@@ -79,7 +79,7 @@ class Session:
         self._wakeup = Wakeup(options.url, options.stream, self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
-        self._backlog, self._backlog_until = 0, 0.0
+        self._backlog, self._lag, self._backlog_until = 0, None, 0.0
         self._told_of_others = False
         self._planned: Offset | None = None
         self.committed: Offset | None = None
@@ -114,15 +114,23 @@ class Session:
         if self._last == start and self._wakeup.wait(at_most):
             self._last, _ = self._claim(start, limit)
 
-    def latest(self) -> Offset:
-        """The last offset and the backlog behind it."""
-        last = self._last
+    def latest(self) -> dict:
+        """For the query's progress: the last offset with the backlog added, whose it is, and the
+        backlog in messages and seconds (of the oldest that could be delivered).
+        """
         if time.monotonic() >= self._backlog_until:
-            (self._backlog,) = self._statements.row(
-                "select pgqueue.reader_backlog(%s)", [self._consumer.consumer_id]
+            self._backlog, self._lag = self._statements.row(
+                "select backlog, greatest(0, extract(epoch from clock_timestamp() - oldest_at))"
+                "::float8 from pgqueue.reader_lag(%s)",
+                [self._consumer.consumer_id],
             )
             self._backlog_until = time.monotonic() + BACKLOG_SECONDS
-        return Offset(last.reader, last.claim, last.messages + self._backlog)
+        return asdict(replace(self._last, messages=self._last.messages + self._backlog)) | {
+            "stream": self._options.stream,
+            "consumer": self._options.consumer,
+            "backlog": self._backlog,
+            "lagSeconds": round(self._lag or 0.0, 3),
+        }
 
     def plan(self, start: Offset, end: Offset) -> list[Piece]:
         """The partitions of the batch between two offsets."""

@@ -81,8 +81,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asdict(self.session.claim(Offset.parse(start), None if rows == NO_LIMIT else rows))
 
     def reportLatestOffset(self) -> dict | None:
-        """The last offset with the backlog added to its messages, for the query's progress."""
-        return asdict(self.session.latest())
+        """What the query's progress shows: see `Session.latest`."""
+        return self.session.latest()
 
     def partitions(self, start: dict, end: dict) -> list[Piece]:
         """Plan how the executors read the messages claimed between two offsets.

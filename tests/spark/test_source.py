@@ -461,7 +461,11 @@ def test_progress_shows_messages_done_and_the_backlog(queue: Queue):
     query.awaitTermination()
     sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
     assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
-    assert [json.loads(s.latestOffset)["messages"] for s in sources] == [1000, 1000, 1000]
+    latest = [json.loads(s.latestOffset) for s in sources]
+    assert [each["messages"] for each in latest] == [1000, 1000, 1000]
+    assert [each["backlog"] for each in latest] == [600, 200, 0]
+    assert [each["lagSeconds"] > 0 for each in latest] == [True, True, False]
+    assert {(each["stream"], each["consumer"]) for each in latest} == {("s", "c")}
     assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
 
 

@@ -629,6 +629,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "last_publication": "0 for an unknown stream",
         "open_streams": "has no arguments",
         "reader_backlog": "0 for an unknown consumer",
+        "reader_lag": "null for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
         "reader_extend": "0 for an unknown reader",
         "reader_lost": "0 for an unknown reader",

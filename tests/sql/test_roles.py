@@ -44,7 +44,7 @@ FUNCTIONS = {
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
-        "reader_backlog", "_check_timeout",
+        "reader_backlog", "reader_lag", "_check_timeout",
     },
     "observer": {
         "consumer_position",
