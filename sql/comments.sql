@@ -47,6 +47,7 @@ comment on function pgqueue.read         is 'Reads the next messages of a stream
 comment on function pgqueue.start_offset is 'The offset at which a reader begins: at the earliest message, at the latest, or at a time.';
 comment on function pgqueue.read_to      is 'The offset after the next messages of a stream, without reading them.';
 comment on function pgqueue.end_offset   is 'The offset at which a reader ends that has read up to another one.';
+comment on function pgqueue.size_between is 'How many bytes of data there are between two offsets.';
 comment on function pgqueue.offset_lag   is 'How many messages there are after an offset, and since when.';
 comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
 

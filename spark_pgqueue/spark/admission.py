@@ -1,43 +1,54 @@
-"""How much a micro-batch takes, and when: rules that both sources share."""
+"""Admission control: when a micro-batch begins, and how many messages it asks for."""
 
 from __future__ import annotations
 
-MAX_TRIGGER_DELAY = 15 * 60.0
-"""Seconds to wait for minMessagesPerTrigger, unless maxTriggerDelay says otherwise; as Kafka's."""
+from dataclasses import dataclass
+from datetime import timedelta
+
+MAX_DELAY = timedelta(minutes=15)
+"""For how long a query waits for minMessagesPerTrigger, unless maxTriggerDelay says otherwise."""
 
 
-def wait_for_more(have: int, at_least: int | None, waited: float, at_most: float | None) -> float:
-    """Whether a micro-batch waits for more messages, and how long.
+@dataclass(frozen=True)
+class Admission:
+    """What a query says of the size of its micro-batches. None: nothing.
 
-    Args:
-        have: messages that there are.
-        at_least: minMessagesPerTrigger; None: any will do.
-        waited: seconds since the last micro-batch.
-        at_most: maxTriggerDelay in seconds; None for the default.
-
-    Returns:
-        seconds to wait for more, at most; 0: take what there is.
+    Attributes:
+        max_messages: messages at most.
+        max_bytes: bytes of data at most, but one message at least.
+        min_messages: with fewer it waits, ...
+        max_delay: ... but no longer than this after it last had some.
     """
-    if at_least is None or have >= at_least:
-        return 0.0
-    return max(0.0, (MAX_TRIGGER_DELAY if at_most is None else at_most) - waited)
 
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int | None = None
+    max_delay: timedelta = MAX_DELAY
 
-def shares(available: list[int], limit: int) -> list[int]:
-    """How many messages of each stream a micro-batch takes: as evenly as can be.
+    def begins(self, available: int, since: float) -> bool:
+        """Whether a micro-batch begins now.
 
-    Args:
-        available: how many each has.
-        limit: for all of them.
+        Args:
+            available: how many messages there are for it.
+            since: seconds since the last one; infinity for none, which begins at once.
+        """
+        return (
+            self.min_messages is None
+            or available >= self.min_messages
+            or since >= self.max_delay.total_seconds()
+        )
 
-    Returns:
-        as many for each, and more only for those that have more than others take.
-    """
-    taken = [0] * len(available)
-    left = limit
-    # Those with the fewest first: what they do not need is there for the others.
-    order = sorted(range(len(available)), key=lambda index: available[index])
-    for done, index in enumerate(order):
-        taken[index] = min(available[index], -(-left // (len(order) - done)))
-        left -= taken[index]
-    return taken
+    def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
+        """How many messages to ask for, so that what comes has about max_bytes; None: all.
+
+        It only has to be near. Asking for too many costs what is given back, asking for too few
+        makes a smaller micro-batch; what has more bytes than max_bytes is cut by the database.
+
+        Args:
+            most: never more than so many; None: any number.
+            average: bytes of data of a message; None: not known.
+        """
+        if self.max_bytes is None or average is None:
+            return most
+        about = max(1, int(self.max_bytes / max(average, 1.0)))
+        return about if most is None else min(most, about)

@@ -76,7 +76,7 @@ class Session:
         self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        self._wakeup = Wakeup(options.url, options.stream, self._parent)
+        self._wakeup = Wakeup(options.url, [options.stream], self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._lag, self._backlog_until = 0, None, 0.0

@@ -112,6 +112,25 @@ begin
     end if;
 end $$;
 
+-- How many bytes of data the messages between two offsets have. The data itself is not read.
+-- Errors: PQ001, PQ003, PQ005. Locks: none.
+create or replace function pgqueue.size_between(p_stream text, p_from jsonb, p_to jsonb) returns bigint
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := pgqueue._stream(p_stream);
+    v_seqs   int8multirange := pgqueue._messages_between(v_stream.stream_id, pgqueue._parse_offset(v_stream, 'p_from', p_from),
+                                                         pgqueue._parse_offset(v_stream, 'p_to', p_to));
+    v_size   bigint;
+begin
+    execute format(
+        'select coalesce(sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))), 0) from unnest($1) g cross join lateral ('
+        'select * from pgqueue.messages_%s x where x.seq >= lower(g) and x.seq < upper(g) and x.seq >= $2 and x.seq < $3 offset 0) m',
+        v_stream.stream_id)
+    into v_size using v_seqs, lower(v_seqs), upper(v_seqs);
+    return v_size;
+end $$;
+
 -- Reads the next messages of a stream, without claiming them.
 --   p_offset  as in read_to
 --   p_max     messages at most, 1 to 100,000

@@ -489,10 +489,8 @@ def test_reading_begins_at_a_number(conn: Conn, stream: int, session: Session) -
         assert plan(conn, begin, last) == seqs
 
 
-def test_an_end_is_never_before_what_was_read(
-    conn: Conn, stream: int, session: Session
-) -> None:
-    """A dead publication is known to be dead while nobody publishes, and not while somebody does."""
+def test_an_end_is_never_before_what_was_read(conn: Conn, stream: int, session: Session) -> None:
+    """A dead publication is known to be dead while nobody publishes, and not beside somebody."""
     first = send(conn)
     at = one(conn, "select clock_timestamp()").isoformat()
     dead_publication(conn)
@@ -520,7 +518,10 @@ def test_who_is_behind_knows_how_far_and_since_when(conn: Conn, stream: int) -> 
     (row,) = call(conn, "offset_lag", "s", Jsonb(offset))
     since = one(conn, "select max(published_at) from pgqueue.publications")
     assert (row.messages, row.since) == (3, since)
-    (row,) = call(conn, "offset_lag", "s", Jsonb(read_to(conn, offset, 2)))
+    some = read_to(conn, offset, 2)
+    assert value(conn, "size_between", "s", Jsonb(offset), Jsonb(some)) == 2
+    assert value(conn, "size_between", "s", Jsonb(some), Jsonb(some)) == 0
+    (row,) = call(conn, "offset_lag", "s", Jsonb(some))
     assert (row.messages, row.since) == (1, since)
     (row,) = call(conn, "offset_lag", "s", Jsonb(read_to(conn, offset)))
     assert (row.messages, row.since) == (0, None)

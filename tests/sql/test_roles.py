@@ -40,7 +40,7 @@ FUNCTIONS = {
         "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "end_offset", "read_to", "read_plan",
-        "offset_lag", "open_streams", "lease_partitions",
+        "offset_lag", "size_between", "open_streams", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",

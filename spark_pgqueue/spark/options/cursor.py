@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.options.admission import (
+    ADMISSION_OPTIONS,
+    admission_of,
+    check_admission,
+)
 from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
@@ -40,6 +46,7 @@ class CursorOptions:
     ending_offsets: str | dict[str, Place] | None
     ending_timestamp: str | None
     max_messages_per_trigger: int | None
+    max_bytes_per_trigger: int | None
     min_messages_per_trigger: int | None
     max_trigger_delay: timedelta | None
     min_partitions: int | None
@@ -48,6 +55,11 @@ class CursorOptions:
     fail_on_data_loss: bool
     include_headers: bool
     retry_timeout: timedelta
+
+    @property
+    def admission(self) -> Admission:
+        """How large its micro-batches are."""
+        return admission_of(self)
 
     @property
     def has_several(self) -> bool:
@@ -91,7 +103,7 @@ def parse_cursor(given: Mapping[str, str], *, streaming: bool | None = None) -> 
     options = CursorOptions(**parse(given, CURSOR_OPTIONS, "source"))
     _check_streams(options)
     _check_start_and_end(options)
-    _check_admission(options)
+    check_admission(options)
     if streaming is not None:
         for option, value in _of_the_other(options, streaming):
             if value is not None:
@@ -164,20 +176,6 @@ def _check_start_and_end(options: CursorOptions) -> None:
         )
 
 
-def _check_admission(options: CursorOptions) -> None:
-    least, most = options.min_messages_per_trigger, options.max_messages_per_trigger
-    if options.max_trigger_delay is not None and least is None:
-        raise PgQueueError(
-            "option maxTriggerDelay has no effect without minMessagesPerTrigger",
-            hint="it is how long to wait for so many; add minMessagesPerTrigger, or remove it",
-        )
-    if least is not None and most is not None and least > most:
-        raise PgQueueError(
-            f"option minMessagesPerTrigger is {least}, more than maxMessagesPerTrigger, {most}",
-            hint="make it as many or fewer",
-        )
-
-
 def _of_the_other(options: CursorOptions, streaming: bool) -> list[tuple[str, object]]:
     if streaming:
         return [
@@ -186,6 +184,7 @@ def _of_the_other(options: CursorOptions, streaming: bool) -> list[tuple[str, ob
         ]
     return [
         ("maxMessagesPerTrigger", options.max_messages_per_trigger),
+        ("maxBytesPerTrigger", options.max_bytes_per_trigger),
         ("minMessagesPerTrigger", options.min_messages_per_trigger),
         ("maxTriggerDelay", options.max_trigger_delay),
         ("waitTime", options.wait_time),
@@ -245,30 +244,7 @@ CURSOR_OPTIONS = (
         None,
         "Batch only, in place of endingOffsets: end with what was published before.",
     ),
-    Option(
-        "maxMessagesPerTrigger",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in a micro-batch, of all streams; each gets an equal share, "
-        "as far as it has so many. By default all that are available.",
-    ),
-    Option(
-        "minMessagesPerTrigger",
-        positive,
-        NUMBER,
-        None,
-        "Begin no micro-batch before there are so many, or maxTriggerDelay is over. Not with "
-        "trigger(availableNow=True).",
-    ),
-    Option(
-        "maxTriggerDelay",
-        duration,
-        DURATION,
-        None,
-        "How long after the last micro-batch to wait for minMessagesPerTrigger. By default 15 "
-        "minutes.",
-    ),
+    *ADMISSION_OPTIONS,
     Option(
         "minPartitions",
         positive,

@@ -9,6 +9,7 @@ from typing import Any
 
 NUMBER = "a whole number of at least 1"
 DURATION = "a duration longer than 0 with a unit, such as '500ms', '30s' or '5 minutes'"
+SIZE = "a number of bytes of at least 1, such as '1048576', '500k', '100MB' or '10g'"
 BOOLEAN = "true or false"
 TIMESTAMP = (
     "a timestamp with time zone such as 2026-01-31T12:00:00Z, or milliseconds since 1970 (UTC)"
@@ -63,6 +64,14 @@ def not_negative(text: str) -> int:
     return value
 
 
+def size(text: str) -> int:
+    """At least 1 byte, in units of 1024: '1048576', '500k', '100MB', '10g'. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
+    if found is None:
+        raise ValueError
+    return positive(str(int(found[1]) << 10 * " kmgt".index(found[2] or " ")))
+
+
 def boolean(text: str) -> bool:
     """True or false. Raises ValueError."""
     value = text.strip().lower()
@@ -101,7 +110,7 @@ def position(text: str) -> str:
 
 
 def timestamp(text: str) -> str:
-    """A time with a time zone, or milliseconds since 1970, as Postgres reads it. Raises ValueError."""
+    """A time with a time zone, or milliseconds since 1970, for Postgres. Raises ValueError."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,15}", text):
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))).isoformat()
