@@ -30,7 +30,7 @@ as $$
                                   ack, nack, defer, extend, dead_letter, read_dead,
                                   start_waiting, still_publishing, stop_waiting, next_due, last_publication,
                                   outcome, listen_done,
-                                  read, start_offset, read_to, read_plan,
+                                  read, start_offset, end_offset, read_to, read_plan, offset_lag, size_between, open_streams,
                                   peek, peek_at, export_lines,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog,

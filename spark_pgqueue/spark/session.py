@@ -21,7 +21,7 @@ from spark_pgqueue.spark.application import Seat
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
-from spark_pgqueue.spark.partitions import Batch, Piece, Range, cut_into_pieces
+from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range, cut_into_pieces
 from spark_pgqueue.spark.reading import report_loss
 
 BACKLOG_SECONDS = 10
@@ -76,7 +76,7 @@ class Session:
         self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        self._wakeup = Wakeup(options.url, options.stream, self._parent)
+        self._wakeup = Wakeup(options.url, [options.stream], self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._lag, self._backlog_until = 0, None, 0.0
@@ -132,7 +132,7 @@ class Session:
             "lagSeconds": round(self._lag or 0.0, 3),
         }
 
-    def plan(self, start: Offset, end: Offset) -> list[Piece]:
+    def plan(self, start: Offset, end: Offset) -> list[ClaimedPiece]:
         """The partitions of the batch between two offsets."""
         # Replaying the first batch, Spark gives a start that was made anew and never stored.
         after = start.claim if start.reader == end.reader else 0

@@ -6,6 +6,11 @@ create or replace function pgqueue.open_stream(p_stream text) returns table (str
 language sql stable
 as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
+-- All streams, for who reads those of a pattern. Errors: none.
+create or replace function pgqueue.open_streams() returns table (stream text, stream_id int, kind text)
+language sql stable
+as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
+
 -- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
 returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text,
