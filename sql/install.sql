@@ -54,11 +54,15 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/receive.sql
 \ir functions/settle.sql
 \ir functions/dead.sql
+\ir functions/cancel.sql
 \ir functions/read.sql
 \ir functions/peeking.sql
 \ir functions/export.sql
 \ir functions/groups.sql
+\ir spark/quarantine.sql
 \ir spark/source.sql
+\ir spark/admission.sql
+\ir spark/checkpoint.sql
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql

@@ -125,6 +125,7 @@ begin
         execute 'drop sequence ' || pgqueue._room_of(p_consumer_id);
     end if;
     perform pgqueue._forget_runs(p_consumer_id);
+    delete from pgqueue.consumer_messages where consumer_id = p_consumer_id;
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;

@@ -82,7 +82,8 @@ begin
     return v_count;
 end $$;
 
--- Ends all claims of a consumer and deletes its runs. A reader's claims are kept, as ones that it lost and cannot have back.
+-- Ends all claims of a consumer and deletes its runs, but no gates: what was delivered lately counts on. A reader's claims are kept, as ones
+-- that it lost and cannot have back.
 -- Returns how many messages that were. Needs the consumer's lock. Locks the claims and runs, and waits for whoever has them.
 create or replace function pgqueue._forget_runs(p_consumer_id int) returns bigint
 language plpgsql
@@ -93,13 +94,13 @@ declare
 begin
     loop  -- claims without that lock may be under way, and leave claims and pieces of runs
         with gone as (
-            delete from pgqueue.consumer_messages where consumer_id = p_consumer_id returning message_count
+            delete from pgqueue.consumer_messages where consumer_id = p_consumer_id and message_count > 0 returning message_count
         )
         select coalesce(sum(message_count), 0) into v_gone from gone;
         v_count := v_count + v_gone;
         delete from pgqueue.claims where consumer_id = p_consumer_id and reader is null;
         update pgqueue.claims set live = false, remaining = 0, lanes = '{}' where consumer_id = p_consumer_id and (live or lanes <> '{}');
-        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
+        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id and message_count > 0);
     end loop;
     delete from pgqueue.pieces where consumer_id = p_consumer_id;
     return v_count;

@@ -164,5 +164,7 @@ begin
     alter table pgqueue.readers
         add column used_at timestamptz not null default clock_timestamp(),
         add column planned_by uuid,
-        add column planned_to bigint not null default 0;
+        add column planned_to bigint not null default 0,
+        add column begun int not null default 0,
+        add column begun_at timestamptz;
 end $$;

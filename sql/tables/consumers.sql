@@ -184,7 +184,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries, dropped; or what the worker said, by default rejected
+    reason        text,           -- max deliveries, expired, poison, dropped; or what the worker said, by default rejected
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),
