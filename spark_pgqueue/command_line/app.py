@@ -62,7 +62,8 @@ PANELS = {
     ],
     "Seeing it": ["stats", "top", "web", "metrics"],
     "The database": [
-        "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall", "demo",
+        "up", "down", "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall",
+        "demo",
     ],
 }  # fmt: skip
 
