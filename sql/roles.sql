@@ -26,7 +26,7 @@ as $$
                                   outcome, listen_done,
                                   _send_captured}'::text[] || pgqueue._capture_functions()),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
-                                  claim, receive,
+                                  claim, receive, receive_where, _jsonpath,
                                   ack, nack, defer, extend, dead_letter, read_dead,
                                   start_waiting, still_publishing, stop_waiting, next_due, last_publication,
                                   outcome, listen_done,

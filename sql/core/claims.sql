@@ -98,7 +98,8 @@ begin
     end loop;
 end $$;
 
--- Records a reader's claim, with the set that it has at first. Its lease is computed here, after all waiting.
+-- Records a claim, of a reader with the set that it has at first. Its lease is computed here, after all waiting.
+--   p_reader  null: a worker's
 create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
                                                p_visibility_timeout interval, p_reader uuid) returns void
 language plpgsql
@@ -110,7 +111,7 @@ declare
 begin
     select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
     into v_set
-    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
                                 owner, archive, reader, seqs, arrival_nos, lanes)
     values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count, p_count,

@@ -36,6 +36,7 @@ FUNCTIONS = {
     "consumer": {
         "peek", "peek_at", "export_lines",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
+        "receive_where", "_jsonpath",
         "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
         "stop_waiting",
         "next_due", "outcome", "listen_done",
