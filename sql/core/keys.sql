@@ -38,13 +38,13 @@ begin
     while o_count < p_want loop
         if p_consumer.ordering <> 'stream' then
             v_since := clock_timestamp();
-            v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null, p_held + o_count);
+            v_served := pgqueue._serve_ready(o_cursor.consumer_id, o_cursor.scan_from, p_claim_id, p_want - o_count, null, p_held + o_count);
             o_count := o_count + v_served.o_count;
             if o_count = 0 and not v_served.o_ended then
                 v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
-                    v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null, p_held);
+                    v_served := pgqueue._serve_ready(o_cursor.consumer_id, o_cursor.scan_from, p_claim_id, p_want, null, p_held);
                     o_count := v_served.o_count;
                 end if;
             end if;
@@ -79,10 +79,10 @@ begin
     o_count := 0;
     o_done := false;
     v_cursor := pgqueue._cursor(p_consumer.consumer_id);
-    if pgqueue._is_due(v_cursor) then
+    if pgqueue._is_due(v_cursor.consumer_id, v_cursor.due_from) then
         return;
     elsif (v_cursor.scan_from[1]).lane = 0 and pgqueue._is_soon(v_cursor.lease_probe) then
-        v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, null, 0);
+        v_served := pgqueue._serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
         o_count := v_served.o_count;
         o_ended := v_served.o_ended;
         o_done := o_count > 0 and (o_ended or 2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
