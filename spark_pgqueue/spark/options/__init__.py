@@ -1,0 +1,38 @@
+"""The options of the Spark source and sink: a table of each, and the checks.
+
+Spark passes options as strings under lower-cased names. Messages show them as they are documented,
+in camelCase, and never show the value of `url`, which may hold a password.
+"""
+
+from spark_pgqueue.spark.options.checking import Option
+from spark_pgqueue.spark.options.cursor import (
+    CURSOR_NAMES,
+    CURSOR_OPTIONS,
+    CursorOptions,
+    parse_cursor,
+)
+from spark_pgqueue.spark.options.sink import SINK_NAMES, SINK_OPTIONS, SinkOptions, parse_sink
+from spark_pgqueue.spark.options.source import (
+    SOURCE_NAMES,
+    SOURCE_OPTIONS,
+    SourceOptions,
+    parse_source,
+)
+from spark_pgqueue.spark.options.values import duration
+
+__all__ = [
+    "CURSOR_NAMES",
+    "CURSOR_OPTIONS",
+    "SINK_NAMES",
+    "SINK_OPTIONS",
+    "SOURCE_NAMES",
+    "SOURCE_OPTIONS",
+    "CursorOptions",
+    "Option",
+    "SinkOptions",
+    "SourceOptions",
+    "duration",
+    "parse_cursor",
+    "parse_sink",
+    "parse_source",
+]

@@ -1,0 +1,101 @@
+"""What an option is, and the checks that all of them have in common."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import conninfo
+from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
+from spark_pgqueue.spark.options.values import DURATION, duration
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: as documented, in camelCase.
+        parse: turns the given text into the value; raises ValueError when it cannot.
+        allowed: what may be given, in words.
+        default: the value when it is not given.
+        help: what it does.
+        required: whether it must be given.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    allowed: str
+    default: Any
+    help: str
+    required: bool = False
+
+
+URL = Option(
+    "url",
+    str,
+    "a libpq URI (postgresql://user@host:5432/dbname) or conninfo string (host=... dbname=...)",
+    None,
+    "The database. Without it, libpq's environment (PGHOST, PGSERVICE, ...), service files and "
+    "password file decide.",
+)
+
+RETRY_TIMEOUT = Option(
+    "retryTimeout",
+    duration,
+    DURATION,
+    timedelta(minutes=5),
+    "How long driver and executors go on trying to reach Postgres before the query fails.",
+)
+
+# What Spark itself puts among the options of a sink.
+_SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
+
+
+def parse(given: Mapping[str, str], table: tuple[Option, ...], side: str) -> dict[str, Any]:
+    known = {option.name.lower(): option for option in table}
+    for name in given:
+        if name.lower() not in known and not (
+            side == "sink" and name.lower() in _SPARK_SINK_OPTIONS
+        ):
+            raise _unknown(name, known, side)
+    lowered = {name.lower(): value for name, value in given.items()}
+    values = {_field(o.name): _value(o, lowered.get(o.name.lower())) for o in table}
+    conninfo(values["url"])
+    return values
+
+
+def _value(option: Option, text: str | None) -> Any:
+    if text is None:
+        if option.required:
+            raise PgQueueError(
+                f"option {option.name} is missing",
+                hint=f'add option("{option.name}", ...): {option.allowed}',
+            )
+        return option.default
+    try:
+        return option.parse(text)
+    except ValueError:
+        raise PgQueueError(
+            f"option {option.name} is {text!r}, and must be {option.allowed}",
+        ) from None
+
+
+def _unknown(name: str, known: dict[str, Option], side: str) -> PgQueueError:
+    names = ", ".join(option.name for option in known.values())
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {known[near[0]].name}?" if near else f"its options are: {names}"
+    if name.lower().startswith("kafka."):
+        hint = KAFKA
+    return PgQueueError(
+        f"the pgqueue {side} has no option {name}", hint=FOREIGN.get(name.lower(), hint)
+    )
+
+
+def _field(name: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()

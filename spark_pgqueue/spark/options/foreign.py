@@ -1,0 +1,38 @@
+"""Names that other connectors have for what is another option, or no option, here."""
+
+FOREIGN = {
+    "dsn": "use url: Spark hides its value in explain() and logs",
+    "uri": "use url",
+    "dbtable": "use stream",
+    "path": "use stream: load, save and start take no path here",
+    "user": "put the user into url, or set PGUSER",
+    "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
+    "numpartitions": "use minPartitions, when reading",
+    "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
+    # Kafka's
+    "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
+    "topic": "use stream",
+    "subscribe": "use stream for what is read, or streams, and consumer for who claims it",
+    "subscribepattern": "use streamPattern, without consumer",
+    "assign": "use stream or streams; minPartitions for how many tasks read",
+    "streams": "leave consumer out, when reading: a consumer is of one stream",
+    "streampattern": "leave consumer out, when reading: a consumer is of one stream",
+    "group": "leave it out: the checkpoint has the position, and the query's progress shows how "
+    "far it is behind. With consumer, Postgres knows it",
+    "kafka.group.id": "use consumer",
+    "groupidprefix": "use consumer",
+    "startingoffsets": "use startingPosition with createConsumer, when reading: "
+    "earliest, latest or a time; or leave consumer out",
+    "startingtimestamp": "use startingPosition with createConsumer, when reading, or leave "
+    "consumer out",
+    "startingoffsetsbytimestamp": "use startingPosition with createConsumer, when reading; or, "
+    "without consumer, startingTimestamp, or startingOffsets with a time for each stream",
+    "startingoffsetsbytimestampstrategy": "leave it out: there is always a place for a time",
+    "endingoffsets": "use trigger(availableNow=True): it reads what is there when it starts",
+    "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
+    "endingoffsetsbytimestamp": "use endingTimestamp, or endingOffsets with a time for each "
+    "stream, in a batch without consumer",
+    "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
+    "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
+}
+KAFKA = "leave it out: what Postgres needs to connect goes into url"

@@ -1,0 +1,80 @@
+"""The options of what writes a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.values import a_name, names, not_negative
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The sink's options, parsed. The fields are those of `SINK_OPTIONS`."""
+
+    url: str | None = field(repr=False)  # it may hold a password
+    stream: str
+    consumers: tuple[str, ...] | None
+    txn_app_id: str | None
+    txn_version: int | None
+    retry_timeout: timedelta
+
+
+def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Check and convert the options of `writeStream` (streaming) or `write`.
+
+    Raises:
+        PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
+    """
+    options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        raise PgQueueError(
+            "options txnAppId and txnVersion must be given together",
+            hint="txnAppId names the writing application, txnVersion numbers its writes",
+        )
+    if streaming and options.txn_app_id is not None:
+        raise PgQueueError(
+            "options txnAppId and txnVersion are for batch writes (df.write)",
+            hint="remove them: a stream write is exactly-once by its query id and batch id",
+        )
+    return options
+
+
+SINK_OPTIONS = (
+    URL,
+    Option("stream", a_name, "a stream's name", None, "The stream to write.", required=True),
+    Option(
+        "consumers",
+        names,
+        "names of consumers of the stream, with commas between them",
+        None,
+        "Publish to these consumers alone. By default to all.",
+    ),
+    Option(
+        "txnAppId",
+        a_name,
+        "a name",
+        None,
+        "Batch writes only: the writes of a txnAppId are published once by their txnVersion. One "
+        "with the last published version or a lower one writes nothing, and logs a warning.",
+    ),
+    Option("txnVersion", not_negative, "a whole number of at least 0", None, "See txnAppId."),
+    RETRY_TIMEOUT,
+)
+
+# What the user calls the arguments of SQL functions.
+SINK_NAMES = {
+    "p_stream": "option stream",
+    "p_consumers": "option consumers",
+    "p_sink": "option txnAppId",
+    "p_batch": "option txnVersion",
+    "p_priority": "column priority",
+    "p_deliver_at": "column deliver_at",
+    "p_key": "column key",
+    "p_headers": "column headers",
+    "p_data": "column data",
+    "p_dedup_key": "column dedup_key",
+}

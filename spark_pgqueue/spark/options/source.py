@@ -1,0 +1,176 @@
+"""The options of a query that reads a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.values import (
+    BOOLEAN,
+    DURATION,
+    NUMBER,
+    a_name,
+    boolean,
+    duration,
+    ordering,
+    position,
+    positive,
+)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The source's options, parsed. The fields are those of `SOURCE_OPTIONS`."""
+
+    url: str | None = field(repr=False)  # it may hold a password
+    stream: str
+    consumer: str
+    max_messages_per_trigger: int | None
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    visibility_timeout: timedelta | None
+    wait_time: timedelta
+    fail_on_data_loss: bool
+    include_headers: bool
+    create_consumer: bool
+    starting_position: str | None
+    ordering: str | None
+    share_consumer: bool
+    quarantine_after: int | None
+    retry_timeout: timedelta
+
+
+def parse_source(given: Mapping[str, str]) -> SourceOptions:
+    """Check and convert the options of `readStream`.
+
+    Raises:
+        PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
+    """
+    options = SourceOptions(**parse(given, SOURCE_OPTIONS, "source"))
+    if not options.create_consumer:
+        for name, value in (
+            ("startingPosition", options.starting_position),
+            ("ordering", options.ordering),
+        ):
+            if value is not None:
+                raise PgQueueError(
+                    f"option {name} has no effect without createConsumer",
+                    hint="it is fixed when the consumer is created: add "
+                    f'option("createConsumer", "true"), or remove {name}',
+                )
+    return options
+
+
+SOURCE_OPTIONS = (
+    URL,
+    Option("stream", a_name, "a stream's name", None, "The stream to read.", required=True),
+    Option(
+        "consumer",
+        a_name,
+        "a consumer's name",
+        None,
+        "The consumer whose messages the query claims and acknowledges.",
+        required=True,
+    ),
+    Option(
+        "maxMessagesPerTrigger",
+        positive,
+        NUMBER,
+        None,
+        "Claim at most so many messages in a micro-batch. By default all that are available.",
+    ),
+    Option(
+        "minPartitions",
+        positive,
+        NUMBER,
+        None,
+        "Read a micro-batch in at least so many partitions (but never more than messages). By "
+        "default by its size.",
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        positive,
+        NUMBER,
+        None,
+        "Read at most so many messages in one partition. With ordering by key the messages of one "
+        "key stay together even so.",
+    ),
+    Option(
+        "visibilityTimeout",
+        duration,
+        DURATION,
+        None,
+        "After how long without a sign of life other claimers may take over what the query has "
+        "claimed. Renewed every third of it. By default the consumer's.",
+    ),
+    Option(
+        "waitTime",
+        duration,
+        DURATION,
+        timedelta(seconds=1),
+        "How long to wait for messages before Spark is told that there are none.",
+    ),
+    Option(
+        "failOnDataLoss",
+        boolean,
+        BOOLEAN,
+        True,
+        "Fail when claimed messages were deleted before they could be read; false logs a warning.",
+    ),
+    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    Option(
+        "createConsumer",
+        boolean,
+        BOOLEAN,
+        False,
+        "Create the consumer when the query starts and there is none. The role needs the rights of "
+        "an admin for that.",
+    ),
+    Option(
+        "startingPosition",
+        position,
+        "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
+        None,
+        "Where a consumer made by createConsumer starts. By default latest.",
+    ),
+    Option(
+        "ordering",
+        ordering,
+        "none, key or stream",
+        None,
+        "The ordering of a consumer made by createConsumer. By default none.",
+    ),
+    Option(
+        "shareConsumer",
+        boolean,
+        BOOLEAN,
+        False,
+        "Whether other queries of the application may read the consumer too, if they say so as "
+        "well: each then gets a part of the messages.",
+    ),
+    Option(
+        "quarantineAfter",
+        positive,
+        NUMBER,
+        None,
+        "Cut a micro-batch into halves that was begun so many times and never finished, until the "
+        "message that stops the query is alone: then it is a dead letter. By default the query "
+        "fails for ever.",
+    ),
+    RETRY_TIMEOUT,
+)
+
+# What the user calls the arguments of SQL functions.
+SOURCE_NAMES = {
+    "p_stream": "option stream",
+    "p_consumer": "option consumer",
+    "p_name": "option consumer",
+    "p_start": "option startingPosition",
+    "p_ordering": "option ordering",
+    "p_visibility_timeout": "option visibilityTimeout",
+    "p_max": "option maxMessagesPerTrigger",
+    "p_quarantine_after": "option quarantineAfter",
+}

@@ -1,0 +1,168 @@
+"""What the values of options may be: a function for each kind, and how errors call it."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+NUMBER = "a whole number of at least 1"
+DURATION = "a duration longer than 0 with a unit, such as '500ms', '30s' or '5 minutes'"
+SIZE = "a number of bytes of at least 1, such as '1048576', '500k', '100MB' or '10g'"
+BOOLEAN = "true or false"
+TIMESTAMP = (
+    "a timestamp with time zone such as 2026-01-31T12:00:00Z, or milliseconds since 1970 (UTC)"
+)
+
+
+def duration(text: str) -> timedelta:
+    """A positive duration such as '30s', '500 ms', '5 minutes' or '1 hour 30 minutes'.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    text = re.sub(r"^interval\s+", "", text.strip().lower())
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)", text)
+    if not parts or re.sub(r"\d+(?:\.\d+)?\s*[a-zµ]+[\s,]*", "", text):
+        raise ValueError
+    try:
+        value = sum((float(n) * _UNITS[unit] for n, unit in parts), timedelta())
+    except (KeyError, OverflowError):
+        raise ValueError from None
+    if value <= timedelta():
+        raise ValueError
+    return value
+
+
+_UNITS = {
+    name: unit
+    for names, unit in (
+        ("ms msec millisecond milliseconds", timedelta(milliseconds=1)),
+        ("s sec secs second seconds", timedelta(seconds=1)),
+        ("m min mins minute minutes", timedelta(minutes=1)),
+        ("h hr hrs hour hours", timedelta(hours=1)),
+        ("d day days", timedelta(days=1)),
+    )
+    for name in names.split()
+}
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1. Raises ValueError."""
+    value = int(text)
+    if not 1 <= value < 2**63:
+        raise ValueError
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A whole number of at least 0. Raises ValueError."""
+    value = int(text)
+    if not 0 <= value < 2**63:
+        raise ValueError
+    return value
+
+
+def size(text: str) -> int:
+    """At least 1 byte, in units of 1024: '1048576', '500k', '100MB', '10g'. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
+    if found is None:
+        raise ValueError
+    return positive(str(int(found[1]) << 10 * " kmgt".index(found[2] or " ")))
+
+
+def boolean(text: str) -> bool:
+    """True or false. Raises ValueError."""
+    value = text.strip().lower()
+    if value not in ("true", "false"):
+        raise ValueError
+    return value == "true"
+
+
+def a_name(text: str) -> str:
+    """A name that is not empty. Raises ValueError."""
+    if not text.strip():
+        raise ValueError
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them. Raises ValueError."""
+    return tuple(a_name(name).strip() for name in text.split(","))
+
+
+def ordering(text: str) -> str:
+    """One of none, key and stream. Raises ValueError."""
+    if text.strip().lower() not in ("none", "key", "stream"):
+        raise ValueError
+    return text.strip().lower()
+
+
+def position(text: str) -> str:
+    """Earliest, latest, or a time with a time zone. Raises ValueError."""
+    position = text.strip()
+    if position.lower() in ("earliest", "latest"):
+        return position.lower()
+    if datetime.fromisoformat(position).tzinfo is None:
+        raise ValueError
+    return position
+
+
+def timestamp(text: str) -> str:
+    """A time with a time zone, or milliseconds since 1970, for Postgres. Raises ValueError."""
+    text = text.strip()
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))).isoformat()
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError
+    return text
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """A regular expression. Raises ValueError."""
+    try:
+        return re.compile(a_name(text))
+    except re.error:
+        raise ValueError from None
+
+
+def unlike_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, none of them twice. Raises ValueError."""
+    found = names(text)
+    if len(set(found)) < len(found):
+        raise ValueError
+    return found
+
+
+Place = str | dict[str, Any]
+"""A place in a stream: an offset of it; or earliest, latest, a time, or "seq" and a number."""
+
+
+def offsets(text: str) -> str | dict[str, Place]:
+    """Earliest or latest for all streams, or a place for each by its name. Raises ValueError.
+
+    An offset of a query, as its progress shows it, and one of a stream, as `read_to` returns it,
+    are such places too.
+    """
+    if text.strip().lower() in ("earliest", "latest"):
+        return text.strip().lower()
+    given = json.loads(text)
+    if not isinstance(given, dict) or not given:
+        raise ValueError
+    if isinstance(given.get("stream"), str) and isinstance(given.get("incarnation"), str):
+        return {given["stream"]: _place(given)}
+    streams = given.get("streams")
+    if isinstance(streams, dict) and all(isinstance(each, dict) for each in streams.values()):
+        given = streams
+    return {name: _place(each) for name, each in given.items()}
+
+
+def _place(given: Any) -> Place:
+    if isinstance(given, str):
+        if re.fullmatch("seq +[0-9]{1,18}", given):
+            return given
+        return given if given in ("earliest", "latest") else timestamp(given)
+    if not isinstance(given, dict) or not isinstance(given.get("incarnation"), str):
+        raise ValueError
+    return {name: value for name, value in given.items() if name not in ("stream", "from")}
