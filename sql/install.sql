@@ -61,6 +61,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/groups.sql
 \ir spark/quarantine.sql
 \ir spark/source.sql
+\ir spark/admission.sql
+\ir spark/checkpoint.sql
 \ir spark/sink.sql
 \ir views/backlog.sql
 \ir views/views.sql

@@ -401,6 +401,13 @@ CASES: list[Case] = [
     ("reader_claim({new}, {consumer}, 7, 9)", "PQ005", ["claim 7", "another database"]),
     ("reader_claim({reader}, {other}, 0, 0)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
     ("reader_claim({reader}, {consumer}, 900000000000000000, 9)", "PQ005", ["claim 900000000000000000", "ahead"]),
+    ("reader_claim({new}, {consumer}, 0, 0, p_max_bytes => 0)", "PQ003", ["p_max_bytes", "at least 1, not 0"]),
+    ("reader_ack(null, {consumer}, 0)", "PQ003", ["p_reader", "not null"]),
+    ("reader_ack({reader}, null, 0)", "PQ002", ["consumer", "dropped"]),
+    ("reader_ack({reader}, {consumer}, null)", "PQ003", ["p_start_claim", "not null"]),
+    ("reader_ack({new}, {consumer}, 7)", "PQ005", ["claim 7", "another database"]),
+    ("reader_ack({reader}, {other}, 1)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
+    ("reader_ack({reader}, {consumer}, 900000000000000000)", "PQ005", ["claim 900000000000000000", "ahead"]),
     ("reader_resume(null, {consumer}, 0, 0)", "PQ003", ["p_reader", "not null"]),
     ("reader_resume({reader}, null, 0, 0)", "PQ002", ["consumer", "dropped"]),
     ("reader_resume({reader}, {consumer}, null, 0)", "PQ003", ["p_start_claim", "not null"]),
@@ -494,6 +501,7 @@ READ_COMMITTED_ONLY = [
     "replay('t', 'c', 'earliest')",
     "reader_claim({reader}, {consumer}, 0, 0)",
     "reader_resume({reader}, {consumer}, 0, 0)",
+    "reader_ack({reader}, {consumer}, 0)",
 ]
 
 
@@ -639,6 +647,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "open_streams": "has no arguments",
         "reader_backlog": "0 for an unknown consumer",
         "reader_lag": "null for an unknown consumer",
+        "reader_available": "0 for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
         "is_suspected": "false for an unknown claim",
         "reader_extend": "0 for an unknown reader",
