@@ -35,6 +35,7 @@ comment on function pgqueue.claim       is 'Claims messages for a consumer, with
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
 comment on function pgqueue.receive_where is 'Claims and reads messages that pass a condition, and leaves the others as they are.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
+comment on function pgqueue.is_suspected is 'Whether a claim holds messages that may kill their worker.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';

@@ -27,7 +27,7 @@ as $$
                                   _send_captured}'::text[] || pgqueue._capture_functions()),
            ('pgqueue_consumer', '{schema_version, open_stream, open_consumer, _check_timeout,
                                   claim, receive, receive_where, _jsonpath,
-                                  ack, nack, defer, extend, dead_letter, read_dead,
+                                  ack, nack, defer, extend, is_suspected, dead_letter, read_dead,
                                   start_waiting, still_publishing, stop_waiting, next_due, last_publication,
                                   outcome, listen_done,
                                   read, start_offset, end_offset, read_to, read_plan, offset_lag, size_between, open_streams,

@@ -56,12 +56,15 @@ begin
 end $$;
 
 -- Releases an expired claim. Returns the cursor. Needs the claim's lock and the consumer's.
+-- A message that was alone in it is noted as one that may kill its worker, see is_suspected.
 create or replace function pgqueue._release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null, '{"error": "the visibility timeout passed"}');
+    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null,
+        jsonb_build_object('error', 'the visibility timeout passed')
+            || case when p_claim.remaining = 1 and p_claim.reader is null then '{"at_most": 1}' else '{}' end::jsonb);
     -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
     update pgqueue.claims set live = false, settled = p_claim.settled where claim_id = p_claim.claim_id;
     return p_cursor;

@@ -57,6 +57,16 @@ begin
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
 end $$;
 
+-- Whether a claim holds messages that may kill their worker: the claims that had them before failed, or their leases ended. For who has several claims in
+-- hand: as long as it works on such a one it should have no other, or else they look as if they had killed it, too. False for a claim that is not live.
+-- Locks nothing.
+create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and note ? 'at_most');
+end $$;
+
 -- Returns messages of a claim: what nack and defer have in common.
 --   p_set, p_how, p_delay, p_note  as in _return
 -- Returns how many messages left the claim. Locks: the claim, then the consumer.

@@ -657,6 +657,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_lag": "null for an unknown consumer",
         "reader_available": "0 for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
+        "is_suspected": "false for an unknown claim",
         "reader_extend": "0 for an unknown reader",
         "reader_lost": "0 for an unknown reader",
         "reader_others": "0 for an unknown reader",

@@ -37,7 +37,7 @@ FUNCTIONS = {
         "peek", "peek_at", "export_lines",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "receive_where", "_jsonpath",
-        "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
+        "defer", "extend", "dead_letter", "is_suspected", "read_dead", "start_waiting", "still_publishing",
         "stop_waiting",
         "next_due", "outcome", "listen_done",
         "last_publication", "read", "start_offset", "end_offset", "read_to", "read_plan",
