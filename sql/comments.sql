@@ -38,6 +38,7 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
 comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
+comment on function pgqueue.cancel      is 'Takes messages from a consumer that has not finished them.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
 comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
@@ -80,6 +81,8 @@ comment on function pgqueue.reader_lost      is 'How many messages of a micro-ba
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
 comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
+comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';

@@ -142,15 +142,35 @@ class Session:
             raise _asynchronous()
         self._planned = end
         self._lease.hold(end.reader)
-        planned, taken_over, gone = self._statements.row(
-            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
-            [end.reader, self._consumer.consumer_id, after, end.claim, self._process],
+        planned, taken_over, gone, returned, poison = self._statements.row(
+            "select planned, taken_over, gone, returned, poison "
+            "from pgqueue.reader_resume(%s, %s, %s, %s, %s, %s)",
+            [
+                end.reader,
+                self._consumer.consumer_id,
+                after,
+                end.claim,
+                self._process,
+                self._options.quarantine_after,
+            ],
         )
         if taken_over:
             warn(
                 "%s messages of this batch of consumer %s were taken over by another claimer after "
                 "their lease ended, and are delivered there; %s are left",
                 *(taken_over, self._options.consumer, planned),
+            )
+        if returned:
+            warn(
+                "this batch of consumer %s was begun too often and never finished: %s of its "
+                "messages come later, %s are left",
+                *(self._options.consumer, returned, planned),
+            )
+        if poison:
+            warn(
+                "a message of consumer %s stopped the query each time, at last alone: it is a dead "
+                "letter now, with the reason poison",
+                self._options.consumer,
             )
         if gone:
             report_loss(gone, self._options.stream, self._options.fail_on_data_loss)

@@ -91,3 +91,13 @@ as $$
         from pgqueue._unclaimed(c.consumer_id)) u
     where c.consumer_id = p_consumer_id
 $$;
+
+-- How many messages a consumer could claim now, about: what waits for its key counts, what is delayed does not, and where very many
+-- publications are new it is an estimate. For queries that wait for a number of messages. Locks nothing.
+create or replace function pgqueue.reader_available(p_consumer_id int) returns bigint
+language sql stable
+as $$
+    select coalesce(pgqueue._new_messages(p_consumer_id, pgqueue._limit_counted())
+                    + (select coalesce(sum(message_count), 0) from pgqueue._unclaimed(p_consumer_id)
+                       where (not_visible_until > clock_timestamp()) is not true), 0)::bigint
+$$;
