@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -21,6 +21,17 @@ class Range(NamedTuple):
     hi: int
     priority: int
     deliver_count: int
+
+
+class Run(NamedTuple):
+    """Messages lo <= seq < hi, of which the same is known: row `no` of what is known of ranges."""
+
+    lo: int
+    hi: int
+    no: int
+
+
+R = TypeVar("R", Range, Run)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,9 @@ def cut_into_pieces(
     all messages of a key are in one partition, in order. With ordering by stream there is one.
     """
     total = sum(each.hi - each.lo for each in ranges)
-    count = 1 if consumer.ordering == "stream" else _piece_count(total, options)
+    count = 1
+    if consumer.ordering != "stream":
+        count = piece_count(total, options.min_partitions, options.max_records_per_partition)
 
     def piece(index: int, ranges: list[Range], buckets: int) -> Piece:
         return Piece(
@@ -85,10 +98,10 @@ def cut_into_pieces(
     return [piece(index, share, 1) for index, share in enumerate(shares)]
 
 
-def split(ranges: list[Range], count: int) -> list[list[Range]]:
+def split(ranges: list[R], count: int) -> list[list[R]]:
     """Cut a sequence of ranges into `count` sequences that differ by one message at most."""
     total = sum(each.hi - each.lo for each in ranges)
-    shares: list[list[Range]] = [[] for _ in range(count)]
+    shares: list[list[R]] = [[] for _ in range(count)]
     share, done = 0, 0
     for each in ranges:
         lo = each.lo
@@ -102,9 +115,16 @@ def split(ranges: list[Range], count: int) -> list[list[Range]]:
     return shares
 
 
-def _piece_count(total: int, options: SourceOptions) -> int:
-    most = options.max_records_per_partition or total or 1
-    least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
+def piece_count(total: int, least: int | None, most: int | None) -> int:
+    """How many partitions so many messages are read in.
+
+    Args:
+        total: messages.
+        least: what minPartitions says.
+        most: what maxRecordsPerPartition says.
+    """
+    most = most or total or 1
+    least = least or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, max(least, -(-total // most))))
 
 
