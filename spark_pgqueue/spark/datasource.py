@@ -8,15 +8,24 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import check_source_schema, source_schema
 from spark_pgqueue.spark.consumer import find_stream
-from spark_pgqueue.spark.options import parse_sink, parse_source
+from spark_pgqueue.spark.looking import PgQueueTableReader, table_reader
+from spark_pgqueue.spark.options import (
+    as_pending,
+    names_table,
+    parse_sink,
+    parse_source,
+    parse_table,
+)
 from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
+from spark_pgqueue.spark.tables import find_for, table_schema
 
 
 class PgQueueDataSource(DataSource):
-    """Reads a consumer with `readStream`, writes a stream with `writeStream` and `write`.
+    """Reads a consumer with `readStream`, tables of a queue with `read`; writes a stream.
 
     Options: see `spark_pgqueue.spark.options`.
     """
@@ -30,26 +39,38 @@ class PgQueueDataSource(DataSource):
         return "pgqueue"
 
     def schema(self) -> StructType:
-        """The source's columns: `data` is binary for a stream of that kind, else string.
+        """The source's columns, or a table's: `data` is binary for a stream of that kind.
 
         Raises:
             PgQueueError: an option is wrong, the stream or the consumer does not exist, or Postgres
                 cannot be reached.
         """
+        if names_table(self._given):
+            table = parse_table(self._given)
+            stream = find_for(table)
+            return table_schema(table, stream.kind if stream else None)
         options = parse_source(self._given)
         return source_schema(find_stream(options).kind, options.include_headers)
 
-    def reader(self, schema: StructType):
-        """Not there: a consumer's messages are claimed by a query, one micro-batch after another.
+    def reader(self, schema: StructType) -> PgQueueTableReader:
+        """The reader of a table: of what a consumer has pending, where none is named.
 
         Raises:
-            PgQueueError: always.
+            PgQueueError: an option is wrong, the stream or the consumer does not exist, or the user
+                specified another schema than the table's.
         """
-        raise PgQueueError(
-            "pgqueue cannot be read with spark.read",
-            hint="use spark.readStream with trigger(availableNow=True) to read what is there and "
-            "stop, or the view pgqueue.message_states to look at messages without claiming them",
+        if names_table(self._given):
+            return table_reader(parse_table(self._given), schema)
+        options = parse_source(self._given)
+        # Spark asks for the columns before it says which of read and readStream it is for.
+        columns = source_schema("text", options.include_headers).names
+        pending = table_reader(as_pending(self._given, columns), schema)
+        warn(
+            "spark.read of consumer %s looks at what it has pending, and claims nothing: "
+            'option("table", "pending") says so, and tells more; readStream claims',
+            options.consumer,
         )
+        return pending
 
     def streamReader(self, schema: StructType) -> PgQueueStreamReader:
         """The reader of a consumer.

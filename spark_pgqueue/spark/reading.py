@@ -6,7 +6,8 @@ every micro-batch, which import this package and need no Arrow; it would take 10
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -54,32 +55,26 @@ def read_piece(
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
     target = to_arrow_schema(schema, timezone="UTC")
-    ranges, rows, failures = piece.ranges, 0, 0
+    ranges, rows, last = piece.ranges, 0, None
 
     def check_lease() -> None:
         with_backoff(lambda: _check_lease(url, piece), url, patience)
 
-    check_lease()  # a task that failed for it fails again, before it reads anything
-    while ranges:
-        last = None
-        try:
-            with kept_connection(url, patience) as conn, conn.cursor() as cursor:
-                if piece.index == 0:
-                    _check_query(cursor, piece, query_id)
-                for batch in _select(cursor, piece, ranges, target):
-                    last, failures, rows = batch["seq"][-1].as_py(), 0, rows + batch.num_rows
-                    yield batch
-            break
-        except Exception as error:
-            failures += 1
-            # What breaks in the middle of a COPY is an OSError without a code.
-            passing = isinstance(error, OSError) or is_passing(error)
-            final = isinstance(error, PgQueueError)  # also a connection that took too long
-            if final or not passing or failures > FAILURES_IN_A_ROW:
-                raise_clear(error, url)
-            warn("reading stream %s broke off and goes on: %s", piece.stream, error)
+    def rest() -> Generator[pa.RecordBatch]:
+        nonlocal ranges, rows, last
         if last is not None:
-            ranges = after(ranges, last)
+            ranges, last = after(ranges, last), None
+        if not ranges:
+            return
+        with kept_connection(url, patience) as conn, conn.cursor() as cursor:
+            if piece.index == 0:
+                _check_query(cursor, piece, query_id)
+            for batch in _select(cursor, piece, ranges, target):
+                last, rows = batch["seq"][-1].as_py(), rows + batch.num_rows
+                yield batch
+
+    check_lease()  # a task that failed for it fails again, before it reads anything
+    yield from going_on(rest, url, f"stream {piece.stream}")
     if piece.buckets > 1 and piece.index == 0:
         # The first of them counts for all: it alone cannot tell from its share what is missing.
         rows = with_backoff(lambda: _count(url, piece), url, patience)
@@ -88,6 +83,37 @@ def read_piece(
         if missing > 0:
             report_loss(missing, piece.stream, options.fail_on_data_loss)
     check_lease()
+
+
+def going_on(
+    rest: Callable[[], Generator[pa.RecordBatch]], url: str | None, what: str
+) -> Iterator[pa.RecordBatch]:
+    """Batches, also after a connection broke.
+
+    Args:
+        rest: reads, with a connection of its own, what was not read by the calls before.
+        url: the database.
+        what: is read, for the log.
+
+    Raises:
+        PgQueueError: a known error, or a connection that cannot be made or breaks time and again.
+    """
+    failures = 0
+    while True:
+        try:
+            with closing(rest()) as batches:
+                for batch in batches:
+                    failures = 0
+                    yield batch
+            return
+        except Exception as error:
+            failures += 1
+            # What breaks in the middle of a COPY is an OSError without a code.
+            passing = isinstance(error, OSError) or is_passing(error)
+            final = isinstance(error, PgQueueError)  # also a connection that took too long
+            if final or not passing or failures > FAILURES_IN_A_ROW:
+                raise_clear(error, url)
+            warn("reading %s broke off and goes on: %s", what, error)
 
 
 def _check_lease(url: str | None, piece: Piece) -> None:
@@ -238,12 +264,18 @@ def unnest_sql(ranges: Sequence[tuple[int, ...]], **more: str) -> str:
 
 def _count(url: str | None, piece: Piece) -> int:
     """How many messages of the ranges there are, whatever their keys."""
-    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.batch, ())
-    count = 0
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
-        for some in slices(piece.ranges):
-            cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
-            count += cursor.fetchall()[0][0]
+        return count_messages(cursor, piece.stream_id, piece.ranges)
+
+
+def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ...]) -> int:
+    """How many messages of ranges there are."""
+    count = 0
+    prepare(cursor)
+    for some in slices(ranges):
+        source = ranges_sql(stream_id, [each[:2] for each in some])
+        cursor.execute(f"select count(*) as n from {source}")
+        count += cursor.fetchall()[0][0]
     return count
 
 
