@@ -9,12 +9,20 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.columns import check_source_schema, source_schema
+from spark_pgqueue.spark.columns import (
+    check_cursor_schema,
+    check_source_schema,
+    cursor_schema,
+    source_schema,
+)
 from spark_pgqueue.spark.consumer import find_stream
+from spark_pgqueue.spark.cursor import PgQueueCursorBatchReader, PgQueueCursorReader
+from spark_pgqueue.spark.cursor_streams import find_streams, kind_of
 from spark_pgqueue.spark.looking import PgQueueTableReader, table_reader
 from spark_pgqueue.spark.options import (
     as_pending,
     names_table,
+    parse_cursor,
     parse_sink,
     parse_source,
     parse_table,
@@ -25,7 +33,8 @@ from spark_pgqueue.spark.tables import find_for, table_schema
 
 
 class PgQueueDataSource(DataSource):
-    """Reads a consumer with `readStream`, tables of a queue with `read`; writes a stream.
+    """Reads a consumer with `readStream`, streams without one with `readStream` and `read`, and
+    tables of a queue with `read`; writes a stream with `writeStream` and `write`.
 
     Options: see `spark_pgqueue.spark.options`.
     """
@@ -38,6 +47,10 @@ class PgQueueDataSource(DataSource):
         """The format's name."""
         return "pgqueue"
 
+    @property
+    def _has_consumer(self) -> bool:
+        return any(name.lower() == "consumer" for name in self._given)
+
     def schema(self) -> StructType:
         """The source's columns, or a table's: `data` is binary for a stream of that kind.
 
@@ -49,18 +62,26 @@ class PgQueueDataSource(DataSource):
             table = parse_table(self._given)
             stream = find_for(table)
             return table_schema(table, stream.kind if stream else None)
+        if not self._has_consumer:
+            cursor = parse_cursor(self._given)
+            kind = kind_of(find_streams(cursor))
+            return cursor_schema(kind, cursor.include_headers, cursor.has_several)
         options = parse_source(self._given)
         return source_schema(find_stream(options).kind, options.include_headers)
 
-    def reader(self, schema: StructType) -> PgQueueTableReader:
-        """The reader of a table: of what a consumer has pending, where none is named.
+    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueCursorBatchReader:
+        """The reader of a table, of what a consumer has pending, or of a range of streams.
 
         Raises:
             PgQueueError: an option is wrong, the stream or the consumer does not exist, or the user
-                specified another schema than the table's.
+                specified another schema.
         """
         if names_table(self._given):
             return table_reader(parse_table(self._given), schema)
+        if not self._has_consumer:
+            cursor = parse_cursor(self._given, streaming=False)
+            check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
+            return PgQueueCursorBatchReader(cursor, schema)
         options = parse_source(self._given)
         # Spark asks for the columns before it says which of read and readStream it is for.
         columns = source_schema("text", options.include_headers).names
@@ -72,12 +93,16 @@ class PgQueueDataSource(DataSource):
         )
         return pending
 
-    def streamReader(self, schema: StructType) -> PgQueueStreamReader:
-        """The reader of a consumer.
+    def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueCursorReader:
+        """The reader of a consumer, or of streams without one.
 
         Raises:
             PgQueueError: the user specified another schema than the source's.
         """
+        if not self._has_consumer:
+            cursor = parse_cursor(self._given, streaming=True)
+            check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
+            return PgQueueCursorReader(cursor, schema)
         options = parse_source(self._given)
         check_source_schema(schema, options.include_headers)
         return PgQueueStreamReader(options, schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -19,7 +19,7 @@ from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueE
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import Piece, Range, after
+from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,9 +38,9 @@ FAILURES_IN_A_ROW = 5
 
 
 def read_piece(
-    options: SourceOptions, piece: Piece, schema: StructType, query_id: str | None
+    options: SourceOptions, piece: ClaimedPiece, schema: StructType, query_id: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition, in order; goes on where it was when the connection breaks.
+    """The messages of a partition that a reader has claimed, in order.
 
     Args:
         options: the source's.
@@ -54,11 +54,50 @@ def read_piece(
             too long.
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
-    target = to_arrow_schema(schema, timezone="UTC")
-    ranges, rows, last = piece.ranges, 0, None
 
     def check_lease() -> None:
         with_backoff(lambda: _check_lease(url, piece), url, patience)
+
+    def check_query(cursor: dbapi.Cursor) -> None:
+        if piece.index == 0:
+            _check_query(cursor, piece, query_id)
+
+    check_lease()  # a task that failed for it fails again, before it reads anything
+    rows = yield from read_rows(url, patience, piece, schema, prepare=check_query)
+    if piece.buckets > 1 and piece.index == 0:
+        # The first of them counts for all: it alone cannot tell from its share what is missing.
+        rows = with_backoff(lambda: _count(url, piece), url, patience)
+    if piece.buckets == 1 or piece.index == 0:
+        check_complete(piece, rows, options.fail_on_data_loss)
+    check_lease()
+
+
+def read_rows(
+    url: str | None,
+    patience: float,
+    piece: Piece,
+    schema: StructType,
+    constant: dict[str, Any] | None = None,
+    prepare: Callable[[dbapi.Cursor], None] | None = None,
+) -> Generator[pa.RecordBatch, None, int]:
+    """The messages of a piece, in order; goes on where it was when the connection breaks.
+
+    Args:
+        url: the database.
+        patience: seconds to go on trying to connect for.
+        piece: what to read.
+        schema: the columns to return.
+        constant: columns that are the same in every row, and no message's.
+        prepare: called with each connection before it reads.
+
+    Returns:
+        how many there were.
+
+    Raises:
+        PgQueueError: Postgres stayed away too long.
+    """
+    target = to_arrow_schema(schema, timezone="UTC")
+    ranges, rows, last = piece.ranges, 0, None
 
     def rest() -> Generator[pa.RecordBatch]:
         nonlocal ranges, rows, last
@@ -67,22 +106,14 @@ def read_piece(
         if not ranges:
             return
         with kept_connection(url, patience) as conn, conn.cursor() as cursor:
-            if piece.index == 0:
-                _check_query(cursor, piece, query_id)
-            for batch in _select(cursor, piece, ranges, target):
+            if prepare is not None:
+                prepare(cursor)
+            for batch in _select(cursor, piece, ranges, target, constant or {}):
                 last, rows = batch["seq"][-1].as_py(), rows + batch.num_rows
                 yield batch
 
-    check_lease()  # a task that failed for it fails again, before it reads anything
     yield from going_on(rest, url, f"stream {piece.stream}")
-    if piece.buckets > 1 and piece.index == 0:
-        # The first of them counts for all: it alone cannot tell from its share what is missing.
-        rows = with_backoff(lambda: _count(url, piece), url, patience)
-    if piece.buckets == 1 or piece.index == 0:
-        missing = sum(each.hi - each.lo for each in piece.ranges) - rows
-        if missing > 0:
-            report_loss(missing, piece.stream, options.fail_on_data_loss)
-    check_lease()
+    return rows
 
 
 def going_on(
@@ -116,7 +147,7 @@ def going_on(
             warn("reading %s broke off and goes on: %s", what, error)
 
 
-def _check_lease(url: str | None, piece: Piece) -> None:
+def _check_lease(url: str | None, piece: ClaimedPiece) -> None:
     """Fail when the reader has lost messages since the batch was planned."""
     batch = piece.batch
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
@@ -134,8 +165,18 @@ def _check_lease(url: str | None, piece: Piece) -> None:
         )
 
 
+def check_complete(piece: Piece, rows: int, fail: bool) -> None:
+    """Fail, or warn, when a piece had fewer rows than messages.
+
+    Raises:
+        PgQueueError: PQ010, if `fail`.
+    """
+    if rows < piece.messages:
+        report_loss(piece.messages - rows, piece.stream, fail)
+
+
 def report_loss(count: int, stream: str, fail: bool) -> None:
-    """Fail, or warn, because messages that were claimed do not exist any more.
+    """Fail, or warn, because messages that were to be read do not exist any more.
 
     Raises:
         PgQueueError: PQ010, if `fail`.
@@ -150,7 +191,7 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
     warn("%s", message)
 
 
-def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> None:
+def _check_query(cursor: dbapi.Cursor, piece: ClaimedPiece, query_id: str | None) -> None:
     if query_id is not None:
         call(
             cursor,
@@ -161,12 +202,16 @@ def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> No
 
 
 def _select(
-    cursor: dbapi.Cursor, piece: Piece, ranges: tuple[Range, ...], target: pa.Schema
+    cursor: dbapi.Cursor,
+    piece: Piece,
+    ranges: tuple[Range, ...],
+    target: pa.Schema,
+    given: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
-    prepare(cursor)
+    set_up(cursor)
     for some in slices(ranges):
         # Nearly always all messages have the same, and COPY need not repeat it in every row.
-        constant = {
+        constant = given | {
             name: values.pop()
             for name in ("priority", "deliver_count")
             if len(values := {getattr(each, name) for each in some}) == 1
@@ -178,7 +223,7 @@ def _select(
                 yield _as_spark(batch, constant, target)
 
 
-def prepare(cursor: dbapi.Cursor) -> None:
+def set_up(cursor: dbapi.Cursor) -> None:
     """Set the transaction up for statements with `ranges_sql`."""
     # Only one plan is right, whatever the statistics say: for each range in order, the index.
     # Settings local to the transaction, because a transaction pooler keeps no others.
@@ -271,7 +316,7 @@ def _count(url: str | None, piece: Piece) -> int:
 def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ...]) -> int:
     """How many messages of ranges there are."""
     count = 0
-    prepare(cursor)
+    set_up(cursor)
     for some in slices(ranges):
         source = ranges_sql(stream_id, [each[:2] for each in some])
         cursor.execute(f"select count(*) as n from {source}")
@@ -279,7 +324,7 @@ def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ..
     return count
 
 
-def _as_spark(batch: pa.RecordBatch, constant: dict[str, int], target: pa.Schema) -> pa.RecordBatch:
+def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
     """The columns that Spark expects, of exactly its types; copies nothing that COPY returned."""
     import pyarrow as pa
 

@@ -28,9 +28,9 @@ from spark_pgqueue.spark.reading import (
     expression,
     going_on,
     headers_map,
-    prepare,
     ranges_sql,
     report_loss,
+    set_up,
     slices,
     unnest_sql,
 )
@@ -121,7 +121,7 @@ def _plan(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
     known = _known(cursor, scan, None)
     runs = _runs(known)
     total = sum(each.hi - each.lo for each in runs)
-    count = piece_count(total, options.min_partitions, options.max_records_per_partition)
+    count = piece_count(total, options)
     return [_part(share, known) for share in (split(runs, count) if total else [])]
 
 
@@ -190,7 +190,7 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
         left = _behind(left, *last) if seen else left
         patience = options.retry_timeout.total_seconds()
         with kept_connection(options.url, patience) as conn, conn.cursor() as cursor:
-            prepare(cursor)
+            set_up(cursor)
             for some in slices(left):
                 only = some[0].no if len(some) == 1 else None
                 cursor.execute(_select_sql(scan, stream, some))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +15,12 @@ from spark_pgqueue.spark.datasource import PgQueueDataSource
 class Look:
     """A table, planned: what is read of it is of the queue as it was then."""
 
-    def __init__(self, url: str, filters: Iterable[Filter] | None = None, **options: Any):
+    def __init__(self, url: str, *filters: Filter, **options: Any):
         given = {name.lower(): str(value) for name, value in {"url": url, **options}.items()}
         source = PgQueueDataSource(given)
         self.schema = source.schema()
         reader = source.reader(self.schema)
-        self.left = [] if filters is None else list(reader.pushFilters(list(filters)))
+        self.left = list(reader.pushFilters(list(filters))) if filters else []
         self.parts = reader.partitions()
         self._reader = cloudpickle.loads(cloudpickle.dumps(reader))
 
@@ -42,8 +41,8 @@ class Look:
         return rows
 
 
-def look(url: str, table: str, stream: str | None = "s", **options: Any) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    if stream is not None:
-        options["stream"] = stream
-    return Look(url, table=table, **options).rows()
+def look(url: str, table: str, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a table; unless it says otherwise, of the stream s."""
+    options = {"stream": "s", **options}
+    given = {name: value for name, value in options.items() if value is not None}
+    return Look(url, table=table, **given).rows()

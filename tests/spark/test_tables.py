@@ -106,11 +106,11 @@ def check_tables(conn: Conn, url: str, used: owing.Known, more: dict[str, int]) 
     publications = "select * from pgqueue.scan_publications('s', 1, 1000)"
     assert same(look(url, "publications", **more), asked(conn, publications))
     stats = "select * from pgqueue.consumer_stats"
-    assert same(look(url, "stats", None), asked(conn, stats))
+    assert same(look(url, "stats", stream=None), asked(conn, stats))
     assert same(
-        look(url, "stats", "s", consumer="key"), [asked(conn, stats + " where consumer = 'key'")[0]]
+        look(url, "stats", consumer="key"), [asked(conn, stats + " where consumer = 'key'")[0]]
     )
-    assert look(url, "stats", "j") == []
+    assert look(url, "stats", stream="j") == []
 
 
 def test_partitions_are_as_many_and_as_large_as_options_say(
@@ -223,7 +223,7 @@ def test_what_was_deleted_is_missed_where_it_was_promised(
     assert look(url, "dead", consumer="keeper") == [dead | held]
     after = look(url, "archived", consumer="keeper")
     assert same(after, [row | held if row["seq"] <= 3 else row for row in before])
-    key = [spark_filters.EqualTo(("key",), "k")]
+    key = spark_filters.EqualTo(("key",), "k")
     filtered = Look(url, key, table="messages", stream="s", pushdown="true", failOnDataLoss="false")
     assert {row["key"] for row in filtered.rows()} == {"k"}
 
@@ -302,11 +302,11 @@ def test_filters_that_are_pushed_keep_the_rows_that_spark_would(conn: Conn, filt
         (s.EqualTo(("deliver_count",), 1), lambda row: row["deliver_count"] == 1),
     ]  # fmt: skip
     for given, holds in pushed:
-        found = Look(filtered, [given], table="dead", stream="s", pushdown="true")
+        found = Look(filtered, given, table="dead", stream="s", pushdown="true")
         assert found.left == [], given
         same(found.rows(), [row for row in whole if holds(row)])
     both = [pushed[0][0], s.GreaterThan(("seq",), 0), s.In(("seq",), (1, 2))]
-    found = Look(filtered, both, table="dead", stream="s", pushdown="true")
+    found = Look(filtered, *both, table="dead", stream="s", pushdown="true")
     assert [row["key"] for row in found.rows()] == [""]
     for given in (
         s.EqualTo(("key",), "nul\0"),
@@ -323,7 +323,7 @@ def test_filters_that_are_pushed_keep_the_rows_that_spark_would(conn: Conn, filt
         s.GreaterThan(("died_at",), times[3]),
         s.StringContains(("key",), "k"),
     ):
-        found = Look(filtered, [given], table="dead", stream="s", pushdown="true")
+        found = Look(filtered, given, table="dead", stream="s", pushdown="true")
         assert found.left == [given]
         assert len(found.rows()) == len(whole)
 
@@ -333,17 +333,17 @@ def test_filters_of_other_tables(conn: Conn, filtered: str) -> None:
     options = {"stream": "s", "pushdown": "true"}
     found = Look(
         filtered,
-        [s.EqualTo(("state",), "claimed"), s.GreaterThan(("seq",), 1)],
+        s.EqualTo(("state",), "claimed"), s.GreaterThan(("seq",), 1),
         table="pending", consumer="o'c", columns="seq", **options,
     )  # fmt: skip
     assert [row["seq"] for row in found.rows()] == [2, 3]
-    found = Look(filtered, [s.EqualTo(("consumer",), "o'c")], table="claimed", **options)
+    found = Look(filtered, s.EqualTo(("consumer",), "o'c"), table="claimed", **options)
     assert [row["seq"] for row in found.rows()] == [1, 2, 3]
-    found = Look(filtered, [s.EqualTo(("consumer",), "o'c")], table="stats", **options)
+    found = Look(filtered, s.EqualTo(("consumer",), "o'c"), table="stats", **options)
     assert [row["claimed"] for row in found.rows()] == [3]
-    found = Look(filtered, [s.In(("publication_id",), (2, 3))], table="publications", **options)
+    found = Look(filtered, s.In(("publication_id",), (2, 3)), table="publications", **options)
     assert [row["publication_id"] for row in found.rows()] == [2, 3]
-    found = Look(filtered, [s.EqualTo(("key",), "k")], table="messages", **options)
+    found = Look(filtered, s.EqualTo(("key",), "k"), table="messages", **options)
     assert [row["key"] for row in found.rows()] == ["k"]
 
 
@@ -409,7 +409,7 @@ def test_a_binary_stream_has_bytes_and_other_columns_when_asked_for(conn: Conn, 
     for more in ({"p_consumers": ["c"], "p_deliver_at": due}, {"p_headers": Jsonb({"a": "1"})}):
         value(conn, "send", "b", None, p_data_bytes=b"\x00\xff", **more)
     columns = "data,consumers,deliver_at,published_at,headers"
-    rows = look(url, "messages", "b", columns=columns)
+    rows = look(url, "messages", stream="b", columns=columns)
     assert [row["data"] for row in rows] == [b"\x00\xff"] * 2
     assert [row["consumers"] for row in rows] == [["c"], None]
     assert [row["deliver_at"] for row in rows] == [due, None]
