@@ -63,6 +63,14 @@ comment on function pgqueue.read_partitions  is 'Reads the next messages of a wo
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
 
+comment on function pgqueue.scan_messages     is 'The published messages of a stream as ranges of numbers, to read them in bulk.';
+comment on function pgqueue.scan_pending      is 'What a consumer has not finished, and in which state, as ranges of numbers.';
+comment on function pgqueue.scan_claimed      is 'What is in live claims, and whose these are, as ranges of numbers.';
+comment on function pgqueue.scan_parts        is 'How to share out dead letters, history or publications among who reads them in parallel.';
+comment on function pgqueue.scan_dead         is 'Dead letters of a part as ranges of numbers, and why they died.';
+comment on function pgqueue.scan_archived     is 'What a consumer was done with, of a part, as ranges of numbers, with results and owners.';
+comment on function pgqueue.scan_publications is 'Publications of a part: when, what and to whom.';
+
 comment on function pgqueue.outcome          is 'What became of a message for a consumer: its state, the worker''s result, who had it, and when.';
 comment on function pgqueue.listen_done      is 'Lets this session hear when a consumer is done with messages.';
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';

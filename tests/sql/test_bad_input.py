@@ -151,6 +151,24 @@ CASES: list[Case] = [
     ("export_lines('t', null, null, 0)", "PQ003", ["p_max_bytes", "at least 1", "0"]),
     ("import_lines('no', '{}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("import_lines('t', array['nope'])", "PQ003", ["line 1", "no JSON object", "Nothing was sent"]),
+    ("scan_messages('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_messages('t', p_tell => '{owner}')", "PQ003", ["p_tell", "priority, published_at", "'owner'"]),
+    ("scan_messages('t', p_tell => null)", "PQ003", ["p_tell", "not null"]),
+    ("scan_pending('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_pending('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("scan_claimed('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_claimed('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("scan_parts('no', 'dead')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_parts('t', 'stats')", "PQ003", ["p_table", "dead, archived or publications", "'stats'"]),
+    ("scan_parts('t', null)", "PQ003", ["p_table", "not null"]),
+    ("scan_parts('t', 'dead', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("scan_parts('t', 'dead', p_size => 0)", "PQ003", ["p_size", "not 0"]),
+    ("scan_parts('t', 'dead', p_least => 0)", "PQ003", ["p_least", "not 0"]),
+    ("scan_dead('no', 'c', 1, 2)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_dead('t', 'no', 1, 2)", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("scan_archived('no', 'c', 1, 2)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("scan_archived('t', 'no', 1, 2)", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+    ("scan_publications('no', 1, 2)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("read_dead('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("read_dead('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("read_dead('t', 'c', p_max => 0)", "PQ003", ["p_max", "not 0"]),
@@ -638,6 +656,14 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
                 for argument in ("p_seqs", "p_reason", "p_before")
             ],
             "others are passed over, and null is all",
+        ),
+        **dict.fromkeys(
+            [
+                f"scan_{name}.p_{argument}"
+                for name in ("messages", "pending", "claimed", "dead", "archived", "publications")
+                for argument in ("seqs", "from", "to")
+            ],
+            "what is not there is passed over, and null is all, or from and to nowhere",
         ),
         "redrive.p_reset": "null is true",
         "retry.p_seqs": "others are passed over, and null is all that failed",

@@ -34,7 +34,8 @@ FUNCTIONS = {
         "_capture_pieces",
     },
     "consumer": {
-        "peek", "peek_at", "export_lines",
+        "peek", "peek_at", "export_lines", "scan_messages", "scan_pending", "scan_parts",
+        "scan_dead", "scan_archived", "scan_publications",
         "schema_version", "open_stream", "open_consumer", "claim", "receive", "ack", "nack",
         "receive_where", "_jsonpath",
         "defer", "extend", "dead_letter", "is_suspected", "read_dead", "start_waiting", "still_publishing",
@@ -48,12 +49,15 @@ FUNCTIONS = {
         "reader_backlog", "reader_lag", "reader_available", "reader_ack", "_check_timeout",
     },
     "observer": {
-        "consumer_position",
+        "consumer_position", "open_consumer", "scan_messages", "scan_pending", "scan_claimed",
+        "scan_parts", "scan_dead", "scan_archived", "scan_publications",
         "schema_version", "open_stream", "is_restored", "explain_message", "key_stats", "outcome",
         "read_dead",
     },
     "admin": {
-        "peek", "peek_at", "export_lines", "consumer_position",
+        "peek", "peek_at", "export_lines", "consumer_position", "open_consumer",
+        "scan_messages", "scan_pending", "scan_claimed", "scan_parts", "scan_dead",
+        "scan_archived", "scan_publications",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry", "cancel",
         "read_dead", "redrive", "purge_dead",
