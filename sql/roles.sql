@@ -34,7 +34,7 @@ as $$
                                   peek, peek_at, export_lines,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog,
-                                  reader_available, reader_ack}'),
+                                  reader_lag, reader_available, reader_ack, recent_size}'),
            ('pgqueue_observer', '{schema_version, open_stream,
                                   is_restored, read_dead, consumer_position,
                                   explain_message, key_stats, outcome}'),

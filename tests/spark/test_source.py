@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Batch, Piece, Range
@@ -363,7 +364,7 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
     options = {"url": queue.url, "stream": "s", "consumer": "c", "visibilitytimeout": "1s"}
     schema = source_schema("text", include_headers=True)
     session = Session(parse_source(options), schema)
-    end = session.claim(session.initial, None)
+    end = session.claim(session.initial, Admission())
     (piece,) = session.plan(session.initial, end)
     read = read_piece(parse_source(options), piece, schema, None)
     got = next(read).num_rows
@@ -461,7 +462,11 @@ def test_progress_shows_messages_done_and_the_backlog(queue: Queue):
     query.awaitTermination()
     sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
     assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
-    assert [json.loads(s.latestOffset)["messages"] for s in sources] == [1000, 1000, 1000]
+    latest = [json.loads(s.latestOffset) for s in sources]
+    assert [each["messages"] for each in latest] == [1000, 1000, 1000]
+    assert [each["backlog"] for each in latest] == [600, 200, 0]
+    assert [each["lagSeconds"] > 0 for each in latest] == [True, True, False]
+    assert {(each["stream"], each["consumer"]) for each in latest} == {("s", "c")}
     assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
 
 

@@ -630,6 +630,8 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "last_publication": "0 for an unknown stream",
         "reader_backlog": "0 for an unknown consumer",
         "reader_available": "0 for an unknown consumer",
+        "recent_size": "null for an unknown stream",
+        "reader_lag": "null for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
         "reader_extend": "0 for an unknown reader",
         "reader_lost": "0 for an unknown reader",

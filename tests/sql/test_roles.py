@@ -43,7 +43,8 @@ FUNCTIONS = {
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
-        "reader_backlog", "reader_available", "reader_ack", "_check_timeout",
+        "reader_backlog", "reader_lag", "reader_available", "reader_ack", "recent_size",
+        "_check_timeout",
     },
     "observer": {
         "consumer_position",

@@ -12,7 +12,7 @@ from spark_pgqueue.spark.options.source import (
     SourceOptions,
     parse_source,
 )
-from spark_pgqueue.spark.options.values import duration
+from spark_pgqueue.spark.options.values import duration, size
 
 __all__ = [
     "SINK_NAMES",
@@ -25,4 +25,5 @@ __all__ = [
     "duration",
     "parse_sink",
     "parse_source",
+    "size",
 ]

@@ -9,7 +9,6 @@ FOREIGN = {
     "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
     "numpartitions": "use minPartitions, when reading",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
-    "maxbytespertrigger": "use maxMessagesPerTrigger, when reading",
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
     "topic": "use stream",
@@ -25,7 +24,6 @@ FOREIGN = {
     "endingoffsets": "use trigger(availableNow=True): it reads what is there when it starts",
     "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
     "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
-    "minoffsetspertrigger": "leave it out: a micro-batch takes what is there",
-    "maxtriggerdelay": "leave it out: a micro-batch takes what is there",
+    "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }
 KAFKA = "leave it out: what Postgres needs to connect goes into url"

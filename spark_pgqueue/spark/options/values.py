@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 NUMBER = "a whole number of at least 1"
 DURATION = "a duration longer than 0 with a unit, such as '500ms', '30s' or '5 minutes'"
+SIZE = "a number of bytes of at least 1, such as '1048576', '500k', '100MB' or '10g'"
 BOOLEAN = "true or false"
 
 
@@ -56,6 +57,14 @@ def not_negative(text: str) -> int:
     if not 0 <= value < 2**63:
         raise ValueError
     return value
+
+
+def size(text: str) -> int:
+    """At least 1 byte, in units of 1024: '1048576', '500k', '100MB', '10g'. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
+    if found is None:
+        raise ValueError
+    return positive(str(int(found[1]) << 10 * " kmgt".index(found[2] or " ")))
 
 
 def boolean(text: str) -> bool:
