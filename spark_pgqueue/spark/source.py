@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import Piece
+from spark_pgqueue.spark.partitions import ClaimedPiece
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Offset, Session
 
@@ -87,7 +87,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What the query's progress shows: see `Session.latest`."""
         return self.session.latest()
 
-    def partitions(self, start: dict, end: dict) -> list[Piece]:
+    def partitions(self, start: dict, end: dict) -> list[ClaimedPiece]:
         """Plan how the executors read the messages claimed between two offsets.
 
         Raises:
@@ -100,7 +100,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
         self.session.committed = Offset.parse(end)
 
-    def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: ClaimedPiece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor.
 
         Raises:

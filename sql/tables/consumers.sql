@@ -20,6 +20,7 @@ create table if not exists pgqueue.consumers (
     max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
     on_full            text        not null default 'reject',  -- or drop_oldest
     per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
+    per_key_capacity   int,                                      -- messages of a key that it may be not done with, see core/key_capacity.sql; null: any
     per_key_interval   interval,                                 -- in each such time ...
     per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
@@ -140,6 +141,14 @@ create table if not exists pgqueue.pieces (
     claimed       boolean not null default false  -- of ordering=none: it is known that all that is left of it is claimed
 );
 
+-- Of consumers with per_key_capacity: the messages with a key that they may be not done with. See core/key_capacity.sql.
+create table if not exists pgqueue.key_backlog (
+    consumer_id    int    not null,
+    key            bigint not null,  -- its hash
+    seq            bigint not null,
+    publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
+);
+
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
 -- The lease is on the claim, not on its messages. A claim's id is a rising number and random low bits (see _new_claim_id).
 create table if not exists pgqueue.claims (
@@ -155,7 +164,7 @@ create table if not exists pgqueue.claims (
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
-    archive            boolean     not null default false,  -- its consumer keeps history, or notifies
+    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or has notes of keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[]
@@ -175,7 +184,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries, dropped; or what the worker said, by default rejected
+    reason        text,           -- max deliveries, expired, poison, dropped; or what the worker said, by default rejected
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),

@@ -21,7 +21,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.partitions import Batch, Piece, Range
+from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Session
 from tests.spark.conftest import Queue, wait_until
@@ -514,7 +514,7 @@ def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(que
         "array(select repeat('x', 2000) || i from generate_series(1, 30000) i))"
     )
     ranges = (Range(1, 9_001, 0, 1), Range(9_001, 30_001, 2, 3))
-    piece = Piece(0, 1, "text", "s", BATCH, ranges)
+    piece = ClaimedPiece(0, 1, "text", "s", ranges, batch=BATCH)
     schema = source_schema("text", include_headers=True)
     options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
     batches: list[list[int]] = []
@@ -536,7 +536,7 @@ def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(que
     mine = "mod(hashtext(key)::int8 & 2147483647, 2) = 0"
     ((last, count),) = queue.sql(f"select max(seq), count(*) from pgqueue.messages where {mine}")
     for ranges, lost in (((Range(1, last + 1, 0, 1),), 0), ((Range(1, last + 1, 0, 1),), 1)):
-        piece = Piece(0, 1, "text", "s", BATCH, ranges, buckets=2)
+        piece = ClaimedPiece(0, 1, "text", "s", ranges, buckets=2, batch=BATCH)
         schema, got = source_schema("text", include_headers=True), 0
         options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
         if lost:

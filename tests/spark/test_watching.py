@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
@@ -87,3 +92,38 @@ def test_other_sources_are_shown_as_far_as_spark_says_what_they_do(queue: Queue)
     rows = spark_pgqueue.history(query).where("messages > 0").collect()
     assert rows
     assert {(row.stream, row.backlog) for row in rows} == {(None, None)}
+
+
+SCRIPT = """
+import sys, urllib.request
+from pyspark.sql import SparkSession
+
+settings = {settings!r}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+orders = spark.readStream.format("pgqueue").option("url", {url!r})
+orders = orders.option("stream", "s").option("consumer", "c").load()
+query = orders.writeStream.queryName("billing").format("noop").start()
+while not query.recentProgress:
+    query.awaitTermination(0.2)
+print(urllib.request.urlopen(spark.sparkContext.uiWebUrl + "/metrics/prometheus").read().decode())
+"""
+
+
+@pytest.mark.longer
+def test_sparks_own_metrics_have_the_rates_of_a_query(queue: Queue):
+    """With the settings that the page tells."""
+    page = (Path(spark_pgqueue.__file__).parent / "guide" / "watching.md").read_text()
+    settings = dict(
+        line.split() for line in page.splitlines() if re.match(r"spark\.\S+ +\S+$", line)
+    )
+    assert len(settings) == 3
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    script = SCRIPT.format(url=queue.url, settings=settings | {"spark.driver.host": "localhost"})
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    environment.pop("SPARK_CONF_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=150
+    )
+    found = re.findall(r"_streaming_billing_(\w+)_Value", done.stdout)
+    assert {"inputRate_total", "processingRate_total", "latency"} <= set(found), done.stderr

@@ -39,7 +39,8 @@ FUNCTIONS = {
         "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
         "stop_waiting",
         "next_due", "outcome", "listen_done",
-        "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
+        "last_publication", "read", "start_offset", "end_offset", "read_to", "read_plan",
+        "offset_lag", "size_between", "open_streams", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
@@ -54,7 +55,7 @@ FUNCTIONS = {
     "admin": {
         "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
-        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry", "cancel",
         "read_dead", "redrive", "purge_dead",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
