@@ -36,6 +36,8 @@ create or replace function pgqueue._limit_schedules() returns int language sql i
 create or replace function pgqueue._limit_sift() returns int language sql immutable parallel safe as 'select 10000';
 -- ... and how often for one claim.
 create or replace function pgqueue._limit_sifts() returns int language sql immutable parallel safe as 'select 20';
+-- Runs, and messages but for those of the last run, that are judged at once for a claim with a condition.
+create or replace function pgqueue._limit_looked_for() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted where a consumer's backlog decides something, ...
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- ... and for its statistics, which some ask for every few seconds.
