@@ -59,6 +59,12 @@ as $$
 declare
     v_served record;
 begin
+    if p_consumer.throttled then
+        v_served := pgqueue._fill_throttled(p_consumer, p_cursor, p_claim_id, p_want, p_upto, p_held);
+        o_cursor := v_served.o_cursor;
+        o_count := v_served.o_count;
+        return;
+    end if;
     o_cursor := p_cursor;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := pgqueue._drop_oldest(p_consumer, o_cursor);
@@ -155,7 +161,7 @@ begin
         return;
     end if;
     o_claim_id := pgqueue._new_claim_id();
-    if v_consumer.ordering <> 'stream' and v_consumer.per_key_interval is null and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
+    if v_consumer.ordering <> 'stream' and v_consumer.per_key_interval is null and not v_consumer.throttled and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
         begin
             if p_ack is not null then
                 v_acked := pgqueue._ack(p_ack);
