@@ -70,6 +70,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/views.sql
 \ir functions/seeing.sql
 \ir functions/history.sql
+\ir functions/scanning.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql
