@@ -17,6 +17,9 @@ as $$
            ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_interval',      'interval', null, '1 ms', pgqueue._max_interval()::text, null),
            ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
@@ -45,6 +48,7 @@ declare
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'with per_key_capacity what is sent is rejected, and with on_full=drop_oldest it never is'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
+        when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null) then 'rate_limit messages are delivered within each rate_interval: both are needed, or none'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin
