@@ -70,13 +70,13 @@ begin
     return p_cursor;
 end $$;
 
--- Whether a delay of a consumer is over and its end not noted.
-create or replace function pgqueue._is_due(p_cursor pgqueue.consumer_cursors) returns boolean
+-- Whether a delay of a consumer is over and its end not noted: one from p_due_from on, see the cursor.
+create or replace function pgqueue._is_due(p_consumer_id int, p_due_from timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
     return ((select not_visible_until from pgqueue.consumer_messages
-             where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+             where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= p_due_from
              order by not_visible_until limit 1) <= clock_timestamp()) is true;
 end $$;
 
@@ -91,7 +91,7 @@ declare
     v_count  int;
     v_freed  int;
 begin
-    if not pgqueue._is_due(p_cursor) then
+    if not pgqueue._is_due(p_cursor.consumer_id, p_cursor.due_from) then
         return p_cursor;
     end if;
     with due as (

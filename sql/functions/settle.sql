@@ -10,8 +10,10 @@ create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] defaul
 language plpgsql
 as $$
 begin
-    return case when p_seqs is null then pgqueue._ack(p_claim_id, p_result)
-                else pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result) end;
+    if p_seqs is null then
+        return pgqueue._ack(p_claim_id, p_result);
+    end if;
+    return pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result);
 end $$;
 
 -- Returns a claim, or the messages of it that are given, to be delivered again. In an ordered consumer, the later messages of the same
