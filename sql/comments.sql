@@ -90,9 +90,10 @@ comment on function pgqueue.reader_query     is 'Records which Spark query a rea
 comment on function pgqueue.reader_lost      is 'How many messages of a micro-batch its reader has lost to other claimers.';
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
-comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.recent_size      is 'How many bytes of data the last messages of a stream have, on average.';
 comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
+comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';

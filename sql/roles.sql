@@ -35,7 +35,7 @@ as $$
                                   scan_messages, scan_pending, scan_parts, scan_dead, scan_archived, scan_publications,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,
                                   reader_claim, reader_extend, reader_resume, reader_plan, reader_query, reader_lost, reader_others, reader_backlog,
-                                  reader_lag, reader_available, reader_ack}'),
+                                  reader_lag, reader_available, reader_ack, recent_size}'),
            ('pgqueue_observer', '{schema_version, open_stream, open_consumer,
                                   scan_messages, scan_pending, scan_claimed, scan_parts, scan_dead, scan_archived, scan_publications,
                                   is_restored, read_dead, consumer_position,
