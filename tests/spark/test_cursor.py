@@ -128,9 +128,6 @@ def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
 
     with pytest.raises(Exception, match="maxMessagesPerTrigger is for spark"):
         data(maxMessagesPerTrigger=3)
-    with pytest.raises(Exception, match="option consumer") as error:
-        data(consumer="c")
-    assert "claims nothing" in str(error.value)
     with pytest.raises(Exception, match="option visibilityTimeout needs consumer"):
         load(queue, visibilityTimeout="3s")
 
