@@ -21,6 +21,7 @@ from tests.benchmarks.reading import reading
 from tests.benchmarks.retention import retention
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
+from tests.benchmarks.tables import tables
 from tests.benchmarks.worker import worker
 
 BENCHMARKS = {
@@ -30,6 +31,7 @@ BENCHMARKS = {
         claims,
         positions,
         source,
+        tables,
         sink,
         queries,
         retention,
