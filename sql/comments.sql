@@ -33,7 +33,9 @@ comment on function pgqueue.set_dedup_window is 'Says for how long a stream reme
 
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
+comment on function pgqueue.receive_where is 'Claims and reads messages that pass a condition, and leaves the others as they are.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
+comment on function pgqueue.is_suspected is 'Whether a claim holds messages that may kill their worker.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
@@ -88,9 +90,10 @@ comment on function pgqueue.reader_query     is 'Records which Spark query a rea
 comment on function pgqueue.reader_lost      is 'How many messages of a micro-batch its reader has lost to other claimers.';
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
-comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.recent_size      is 'How many bytes of data the last messages of a stream have, on average.';
 comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
+comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';

@@ -52,6 +52,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/capture.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
+\ir functions/receive_where.sql
 \ir functions/settle.sql
 \ir functions/dead.sql
 \ir functions/cancel.sql

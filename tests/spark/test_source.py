@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
@@ -363,7 +364,7 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
     options = {"url": queue.url, "stream": "s", "consumer": "c", "visibilitytimeout": "1s"}
     schema = source_schema("text", include_headers=True)
     session = Session(parse_source(options), schema)
-    end = session.claim(session.initial, None)
+    end = session.claim(session.initial, Admission())
     (piece,) = session.plan(session.initial, end)
     read = read_piece(parse_source(options), piece, schema, None)
     got = next(read).num_rows

@@ -27,7 +27,7 @@ from spark_pgqueue.spark.options.table import (
     names_table,
     parse_table,
 )
-from spark_pgqueue.spark.options.values import duration
+from spark_pgqueue.spark.options.values import duration, size
 
 __all__ = [
     "CONSUMER_OF",
@@ -51,4 +51,5 @@ __all__ = [
     "parse_sink",
     "parse_source",
     "parse_table",
+    "size",
 ]
