@@ -59,6 +59,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/groups.sql
 \ir spark/source.sql
 \ir spark/sink.sql
+\ir spark/actions.sql
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql

@@ -287,11 +287,36 @@ create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cu
 language plpgsql
 as $$
 declare
+    v_taken record := pgqueue._take_unclaimed(p_consumer, p_cursor, p_seqs);
+    v_gone  int8multirange;
+begin
+    o_cursor := v_taken.o_cursor;
+    o_count := cardinality(v_taken.o_runs);
+    if p_reason is not null then
+        perform pgqueue._dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
+        return;
+    end if;
+    v_gone := (select range_agg(seqs) from unnest(v_taken.o_runs));
+    if v_gone is not null then
+        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
+        values (p_consumer.consumer_id, v_gone, pgqueue._cardinality(v_gone), clock_timestamp())
+        on conflict (consumer_id) do update
+        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count, skipped_at = excluded.skipped_at;
+    end if;
+end $$;
+
+-- Takes messages that nobody claimed out of a consumer's runs, for who says what becomes of them. Runs that somebody is claiming are left.
+-- Returns the cursor, and the messages as runs, as they were. Needs the consumer's lock.
+create or replace function pgqueue._take_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
+                                                   out o_cursor pgqueue.consumer_cursors, out o_runs pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
     v_run  pgqueue.consumer_messages;
-    v_gone int8multirange := '{}';
+    v_part int8multirange;
 begin
     o_cursor := p_cursor;
-    o_count := 0;
+    o_runs := '{}';
     for v_run in
         delete from pgqueue.consumer_messages
         where ctid = any (  -- by the indexes of their states
@@ -306,25 +331,18 @@ begin
                        and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))
         returning *
     loop
-        o_count := o_count + 1;
-        if p_reason is null then
-            v_gone := v_gone + v_run.seqs * p_seqs;
-        else
-            perform pgqueue._dead_letter(v_run, v_run.seqs * p_seqs, p_reason, null);
-        end if;
-        if pgqueue._store_run(v_run, v_run.seqs - p_seqs) = 0 and v_run.state = 'delayed' and v_run.key is not null then
+        v_part := v_run.seqs * p_seqs;
+        if pgqueue._store_run(v_run, v_run.seqs - v_part) = 0 and v_run.state = 'delayed' and v_run.key is not null then
             -- what waits for it is free, as if a piece had held it and were gone (see _end_delays)
             o_cursor.last_line_no := o_cursor.last_line_no + 1;
             insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
             values (p_consumer.consumer_id, o_cursor.last_line_no, o_cursor.last_line_no, 0, array[v_run.key], v_run.arrival_no, v_run.first_seq);
         end if;
+        v_run.seqs := v_part;
+        v_run.first_seq := lower(v_part);
+        v_run.message_count := pgqueue._cardinality(v_part);
+        o_runs := o_runs || v_run;
     end loop;
-    if v_gone <> '{}' then
-        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
-        values (p_consumer.consumer_id, v_gone, pgqueue._cardinality(v_gone), clock_timestamp())
-        on conflict (consumer_id) do update
-        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count, skipped_at = excluded.skipped_at;
-    end if;
 end $$;
 
 -- Who relies on old publications of a stream, so that nothing of it is trimmed.

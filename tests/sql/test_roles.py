@@ -43,7 +43,7 @@ FUNCTIONS = {
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
-        "reader_backlog", "_check_timeout",
+        "reader_backlog", "settle_messages", "_check_timeout",
     },
     "observer": {
         "consumer_position",
@@ -54,7 +54,7 @@ FUNCTIONS = {
         "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
-        "read_dead", "redrive", "purge_dead",
+        "read_dead", "redrive", "purge_dead", "revive_messages",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",

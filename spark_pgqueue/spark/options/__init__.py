@@ -12,9 +12,11 @@ from spark_pgqueue.spark.options.source import (
     SourceOptions,
     parse_source,
 )
-from spark_pgqueue.spark.options.values import duration
+from spark_pgqueue.spark.options.values import ACTIONS, REVIVING, duration
 
 __all__ = [
+    "ACTIONS",
+    "REVIVING",
     "SINK_NAMES",
     "SINK_OPTIONS",
     "SOURCE_NAMES",

@@ -93,3 +93,17 @@ def position(text: str) -> str:
     if datetime.fromisoformat(position).tzinfo is None:
         raise ValueError
     return position
+
+
+ACTIONS = ("ack", "nack", "dead_letter", "redrive", "retry")
+"""What the rows of a write can want to be done with messages."""
+
+REVIVING = ("redrive", "retry")
+"""Those of them that bring messages back."""
+
+
+def action(text: str) -> str:
+    """One of `ACTIONS`. Raises ValueError."""
+    if text.strip().lower() not in ACTIONS:
+        raise ValueError
+    return text.strip().lower()
