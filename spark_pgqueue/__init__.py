@@ -1,9 +1,9 @@
 """A message queue and stream in Postgres, with a Spark structured streaming source and sink.
 
 `postgres` connects, retries, runs statements and installs the SQL; `client` is the Python client;
-`worker` calls handlers for messages; `spark` has the source and the sink, `command_line` the
-program pgqueue. `client` and `spark` need `postgres` and not each other, `worker` needs the client;
-`command_line` needs all, and nothing needs it.
+`worker` calls handlers for messages; `spark` has the source and the sink, `watching` looks at
+queries, `command_line` is the program pgqueue. `client` and `spark` need `postgres` and not each
+other, `worker` needs the client; `command_line` needs all, and nothing needs it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import AsyncClient, Client
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
+    from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
 
 __version__ = "0.1.0"
@@ -33,14 +34,19 @@ __all__ = [
     "connect",
     "connect_async",
     "embedded",
+    "history",
     "java",
     "register",
+    "watch",
 ]
 
 # Imported when they are first asked for: Spark's processes import this package for every
 # micro-batch, and need none of them.
 _LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
-_OF_THE_WORKER = ("Consumer", "Defer", "Reject", "Retry")
+_LAZY_NAMES = {
+    "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry"),
+    "spark_pgqueue.watching": ("history", "watch"),
+}
 
 
 def register(spark: SparkSession) -> None:
@@ -86,8 +92,9 @@ async def connect_async(url: str | None = None, **options: Any) -> AsyncClient:
 def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return import_module(_LAZY_MODULES[name])
-    if name in _OF_THE_WORKER:
-        return getattr(import_module("spark_pgqueue.worker"), name)
+    for module, names in _LAZY_NAMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

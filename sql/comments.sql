@@ -38,6 +38,7 @@ comment on function pgqueue.nack        is 'Returns a claim, or some of its mess
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
 comment on function pgqueue.purge_dead  is 'Deletes dead letters.';
+comment on function pgqueue.cancel      is 'Takes messages from a consumer that has not finished them.';
 comment on function pgqueue.retry       is 'Ends the delays of a consumer''s messages that failed, and lets them come in large claims again.';
 comment on function pgqueue.defer       is 'Puts a claim, or some of its messages, off, with a state that comes back with them: no failure.';
 comment on function pgqueue.extend      is 'Holds a claim longer, by an interval from now.';
@@ -46,6 +47,9 @@ comment on function pgqueue.dead_letter is 'Dead-letters a claim, or some of its
 comment on function pgqueue.read         is 'Reads the next messages of a stream after an offset, without claiming them, and returns the next offset.';
 comment on function pgqueue.start_offset is 'The offset at which a reader begins: at the earliest message, at the latest, or at a time.';
 comment on function pgqueue.read_to      is 'The offset after the next messages of a stream, without reading them.';
+comment on function pgqueue.end_offset   is 'The offset at which a reader ends that has read up to another one.';
+comment on function pgqueue.size_between is 'How many bytes of data there are between two offsets.';
+comment on function pgqueue.offset_lag   is 'How many messages there are after an offset, and since when.';
 comment on function pgqueue.read_plan    is 'The messages between two offsets as ranges of numbers, the same for ever.';
 
 comment on function pgqueue.create_group     is 'Creates a group: workers that share a stream by partitions of its keys.';
@@ -65,6 +69,7 @@ comment on function pgqueue.next_due         is 'When a claim makes sense again 
 comment on function pgqueue.stop_waiting     is 'Does not wait for publications of a stream any more: producers need not notify this session.';
 
 comment on function pgqueue.open_stream      is 'A stream''s id and kind by its name, for a Spark query.';
+comment on function pgqueue.open_streams     is 'All streams with their ids and kinds, for a Spark query.';
 comment on function pgqueue.open_consumer    is 'A consumer''s id and settings by its name, for a Spark query or a worker.';
 comment on function pgqueue.last_publication is 'The last publication of a stream that is visible now.';
 comment on function pgqueue.reader_claim     is 'The end offset of the next micro-batch of a Spark query; acknowledges the batches before it.';
@@ -75,6 +80,9 @@ comment on function pgqueue.reader_query     is 'Records which Spark query a rea
 comment on function pgqueue.reader_lost      is 'How many messages of a micro-batch its reader has lost to other claimers.';
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
+comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
+comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';

@@ -33,6 +33,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/line.sql
 \ir core/keys.sql
 \ir core/key_limits.sql
+\ir core/key_capacity.sql
 \ir core/leases.sql
 \ir core/filters.sql
 \ir core/history.sql
@@ -53,11 +54,15 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/receive.sql
 \ir functions/settle.sql
 \ir functions/dead.sql
+\ir functions/cancel.sql
 \ir functions/read.sql
 \ir functions/peeking.sql
 \ir functions/export.sql
 \ir functions/groups.sql
+\ir spark/quarantine.sql
 \ir spark/source.sql
+\ir spark/admission.sql
+\ir spark/checkpoint.sql
 \ir spark/sink.sql
 \ir spark/actions.sql
 \ir views/backlog.sql

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
+
+from spark_pgqueue import embedded
 
 GIVEN_URL = "postgresql://me@host/db"
 """What pages write where the reader has a url."""
@@ -47,3 +51,19 @@ def run(command: list[str], url: str, folder: Path, stdin: str = "") -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def type_all(page: Path, url: str, folder: Path, python: dict[str, Any]) -> None:
+    """Block after block of a page: psql, a shell, and one session of Python.
+
+    Python has the page's blocks run here, in the environment of the tests, so that what a block
+    imported and made is there for the next one.
+    """
+    psql = shutil.which("psql") or str(embedded.find_binaries(18) / "psql")
+    for number, (language, text) in enumerate(blocks_of(page.read_text())):
+        if language == "sql":
+            run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", url], url, folder, stdin=text)
+        elif language == "sh":
+            run_commands(text, url, folder)
+        elif language == "python":
+            exec(compile(text, f"{page.name}, block {number + 1}", "exec"), python)

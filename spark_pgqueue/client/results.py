@@ -248,7 +248,8 @@ class Outcome:
     """What became of a message, for one consumer.
 
     Attributes:
-        state: "done", "dead", or where it is: "new", "ready", "delayed", "waiting", "claimed", ...
+        state: "done", "cancelled", "dead", or where it is: "new", "ready", "delayed", "waiting",
+            "claimed", ...
         result: what its worker said: of a dead one the details. None without, and where the
             consumer keeps no history.
         reason: of a dead one: why, in a word.
@@ -274,12 +275,12 @@ class Outcome:
         return self.state in _FINAL
 
 
-_FINAL = ("done", "dead", "not for it", "filtered out", "skipped", "trimmed")
+_FINAL = ("done", "cancelled", "dead", "not for it", "filtered out", "skipped", "trimmed")
 
 
 @dataclass(frozen=True)
 class Done:
-    """An acknowledgement: of a claim, or of some of its messages.
+    """An acknowledgement: of a claim, or of some of its messages. Or what was cancelled.
 
     Attributes:
         seqs: their numbers, as pairs of first and last.
@@ -287,9 +288,9 @@ class Done:
         deliver_count: of the one that was delivered most often.
         result: what the worker said.
         owner: the application_name of who did.
-        claim_id: the claim's number.
-        claimed_at: since when it had them.
-        done_at: when it acknowledged them.
+        claim_id: the claim's number; None: they were cancelled.
+        claimed_at: since when it had them; None: they were cancelled.
+        done_at: when it acknowledged or cancelled them.
     """
 
     seqs: list[tuple[int, int]]
@@ -297,8 +298,8 @@ class Done:
     deliver_count: int
     result: Any
     owner: str | None
-    claim_id: int
-    claimed_at: datetime
+    claim_id: int | None
+    claimed_at: datetime | None
     done_at: datetime
 
 

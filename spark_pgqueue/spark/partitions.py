@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import groupby
+from typing import NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_pgqueue.spark.consumer import Consumer
-from spark_pgqueue.spark.options import SourceOptions
+from spark_pgqueue.spark.consumer import Consumer, Stream
+from spark_pgqueue.spark.options import CursorOptions, SourceOptions
 
 MESSAGES_PER_PARTITION = 125_000
 """By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
@@ -42,14 +43,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Piece(InputPartition):
-    """A partition: all that an executor needs to know to read its share of a micro-batch.
+    """Messages of a stream: all that an executor needs to know to read them.
 
     Attributes:
         index: its number among the partitions of the batch; also its bucket.
         stream_id: the stream's id; its messages are in the table messages_<stream_id>.
         kind: text, json or binary.
-        stream: the stream's name, for messages.
-        batch: the micro-batch that it is a part of.
+        stream: the stream's name.
         ranges: what to read, in the order of delivery.
         buckets: if more than 1, read only the keys whose hash modulo buckets is index.
     """
@@ -58,14 +58,40 @@ class Piece(InputPartition):
     stream_id: int
     kind: str
     stream: str
-    batch: Batch
     ranges: tuple[Range, ...]
     buckets: int = 1
+
+    @property
+    def messages(self) -> int:
+        """How many messages its ranges have, of all keys."""
+        return sum(each.hi - each.lo for each in self.ranges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedPiece(Piece):
+    """A partition of what a consumer's reader has claimed.
+
+    Attributes:
+        batch: the micro-batch that it is a part of.
+    """
+
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class CursorPartition(InputPartition):
+    """A partition of what is read without a consumer.
+
+    Attributes:
+        pieces: its share of each stream.
+    """
+
+    pieces: tuple[Piece, ...]
 
 
 def cut_into_pieces(
     ranges: list[Range], batch: Batch, consumer: Consumer, options: SourceOptions
-) -> list[Piece]:
+) -> list[ClaimedPiece]:
     """Partitions of equal size, in the order of delivery, that together read `ranges`.
 
     With ordering by key each partition reads all of the ranges, but only a share of the keys: so
@@ -74,9 +100,10 @@ def cut_into_pieces(
     total = sum(each.hi - each.lo for each in ranges)
     count = 1 if consumer.ordering == "stream" else _piece_count(total, options)
 
-    def piece(index: int, ranges: list[Range], buckets: int) -> Piece:
-        return Piece(
-            index, consumer.stream_id, consumer.kind, options.stream, batch, tuple(ranges), buckets
+    def piece(index: int, ranges: list[Range], buckets: int) -> ClaimedPiece:
+        return ClaimedPiece(
+            *(index, consumer.stream_id, consumer.kind, options.stream, tuple(ranges), buckets),
+            batch=batch,
         )
 
     if consumer.ordering == "key" and count > 1:
@@ -85,10 +112,48 @@ def cut_into_pieces(
     return [piece(index, share, 1) for index, share in enumerate(shares)]
 
 
-def split(ranges: list[Range], count: int) -> list[list[Range]]:
+class _RangeOf(NamedTuple):
+    """A range of one of several streams."""
+
+    lo: int
+    hi: int
+    stream: str
+
+
+def cut_streams(
+    ranges: dict[str, list[Range]], streams: dict[str, Stream], options: CursorOptions
+) -> list[CursorPartition]:
+    """Partitions of equal size that together read the ranges of all streams, one after the other.
+
+    Args:
+        ranges: what to read of each stream, by its name.
+        streams: the streams, by their names.
+        options: the query's.
+    """
+    line = [_RangeOf(each.lo, each.hi, name) for name in ranges for each in ranges[name]]
+    total = sum(each.hi - each.lo for each in line)
+    shares = split(line, _piece_count(total, options)) if total else []
+    return [
+        CursorPartition(
+            tuple(
+                Piece(
+                    *(index, streams[name].stream_id, streams[name].kind, name),
+                    tuple(Range(each.lo, each.hi, 0, 0) for each in mine),
+                )
+                for name, mine in groupby(share, key=lambda each: each.stream)
+            )
+        )
+        for index, share in enumerate(shares)
+    ]
+
+
+R = TypeVar("R", Range, _RangeOf)
+
+
+def split(ranges: list[R], count: int) -> list[list[R]]:
     """Cut a sequence of ranges into `count` sequences that differ by one message at most."""
     total = sum(each.hi - each.lo for each in ranges)
-    shares: list[list[Range]] = [[] for _ in range(count)]
+    shares: list[list[R]] = [[] for _ in range(count)]
     share, done = 0, 0
     for each in ranges:
         lo = each.lo
@@ -102,7 +167,7 @@ def split(ranges: list[Range], count: int) -> list[list[Range]]:
     return shares
 
 
-def _piece_count(total: int, options: SourceOptions) -> int:
+def _piece_count(total: int, options: SourceOptions | CursorOptions) -> int:
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, max(least, -(-total // most))))

@@ -6,8 +6,8 @@ every micro-batch, which import this package and need no Arrow; it would take 10
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -18,7 +18,7 @@ from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueE
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import Piece, Range, after
+from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,9 +35,9 @@ FAILURES_IN_A_ROW = 5
 
 
 def read_piece(
-    options: SourceOptions, piece: Piece, schema: StructType, query_id: str | None
+    options: SourceOptions, piece: ClaimedPiece, schema: StructType, query_id: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition, in order; goes on where it was when the connection breaks.
+    """The messages of a partition that a reader has claimed, in order.
 
     Args:
         options: the source's.
@@ -51,20 +51,57 @@ def read_piece(
             too long.
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
-    target = to_arrow_schema(schema, timezone="UTC")
-    ranges, rows, failures = piece.ranges, 0, 0
 
     def check_lease() -> None:
         with_backoff(lambda: _check_lease(url, piece), url, patience)
 
+    def check_query(cursor: dbapi.Cursor) -> None:
+        if piece.index == 0:
+            _check_query(cursor, piece, query_id)
+
     check_lease()  # a task that failed for it fails again, before it reads anything
+    rows = yield from read_rows(url, patience, piece, schema, prepare=check_query)
+    if piece.buckets > 1 and piece.index == 0:
+        # The first of them counts for all: it alone cannot tell from its share what is missing.
+        rows = with_backoff(lambda: _count(url, piece), url, patience)
+    if piece.buckets == 1 or piece.index == 0:
+        check_complete(piece, rows, options.fail_on_data_loss)
+    check_lease()
+
+
+def read_rows(
+    url: str | None,
+    patience: float,
+    piece: Piece,
+    schema: StructType,
+    constant: dict[str, Any] | None = None,
+    prepare: Callable[[dbapi.Cursor], None] | None = None,
+) -> Generator[pa.RecordBatch, None, int]:
+    """The messages of a piece, in order; goes on where it was when the connection breaks.
+
+    Args:
+        url: the database.
+        patience: seconds to go on trying to connect for.
+        piece: what to read.
+        schema: the columns to return.
+        constant: columns that are the same in every row, and no message's.
+        prepare: called with each connection before it reads.
+
+    Returns:
+        how many there were.
+
+    Raises:
+        PgQueueError: Postgres stayed away too long.
+    """
+    target = to_arrow_schema(schema, timezone="UTC")
+    ranges, rows, failures = piece.ranges, 0, 0
     while ranges:
         last = None
         try:
             with kept_connection(url, patience) as conn, conn.cursor() as cursor:
-                if piece.index == 0:
-                    _check_query(cursor, piece, query_id)
-                for batch in _select(cursor, piece, ranges, target):
+                if prepare is not None:
+                    prepare(cursor)
+                for batch in _select(cursor, piece, ranges, target, constant or {}):
                     last, failures, rows = batch["seq"][-1].as_py(), 0, rows + batch.num_rows
                     yield batch
             break
@@ -78,17 +115,10 @@ def read_piece(
             warn("reading stream %s broke off and goes on: %s", piece.stream, error)
         if last is not None:
             ranges = after(ranges, last)
-    if piece.buckets > 1 and piece.index == 0:
-        # The first of them counts for all: it alone cannot tell from its share what is missing.
-        rows = with_backoff(lambda: _count(url, piece), url, patience)
-    if piece.buckets == 1 or piece.index == 0:
-        missing = sum(each.hi - each.lo for each in piece.ranges) - rows
-        if missing > 0:
-            report_loss(missing, piece.stream, options.fail_on_data_loss)
-    check_lease()
+    return rows
 
 
-def _check_lease(url: str | None, piece: Piece) -> None:
+def _check_lease(url: str | None, piece: ClaimedPiece) -> None:
     """Fail when the reader has lost messages since the batch was planned."""
     batch = piece.batch
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
@@ -106,8 +136,18 @@ def _check_lease(url: str | None, piece: Piece) -> None:
         )
 
 
+def check_complete(piece: Piece, rows: int, fail: bool) -> None:
+    """Fail, or warn, when a piece had fewer rows than messages.
+
+    Raises:
+        PgQueueError: PQ010, if `fail`.
+    """
+    if rows < piece.messages:
+        report_loss(piece.messages - rows, piece.stream, fail)
+
+
 def report_loss(count: int, stream: str, fail: bool) -> None:
-    """Fail, or warn, because messages that were claimed do not exist any more.
+    """Fail, or warn, because messages that were to be read do not exist any more.
 
     Raises:
         PgQueueError: PQ010, if `fail`.
@@ -122,7 +162,7 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
     warn("%s", message)
 
 
-def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> None:
+def _check_query(cursor: dbapi.Cursor, piece: ClaimedPiece, query_id: str | None) -> None:
     if query_id is not None:
         call(
             cursor,
@@ -133,7 +173,11 @@ def _check_query(cursor: dbapi.Cursor, piece: Piece, query_id: str | None) -> No
 
 
 def _select(
-    cursor: dbapi.Cursor, piece: Piece, ranges: tuple[Range, ...], target: pa.Schema
+    cursor: dbapi.Cursor,
+    piece: Piece,
+    ranges: tuple[Range, ...],
+    target: pa.Schema,
+    given: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
     # Only one plan is right, whatever the statistics say: for each range in order, the index.
     # Settings local to the transaction, because a transaction pooler keeps no others.
@@ -153,7 +197,7 @@ def _select(
     cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
     for some in _slices(ranges):
         # Nearly always all messages have the same, and COPY need not repeat it in every row.
-        constant = {
+        constant = given | {
             name: values.pop()
             for name in ("priority", "deliver_count")
             if len(values := {getattr(each, name) for each in some}) == 1
@@ -209,7 +253,7 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
 
 def _count(url: str | None, piece: Piece) -> int:
     """How many messages of the ranges there are, whatever their keys."""
-    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, piece.batch, ())
+    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, ())
     count = 0
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
         for some in _slices(piece.ranges):
@@ -218,7 +262,7 @@ def _count(url: str | None, piece: Piece) -> int:
     return count
 
 
-def _as_spark(batch: pa.RecordBatch, constant: dict[str, int], target: pa.Schema) -> pa.RecordBatch:
+def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
     """The columns that Spark expects, of exactly its types; copies nothing that COPY returned."""
     import pyarrow as pa
 

@@ -9,7 +9,7 @@ never change.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
@@ -21,7 +21,7 @@ from spark_pgqueue.spark.application import Seat
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
-from spark_pgqueue.spark.partitions import Batch, Piece, Range, cut_into_pieces
+from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range, cut_into_pieces
 from spark_pgqueue.spark.reading import report_loss
 
 BACKLOG_SECONDS = 10
@@ -76,10 +76,10 @@ class Session:
         self._take_seat()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        self._wakeup = Wakeup(options.url, options.stream, self._parent)
+        self._wakeup = Wakeup(options.url, [options.stream], self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
-        self._backlog, self._backlog_until = 0, 0.0
+        self._backlog, self._lag, self._backlog_until = 0, None, 0.0
         self._told_of_others = False
         self._planned: Offset | None = None
         self.committed: Offset | None = None
@@ -114,17 +114,25 @@ class Session:
         if self._last == start and self._wakeup.wait(at_most):
             self._last, _ = self._claim(start, limit)
 
-    def latest(self) -> Offset:
-        """The last offset and the backlog behind it."""
-        last = self._last
+    def latest(self) -> dict:
+        """For the query's progress: the last offset with the backlog added, whose it is, and the
+        backlog in messages and seconds (of the oldest that could be delivered).
+        """
         if time.monotonic() >= self._backlog_until:
-            (self._backlog,) = self._statements.row(
-                "select pgqueue.reader_backlog(%s)", [self._consumer.consumer_id]
+            self._backlog, self._lag = self._statements.row(
+                "select backlog, greatest(0, extract(epoch from clock_timestamp() - oldest_at))"
+                "::float8 from pgqueue.reader_lag(%s)",
+                [self._consumer.consumer_id],
             )
             self._backlog_until = time.monotonic() + BACKLOG_SECONDS
-        return Offset(last.reader, last.claim, last.messages + self._backlog)
+        return asdict(replace(self._last, messages=self._last.messages + self._backlog)) | {
+            "stream": self._options.stream,
+            "consumer": self._options.consumer,
+            "backlog": self._backlog,
+            "lagSeconds": round(self._lag or 0.0, 3),
+        }
 
-    def plan(self, start: Offset, end: Offset) -> list[Piece]:
+    def plan(self, start: Offset, end: Offset) -> list[ClaimedPiece]:
         """The partitions of the batch between two offsets."""
         # Replaying the first batch, Spark gives a start that was made anew and never stored.
         after = start.claim if start.reader == end.reader else 0
@@ -134,15 +142,35 @@ class Session:
             raise _asynchronous()
         self._planned = end
         self._lease.hold(end.reader)
-        planned, taken_over, gone = self._statements.row(
-            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
-            [end.reader, self._consumer.consumer_id, after, end.claim, self._process],
+        planned, taken_over, gone, returned, poison = self._statements.row(
+            "select planned, taken_over, gone, returned, poison "
+            "from pgqueue.reader_resume(%s, %s, %s, %s, %s, %s)",
+            [
+                end.reader,
+                self._consumer.consumer_id,
+                after,
+                end.claim,
+                self._process,
+                self._options.quarantine_after,
+            ],
         )
         if taken_over:
             warn(
                 "%s messages of this batch of consumer %s were taken over by another claimer after "
                 "their lease ended, and are delivered there; %s are left",
                 *(taken_over, self._options.consumer, planned),
+            )
+        if returned:
+            warn(
+                "this batch of consumer %s was begun too often and never finished: %s of its "
+                "messages come later, %s are left",
+                *(self._options.consumer, returned, planned),
+            )
+        if poison:
+            warn(
+                "a message of consumer %s stopped the query each time, at last alone: it is a dead "
+                "letter now, with the reason poison",
+                self._options.consumer,
             )
         if gone:
             report_loss(gone, self._options.stream, self._options.fail_on_data_loss)

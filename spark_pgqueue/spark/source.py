@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import Piece
+from spark_pgqueue.spark.partitions import ClaimedPiece
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Offset, Session
 
@@ -81,10 +81,10 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asdict(self.session.claim(Offset.parse(start), None if rows == NO_LIMIT else rows))
 
     def reportLatestOffset(self) -> dict | None:
-        """The last offset with the backlog added to its messages, for the query's progress."""
-        return asdict(self.session.latest())
+        """What the query's progress shows: see `Session.latest`."""
+        return self.session.latest()
 
-    def partitions(self, start: dict, end: dict) -> list[Piece]:
+    def partitions(self, start: dict, end: dict) -> list[ClaimedPiece]:
         """Plan how the executors read the messages claimed between two offsets.
 
         Raises:
@@ -97,7 +97,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
         self.session.committed = Offset.parse(end)
 
-    def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: ClaimedPiece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor.
 
         Raises:

@@ -157,11 +157,16 @@ begin
     perform pgqueue._note_limited(p_consumer.stream_id);
 end $$;
 
--- Notes whether sends to a stream may fail because of a consumer. Locks the stream's row, if that is something new: sends read it all the same.
+-- Notes whether sends to a stream may fail because of a consumer. Locks the stream's row: sends read it all the same, and of two that change limits at the
+-- same time the second one sees what the first has done.
 create or replace function pgqueue._note_limited(p_stream_id int) returns void
-language sql
+language plpgsql
 as $$
-    update pgqueue.streams s set limited = not s.limited
-    where s.stream_id = p_stream_id
-      and s.limited <> exists (select from pgqueue.consumers c where c.stream_id = p_stream_id and c.max_backlog is not null and c.on_full = 'reject')
-$$;
+begin
+    perform from pgqueue.streams where stream_id = p_stream_id for no key update;
+    update pgqueue.streams s set limited = l.limited, keys_limited = l.keys_limited
+    from (select count(*) filter (where c.max_backlog is not null and c.on_full = 'reject') > 0 as limited,
+                 count(*) filter (where c.per_key_capacity is not null) > 0 as keys_limited
+          from pgqueue.consumers c where c.stream_id = p_stream_id) l
+    where s.stream_id = p_stream_id and (s.limited, s.keys_limited) <> (l.limited, l.keys_limited);
+end $$;

@@ -114,7 +114,7 @@ begin
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
                                 owner, archive, reader, seqs, arrival_nos, lanes)
     values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count, p_count,
-            current_setting('application_name'), p_consumer.keep_history is not null or p_consumer.notify_done,
+            current_setting('application_name'), p_consumer.keep_history is not null or p_consumer.notify_done or p_consumer.per_key_capacity is not null,
             p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
@@ -198,7 +198,7 @@ begin
         v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner, archive)
         values (o_claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout, o_count, o_count,
-                current_setting('application_name'), v_consumer.keep_history is not null or v_consumer.notify_done);
+                current_setting('application_name'), v_consumer.keep_history is not null or v_consumer.notify_done or v_consumer.per_key_capacity is not null);
     end if;
 end $$;
 

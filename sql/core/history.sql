@@ -20,6 +20,9 @@ begin
     if v_consumer.notify_done then
         perform pg_notify(pgqueue._done_channel(p_claim.consumer_id), '');
     end if;
+    if v_consumer.per_key_capacity is not null then
+        perform pgqueue._delete_done_notes(p_claim.consumer_id, p_seqs);
+    end if;
 end $$;
 
 -- The acknowledgement of a message; no row when there is none, or it is not kept any more. Of a message that was delivered again after it

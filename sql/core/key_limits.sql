@@ -196,19 +196,32 @@ begin
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
 end $$;
 
--- Lets the next dealers look at all keys that wait, because limits of the consumer are other ones now. Locks: the consumer.
+-- Lets the next dealers look at all keys that wait, because limits of the consumer are other ones now, and tells them of what is in flight, where
+-- that did not count before. Locks: the consumer.
 create or replace function pgqueue._change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
+    v_keyed  pgqueue.keyed_messages;
     v_count  int;
 begin
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
     select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
     if not found then
         return;  -- it is being made
+    end if;
+    if p_consumer.ordering = 'none' and p_consumer.per_key_limit is not null then
+        v_keyed := pgqueue._singly(pgqueue._by_key(p_consumer, array(
+            select m from pgqueue.consumer_messages m
+            where consumer_id = p_consumer.consumer_id and state = 'claimed'
+              and not exists (select from pgqueue.pieces p where p.consumer_id = p_consumer.consumer_id and p.piece = m.piece))));
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, claimed)
+        select p_consumer.consumer_id, v_stored.last_line_no, r.piece, count(*), array_remove(array_agg(k.key), null), 0, 0, true
+        from unnest(v_keyed.run_nos, v_keyed.keys) k (run_no, key)
+        join (select ordinality as run_no, piece from unnest(v_keyed.runs) with ordinality) r using (run_no)
+        group by r.piece;
     end if;
     if p_consumer.per_key_interval is null then
         delete from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and message_count = 0;

@@ -44,6 +44,8 @@ create or replace function pgqueue._limit_shown() returns int language sql immut
 create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
 -- Old dedup keys of a stream that maintain() deletes at once.
 create or replace function pgqueue._limit_forgotten() returns int language sql immutable parallel safe as 'select 100000';
+-- Notes of keys that maintain() looks at, of a consumer with per_key_capacity.
+create or replace function pgqueue._limit_noted() returns int language sql immutable parallel safe as 'select 10000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
 -- ... messages of the line that are dealt at once, ...

@@ -186,6 +186,32 @@ begin
     return v_offset;
 end $$;
 
+-- The offset at a position, for who has read up to another one: what it has read counts as read. So it is that one or a later one, whatever
+-- was known at the moment of either of what is dead.
+create or replace function pgqueue._offset_not_before(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset) returns pgqueue.reading_offset
+language plpgsql
+as $$
+declare
+    v_next   bigint := greatest(p_from.next_publication, p_to.next_publication);
+    v_unread int8multirange := (pgqueue._unread(p_to) + int8multirange(int8range(p_to.next_publication, null)))
+                               * (pgqueue._unread(p_from) + int8multirange(int8range(p_from.next_publication, null)));
+    v_offset pgqueue.reading_offset := p_from;
+begin
+    v_offset.next_publication := v_next;
+    v_offset.old_ids := v_unread * int8multirange(int8range(1, v_next));
+    v_offset.old_publishers := null;  -- of whomever, as at the beginning
+    v_offset.new_ids := '{}';
+    v_offset.new_publishers := null;
+    select coalesce(array_agg(c.id order by c.id), '{}'), coalesce(array_agg(c.n order by c.id), '{}')
+    into v_offset.cut_publications, v_offset.cut_messages
+    from (select id, max(n) as n
+          from (select * from unnest(p_from.cut_publications, p_from.cut_messages) f (id, n)
+                union all select * from unnest(p_to.cut_publications, p_to.cut_messages) t (id, n)) b
+          where v_unread @> id
+          group by id) c;
+    return v_offset;
+end $$;
+
 -- Raises PQ010 when what lies between two offsets was trimmed, in part or whole: to be asked when it was read. (What is not stored any more was
 -- noted as trimmed before, see core/retention.sql.)
 create or replace function pgqueue._check_not_trimmed(p_stream pgqueue.streams, p_argument text, p_from pgqueue.reading_offset,
@@ -201,7 +227,8 @@ begin
     v_gone := v_gone * (pgqueue._unread(p_from) + int8multirange(int8range(p_from.next_publication, null)))
               - pgqueue._unread(p_to) - int8multirange(int8range(p_to.next_publication, null));
     if v_gone <> '{}' then
-        raise exception 'retention has overtaken %: % publications were trimmed before they were read', p_argument, pgqueue._cardinality(v_gone)
+        raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read', p_argument,
+                        pgqueue._cardinality(v_gone), quote_literal(p_stream.name)
             using errcode = 'PQ010', column = p_argument,
                   hint = 'What this reader had before it is lost to it. Begin anew, at "earliest" for all that there is; and keep messages longer, see set_retention.';
     end if;

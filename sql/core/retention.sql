@@ -251,6 +251,12 @@ begin
     end loop;
     v_due := pgqueue._release_due(p_consumer, v_cursor, p_seqs);
     v_away := pgqueue._take_away(p_consumer, v_due.o_cursor, p_seqs);
+    if v_away.o_gone <> '{}' then
+        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
+        values (p_consumer.consumer_id, v_away.o_gone, pgqueue._cardinality(v_away.o_gone), clock_timestamp())
+        on conflict (consumer_id) do update
+        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count, skipped_at = excluded.skipped_at;
+    end if;
     perform pgqueue._save_cursor(v_stored, v_away.o_cursor, true);
     return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication or v_cursor.taken > v_stored.taken
         or v_more or pgqueue._gap_ids(v_cursor) <> pgqueue._gap_ids(v_stored);
@@ -280,28 +286,20 @@ begin
 end $$;
 
 -- Takes messages from a consumer that nobody claimed. Runs that somebody is claiming are left for the next time.
---   p_reason  they become dead letters, of this reason; null: they are skipped
--- Returns the cursor, and of how many runs some were taken. Needs the consumer's lock.
+--   p_reason  they become dead letters, of this reason; null: nothing is kept of them
+-- Returns the cursor, the messages, of how many runs they were, and how often the one was delivered that was so most often. Needs the consumer's lock.
 create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
-                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors, out o_count int)
+                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors, out o_count int,
+                                              out o_gone int8multirange, out o_most int)
 language plpgsql
 as $$
 declare
     v_taken record := pgqueue._take_unclaimed(p_consumer, p_cursor, p_seqs);
-    v_gone  int8multirange;
 begin
     o_cursor := v_taken.o_cursor;
-    o_count := cardinality(v_taken.o_runs);
+    select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most from unnest(v_taken.o_runs);
     if p_reason is not null then
         perform pgqueue._dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
-        return;
-    end if;
-    v_gone := (select range_agg(seqs) from unnest(v_taken.o_runs));
-    if v_gone is not null then
-        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
-        values (p_consumer.consumer_id, v_gone, pgqueue._cardinality(v_gone), clock_timestamp())
-        on conflict (consumer_id) do update
-        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count, skipped_at = excluded.skipped_at;
     end if;
 end $$;
 

@@ -19,6 +19,7 @@ as $$
            ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null),
            ('consumer', 'per_key_interval',   'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
            ('consumer', 'keep_history',       'interval', null, '1 us', pgqueue._max_interval()::text, null),
@@ -40,6 +41,8 @@ declare
             then 'with ordering=stream no key is told from another, so fair, per_key_limit and per_key_interval mean nothing'
         when p_consumer.ageing is not null and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'ageing is for priorities, which mean nothing with an ordering, fair, per_key_limit or per_key_interval'
+        when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
+            then 'with per_key_capacity what is sent is rejected, and with on_full=drop_oldest it never is'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
@@ -139,6 +142,7 @@ language plpgsql
 as $$
 declare
     v_by_key   boolean;
+    v_capacity int;
     v_consumer pgqueue.consumers;
 begin
     if p_settings = '{}' then
@@ -146,6 +150,7 @@ begin
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_by_key := v_consumer.by_key;
+    v_capacity := v_consumer.per_key_capacity;
     v_consumer := jsonb_populate_record(v_consumer, p_settings);
     perform pgqueue._check_policies(v_consumer);
     execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id', string_agg(format('%1$I = ($1).%1$I', k), ', '))
@@ -158,6 +163,9 @@ begin
     end if;
     if p_settings ?| '{max_backlog, on_full}' then
         perform pgqueue._limit_backlog(v_consumer);
+    end if;
+    if p_settings ? 'per_key_capacity' then
+        perform pgqueue._limit_keys(v_consumer, v_capacity is null);
     end if;
 end $$;
 

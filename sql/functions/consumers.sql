@@ -68,6 +68,9 @@ begin
     v_cursor := pgqueue._cursor_from(v_cursor, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
     values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
+    if v_settings ? 'per_key_capacity' then
+        perform pgqueue._note_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
+    end if;
     return v_consumer.consumer_id;
 end $$;
 
@@ -111,14 +114,18 @@ set lock_timeout = '300ms'
 as $$
 declare
     v_stream_id int;
+    v_limited   boolean;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
-    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id into v_stream_id;
-    perform pgqueue._note_limited(v_stream_id);
+    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
+    if v_limited then
+        perform pgqueue._note_limited(v_stream_id);
+    end if;
     if to_regclass(pgqueue._room_of(p_consumer_id)) is not null then
         execute 'drop sequence ' || pgqueue._room_of(p_consumer_id);
     end if;
     perform pgqueue._forget_runs(p_consumer_id);
+    delete from pgqueue.consumer_messages where consumer_id = p_consumer_id;
     delete from pgqueue.claims where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
@@ -128,5 +135,6 @@ begin
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
+    perform pgqueue._forget_notes(p_consumer_id);
     delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

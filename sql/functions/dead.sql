@@ -56,6 +56,7 @@ declare
     v_run      pgqueue.consumer_messages;
     v_count    bigint := 0;
     v_lanes    int[] := '{}';
+    v_set      int8multirange := '{}';
 begin
     perform pgqueue._check_dead(p_max);
     perform pgqueue._lock_consumer(v_consumer.consumer_id);
@@ -81,11 +82,13 @@ begin
         v_run.line_no := v_cursor.last_line_no;
         v_count := v_count + pgqueue._store_run(v_run, v_dead.seqs);
         v_lanes := v_lanes || v_run.lane;
+        v_set := v_set + v_dead.seqs;
     end loop;
     if v_count > 0 then
         v_cursor.taken := v_cursor.taken + v_count;
         v_cursor := pgqueue._lower_scan_from(v_cursor, array(select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l));
         perform pgqueue._save_cursor(v_stored, v_cursor, true);
+        perform pgqueue._note_keys(v_consumer, v_set);
         perform pg_notify(pgqueue._channel(v_consumer.stream_id), '');
     end if;
     return v_count;

@@ -2,7 +2,7 @@
 
 -- What became of a message, for one consumer. For a message that is not done it may read all runs of the consumer.
 -- Returns one row:
---   state          done, dead, or as explain_message says. Of what a consumer without keep_history is done with, nothing else is known
+--   state          done, cancelled, dead, or as explain_message says. Of a consumer without keep_history what was cancelled is done too, and no more known
 --   result         what its worker said: p_result of ack, p_details of dead_letter
 --   reason, error  of a dead one
 --   deliver_count  how often it was delivered; owner: by whom last (application_name); claimed_at: when; ended_at: until when
@@ -20,7 +20,7 @@ begin
     perform pgqueue._check_number('p_seq', p_seq, 1, 9223372036854775807);
     select * into v_done from pgqueue._done_with(v_consumer, p_seq);
     if found then
-        return query select 'done', v_done.result, null::text, null::text, v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
+        return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result, null::text, null::text, v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
         return;
     end if;
     select * into v_dead from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq order by d.dead_id limit 1;

@@ -78,10 +78,12 @@ begin
     end if;
     v_cursor := pgqueue._cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
+    perform pgqueue._note_keys(p_consumer);
     return v_count;
 end $$;
 
--- Ends all claims of a consumer and deletes its runs. A reader's claims are kept, as ones that it lost and cannot have back.
+-- Ends all claims of a consumer and deletes its runs, but no gates: what was delivered lately counts on. A reader's claims are kept, as ones
+-- that it lost and cannot have back.
 -- Returns how many messages that were. Needs the consumer's lock. Locks the claims and runs, and waits for whoever has them.
 create or replace function pgqueue._forget_runs(p_consumer_id int) returns bigint
 language plpgsql
@@ -92,13 +94,13 @@ declare
 begin
     loop  -- claims without that lock may be under way, and leave claims and pieces of runs
         with gone as (
-            delete from pgqueue.consumer_messages where consumer_id = p_consumer_id returning message_count
+            delete from pgqueue.consumer_messages where consumer_id = p_consumer_id and message_count > 0 returning message_count
         )
         select coalesce(sum(message_count), 0) into v_gone from gone;
         v_count := v_count + v_gone;
         delete from pgqueue.claims where consumer_id = p_consumer_id and reader is null;
         update pgqueue.claims set live = false, remaining = 0, lanes = '{}' where consumer_id = p_consumer_id and (live or lanes <> '{}');
-        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
+        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id and message_count > 0);
     end loop;
     delete from pgqueue.pieces where consumer_id = p_consumer_id;
     return v_count;
@@ -151,6 +153,7 @@ begin
         v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
+    perform pgqueue._note_keys(v_consumer);
     return v_less.o_count + pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
 end $$;
 

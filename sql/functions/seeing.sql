@@ -161,9 +161,11 @@ begin
         o_state := 'skipped';
         o_because := 'the stream''s retention took it away before the consumer was done with it';
     else
-        o_state := 'done';
         select * into v_done from pgqueue._done_with(p_consumer, p_seq);
-        o_because := case when v_done.claim_id is null then 'acknowledged; or the consumer was made, or moved, to begin after it'
+        o_state := case when v_done.done_at is not null and v_done.claim_id is null then 'cancelled' else 'done' end;
+        o_because := case when v_done.done_at is null then 'acknowledged, or cancelled; or the consumer was made, or moved, to begin after it'
+                          when v_done.claim_id is null
+                          then format('cancelled at %s by %s', date_trunc('second', v_done.done_at), coalesce(nullif(v_done.owner, ''), 'somebody'))
                           else format('acknowledged at %s by %s, who had it since %s', date_trunc('second', v_done.done_at),
                                       coalesce(nullif(v_done.owner, ''), 'a worker'), date_trunc('second', v_done.claimed_at)) end;
     end if;
@@ -208,7 +210,8 @@ end $$;
 --            not for it    published to other consumers only
 --            filtered out  it does not pass the consumer's filter
 --            skipped, trimmed  its stream's retention took it away, before or after the consumer was done
---            done          acknowledged; or from before the consumer's beginning
+--            cancelled     taken from the consumer by cancel, while it has keep_history
+--            done          acknowledged, or cancelled; or from before the consumer's beginning
 --   because  what it waits for, who has it, what happened to it
 --   until    when that ends by itself, at the latest for a lease, at the earliest for a delay; null: not by time
 -- Errors: PQ001, PQ002, PQ003. Locks: none.

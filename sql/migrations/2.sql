@@ -110,6 +110,7 @@ begin
         add column paused boolean not null default false,
         add column filtered boolean not null default false,
         add column max_backlog bigint, add column on_full text not null default 'reject',
+        add column per_key_capacity int,
         add column per_key_limit int, add column per_key_interval interval, add column per_key_burst int not null default 1,
         add column fair boolean not null default false, add column ageing interval;
     alter table pgqueue.consumers
@@ -133,7 +134,8 @@ begin
     alter table pgqueue.streams add column max_bytes int, add column max_header_bytes int, add column bound boolean not null default false,
         add column dedup_window interval,
         add column passed_over bigint not null default 0,
-        add column limited boolean not null default false;
+        add column limited boolean not null default false,
+        add column keys_limited boolean not null default false;
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int, add column scheduled boolean not null default false;
@@ -164,5 +166,7 @@ begin
     alter table pgqueue.readers
         add column used_at timestamptz not null default clock_timestamp(),
         add column planned_by uuid,
-        add column planned_to bigint not null default 0;
+        add column planned_to bigint not null default 0,
+        add column begun int not null default 0,
+        add column begun_at timestamptz;
 end $$;

@@ -227,12 +227,7 @@ declare
 begin
     o_cursor := p_cursor;
     for i in 1..pgqueue._limit_takes() loop
-        v_upto := (select max(p.publication_id)
-                   from unnest(pgqueue._gap_ids(o_cursor) + int8multirange(int8range(o_cursor.next_publication, null))) g
-                   cross join lateral (select publication_id from pgqueue.publications
-                                       where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                                         and publication_id < coalesce(upper(g), 9223372036854775807)
-                                         and pgqueue._is_for(consumers, p_consumer.consumer_id) and seqs && p_seqs) p);
+        v_upto := upper((pgqueue._find_new(p_consumer, o_cursor, p_seqs)).o_ids) - 1;
         exit when v_upto is null and not exists (
             select from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and state = 'unsifted' and seqs && p_seqs);
         v_before := o_cursor;
@@ -268,10 +263,10 @@ begin
             perform pg_notify(pgqueue._done_channel(p_consumer.consumer_id), '');
         end if;
     end if;
-    if v_dead <> v_seqs and (p_consumer.keep_history is not null or p_consumer.notify_done) then
-        if p_claim.claim_id is null then  -- as if it had been claimed now
-            p_claim.claim_id := pgqueue._new_claim_id();
+    if v_dead <> v_seqs then
+        if p_claim.claim_id is null then  -- as if it had been claimed now: without a claim it would be cancelled
             p_claim.consumer_id := p_consumer.consumer_id;
+            p_claim.claim_id := pgqueue._new_claim_id();
             p_claim.claimed_at := clock_timestamp();
             p_claim.owner := current_setting('application_name');
         end if;

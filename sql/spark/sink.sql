@@ -272,6 +272,8 @@ declare
     v_seqs       int8multirange;  -- what has dedup keys, ...
     v_dedup_keys text[];          -- ... and these
     v_duplicates int8multirange := '{}';
+    v_one        record;
+    v_notes      pgqueue.key_backlog[] := '{}';
 begin
     perform pgqueue._note_stream(p_sink, p_stream);
     select range_agg(int8range(k.seq, k.seq, '[]')), array_agg(k.dedup_key order by k.seq) into v_seqs, v_dedup_keys
@@ -281,11 +283,19 @@ begin
     if v_seqs is not null then
         v_duplicates := v_seqs - (select k.seqs from pgqueue._keep_first(p_stream, v_seqs, v_dedup_keys) k);
     end if;
-    if p_stream.limited then
-        perform pgqueue._check_room(p_stream, n.message_count, array[c.consumer_id], true)
-        from pgqueue.consumers c
-        cross join lateral (select sum(w.message_count)::bigint as message_count from unnest(p_blocks) w where pgqueue._is_for(w.consumers, c.consumer_id)) n
-        where c.stream_id = p_stream.stream_id and c.max_backlog is not null and n.message_count > 0;
+    if p_stream.limited or p_stream.keys_limited then
+        -- by consumer, because what it gets may be in several blocks
+        for v_one in
+            select c.consumer_id, n.seqs, n.message_count
+            from pgqueue.consumers c
+            cross join lateral (select range_agg(w.seqs) - v_duplicates as seqs, sum(w.message_count)::bigint as message_count
+                                from unnest(p_blocks) w where pgqueue._is_for(w.consumers, c.consumer_id)) n
+            where c.stream_id = p_stream.stream_id and (c.max_backlog is not null or c.per_key_capacity is not null) and n.message_count > 0
+            order by c.consumer_id
+        loop
+            perform pgqueue._check_room(p_stream, v_one.message_count, array[v_one.consumer_id], true);
+            v_notes := v_notes || pgqueue._check_keys(p_stream, v_one.seqs, array[v_one.consumer_id]);
+        end loop;
     end if;
     perform pgqueue._lock_publish(p_stream.stream_id);  -- before the publication id, as _publish
     v_id := nextval(format('pgqueue.publication_%s', p_stream.stream_id)::regclass);
@@ -301,6 +311,7 @@ begin
         where b.seqs <> '{}'
     )
     select count(*), coalesce(sum(message_count), 0) into o_blocks, o_rows from block;
+    insert into pgqueue.key_backlog select n.consumer_id, n.key, n.seq, v_id from unnest(v_notes) n where v_notes <> '{}';
     if p_stream.bound then
         perform pgqueue._route(p_stream.stream_id, seqs, priority, deliver_at, expires_at)
         from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_id and consumers is null;

@@ -6,6 +6,11 @@ create or replace function pgqueue.open_stream(p_stream text) returns table (str
 language sql stable
 as $$ select s.stream_id, s.kind from pgqueue._stream(p_stream) s $$;
 
+-- All streams, for who reads those of a pattern. Errors: none.
+create or replace function pgqueue.open_streams() returns table (stream text, stream_id int, kind text)
+language sql stable
+as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
+
 -- A consumer by name, with a name that no other consumer has, in no database, and the channel of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
 returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text, channel text,
@@ -58,15 +63,16 @@ end $$;
 --   p_max                            messages at most; null: what is there (of up to 1,000,000 publications)
 --   p_visibility_timeout             null: the consumer's
 --   p_upto_publication               nothing that was published after it; null: all
+--   p_max_bytes                      of data at most, but one message at least; null: any number
 -- Returns the end offset, equal to the start when there is nothing; how many messages were claimed; how many were
--- acknowledged after their lease was lost, so that another claimer may have them too; and when the next delayed
--- message is due or the next lease ends.
+-- acknowledged after their lease was lost, so that another claimer may have them too; when the next delayed
+-- message is due or the next lease ends; and, if p_max_bytes was given and something was claimed now, how many bytes of data that has.
 -- Repeating it with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ007, PQ010.
 -- Locks: the reader, its claims, the consumer. (One step of the protocol, which is read from top to bottom, and so longer than 60 lines.)
 create or replace function pgqueue.reader_claim(
     p_reader uuid, p_consumer_id int, p_start_claim bigint, p_start_messages bigint, p_max bigint default null,
-    p_visibility_timeout interval default null, p_upto_publication bigint default null)
-returns table (claim_id bigint, messages bigint, claimed bigint, lost bigint, next_due timestamptz)
+    p_visibility_timeout interval default null, p_upto_publication bigint default null, p_max_bytes bigint default null)
+returns table (claim_id bigint, messages bigint, claimed bigint, lost bigint, next_due timestamptz, bytes bigint)
 language plpgsql
 as $$
 declare
@@ -75,12 +81,14 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_claim    pgqueue.claims;
+    v_acked    record;
     v_fill     record;
-    v_settled  boolean := false;
 begin
     perform pgqueue._check_isolation();
     if p_max < 1 then
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
+    elsif p_max_bytes < 1 then
+        raise exception 'p_max_bytes is null or at least 1, not %', p_max_bytes using errcode = 'PQ003', column = 'p_max_bytes';
     end if;
     perform pgqueue._check_offset(p_reader, p_start_claim, p_start_messages);
     if p_visibility_timeout is not null then
@@ -105,15 +113,8 @@ begin
     claim_id := p_start_claim;
     messages := p_start_messages;
     claimed := 0;
-    lost := 0;
-
-    for v_claim in
-        select * from pgqueue.claims c where c.reader = p_reader and c.claim_id <= p_start_claim order by c.claim_id
-    loop
-        lost := lost + v_claim.message_count - v_claim.settled - v_claim.remaining;
-        perform pgqueue._acknowledge(v_claim);
-        v_settled := true;
-    end loop;
+    v_acked := pgqueue._acknowledge_upto(p_reader, p_start_claim);
+    lost := v_acked.o_lost;
 
     if v_reader.last_claim > p_start_claim then
         perform pgqueue.reader_extend(p_reader);
@@ -122,7 +123,12 @@ begin
         claimed := messages - p_start_messages;
     elsif not v_consumer.paused then
         v_claim.claim_id := pgqueue._new_claim_id();
-        v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000), p_upto_publication);
+        if p_max_bytes is null then
+            v_fill := pgqueue._fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000), p_upto_publication);
+        else
+            v_fill := pgqueue._fill_within(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000), p_upto_publication, p_max_bytes);
+            bytes := v_fill.o_bytes;
+        end if;
         v_cursor := v_fill.o_cursor;
         if v_fill.o_count > 0 then
             claim_id := v_claim.claim_id;
@@ -132,7 +138,7 @@ begin
         end if;
     end if;
 
-    if v_settled or claimed > 0 then
+    if v_acked.o_any or claimed > 0 then
         perform pgqueue._commit_durably();
         insert into pgqueue.readers as r (reader, consumer_id, acked_claim, last_claim, messages, lost)
         values (p_reader, p_consumer_id, p_start_claim, reader_claim.claim_id, reader_claim.messages, reader_claim.lost)
@@ -142,7 +148,7 @@ begin
     elsif v_reader.used_at < clock_timestamp() - interval '1 hour' then
         update pgqueue.readers set used_at = clock_timestamp() where reader = p_reader;
     end if;
-    perform pgqueue._save_cursor(v_stored, v_cursor, v_settled or claimed > 0);
+    perform pgqueue._save_cursor(v_stored, v_cursor, v_acked.o_any or claimed > 0);
     next_due := pgqueue._next_due(v_consumer, v_cursor, claimed = 0);
     return next;
 end $$;
@@ -180,13 +186,14 @@ end $$;
 
 -- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and claims
 -- back what is free of those that it lost. A batch that another process had planned is delivered once more: so says its deliver_count.
---   p_process  who asks: a process that plans a batch twice delivers it once; null: nobody in particular, which counts nothing
+--   p_process           who asks: a process that plans a batch twice delivers it once; null: nobody in particular, which counts nothing
+--   p_quarantine_after  cut a batch that so many processes began and none finished, see quarantine.sql; null: never
 -- Returns how many messages the batch has now; how many of it other claimers have or had; and how many are gone. The last two
--- together are what reader_lost says.
--- Errors: PQ002, PQ003, PQ005, PQ007; PQ010 when the batch was acknowledged before. Locks: the reader, its claims, the consumer.
+-- together are what reader_lost says. And how many went back because it was cut, and how many of it are dead letters for that.
+-- Errors: PQ002, PQ003, PQ005, PQ007; PQ006 for a consumer that has limits of keys now; PQ010 when the batch was acknowledged before. Locks: the reader, its claims, the consumer.
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint,
-                                                 p_process uuid default null)
-returns table (planned bigint, taken_over bigint, gone bigint)
+                                                 p_process uuid default null, p_quarantine_after bigint default null)
+returns table (planned bigint, taken_over bigint, gone bigint, returned bigint, poison bigint)
 language plpgsql
 as $$
 declare
@@ -195,15 +202,23 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_claim    pgqueue.claims;
+    v_again    boolean;  -- the process that began it before is another one
     v_missing  record;
+    v_cut      record;
 begin
     perform pgqueue._check_isolation();
     perform pgqueue._check_offset(p_reader, p_start_claim, 0);
     perform pgqueue._check_offset(p_reader, p_end_claim, 0);
+    if p_quarantine_after < 1 then
+        raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after using errcode = 'PQ003', column = 'p_quarantine_after';
+    end if;
     perform pgqueue._lock_reader(p_reader);
     perform from pgqueue.claims c where c.reader = p_reader order by c.claim_id for update;
     perform pgqueue._lock_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if v_consumer.limits_keys then
+        perform pgqueue._refuse_limits(v_consumer);
+    end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform pgqueue._check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := pgqueue._cursor(p_consumer_id);
@@ -211,6 +226,9 @@ begin
     planned := 0;
     taken_over := 0;
     gone := 0;
+    returned := 0;
+    poison := 0;
+    v_again := coalesce(v_reader.planned_to >= p_end_claim and v_reader.planned_by <> p_process, false);
     perform pgqueue.reader_extend(p_reader);
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
@@ -221,15 +239,26 @@ begin
         end if;
         if not v_claim.live and v_claim.settled < v_claim.message_count and v_claim.lanes <> '{}' then  -- (none: its consumer was moved)
             v_cursor := pgqueue._claim_back(v_consumer, v_cursor, v_claim);
-            select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
         end if;
+    end loop;
+    if v_again and p_quarantine_after is not null then
+        v_cut := pgqueue._quarantine(v_consumer, v_cursor, v_reader, p_start_claim, p_end_claim, p_quarantine_after);
+        v_cursor := v_cut.p_cursor;
+        returned := v_cut.o_returned;
+        poison := v_cut.o_poison;
+    end if;
+    for v_claim in
+        select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
+    loop
         planned := planned + v_claim.remaining + pgqueue._cardinality(pgqueue._acted_seqs(v_claim));
         v_missing := pgqueue._missing(v_consumer, v_claim);
         taken_over := taken_over + v_missing.o_taken_over;
         gone := gone + v_missing.o_gone;
     end loop;
     if p_process is not null and (v_reader.planned_by is distinct from p_process or v_reader.planned_to < p_end_claim) then
-        update pgqueue.readers set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp()
+        update pgqueue.readers
+        set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp(),
+            begun = case when v_again then begun + 1 else 1 end, begun_at = case when v_again then begun_at else clock_timestamp() end
         where reader = p_reader;
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, true);

@@ -20,6 +20,7 @@ create table if not exists pgqueue.consumers (
     max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
     on_full            text        not null default 'reject',  -- or drop_oldest
     per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
+    per_key_capacity   int,                                      -- messages of a key that it may be not done with, see core/key_capacity.sql; null: any
     per_key_interval   interval,                                 -- in each such time ...
     per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
@@ -140,6 +141,14 @@ create table if not exists pgqueue.pieces (
     claimed       boolean not null default false  -- of ordering=none: it is known that all that is left of it is claimed
 );
 
+-- Of consumers with per_key_capacity: the messages with a key that they may be not done with. See core/key_capacity.sql.
+create table if not exists pgqueue.key_backlog (
+    consumer_id    int    not null,
+    key            bigint not null,  -- its hash
+    seq            bigint not null,
+    publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
+);
+
 -- Messages of a Spark reader's claim on which its query has acted, as they were: they are of its micro-batch still (spark/actions.sql).
 -- And what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
 do $$
@@ -165,7 +174,7 @@ create table if not exists pgqueue.claims (
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
-    archive            boolean     not null default false,  -- its consumer keeps history, or notifies
+    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or has notes of keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[],
@@ -186,7 +195,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries, dropped; or what the worker said, by default rejected
+    reason        text,           -- max deliveries, expired, poison, dropped; or what the worker said, by default rejected
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),

@@ -1,14 +1,14 @@
 -- History: what was acknowledged of consumers that keep it. See core/history.sql.
 
--- An acknowledgement: of a whole claim, or of some of its messages. Written once.
+-- An acknowledgement: of a whole claim, or of some of its messages. Or messages that were cancelled: then it has no claim. Written once.
 create table if not exists pgqueue.archived_messages (
     consumer_id   int            not null,
     done_at       timestamptz    not null,
     seqs          int8multirange not null,
     message_count bigint         not null,
     deliver_count int            not null,  -- of the message that was delivered most often
-    claim_id      bigint         not null,
-    claimed_at    timestamptz    not null,
-    owner         text,
+    claim_id      bigint,
+    claimed_at    timestamptz,
+    owner         text,                     -- the application_name of who claimed, or cancelled
     result        jsonb
 );

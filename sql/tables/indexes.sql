@@ -15,6 +15,8 @@ begin
         ['consumer_messages_piece',   'consumer_messages (consumer_id, piece) where piece is not null'],
         ['consumer_messages_key',     'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],
         ['pieces_place',              'pieces (consumer_id, place)'],
+        ['key_backlog_key',           'key_backlog (consumer_id, key, seq)'],
+        ['key_backlog_seq',           'key_backlog (consumer_id, seq)'],
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],

@@ -11,6 +11,8 @@ create table if not exists pgqueue.readers (
     used_at     timestamptz not null default clock_timestamp(),  -- within an hour
     planned_by  uuid,                            -- the process that last planned a batch, and which: another one that plans it again ...
     planned_to  bigint      not null default 0,  -- ... delivers it again
+    begun       int         not null default 0,  -- processes that began this batch, ...
+    begun_at    timestamptz,                     -- ... the first one then
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 

@@ -16,7 +16,8 @@ create table if not exists pgqueue.streams (
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
     dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
     passed_over bigint not null default 0, -- numbers that were passed over when leaves were closed: no message had them
-    limited    boolean not null default false -- sends fail when a consumer has its max_backlog before it
+    limited    boolean not null default false, -- sends fail when a consumer has its max_backlog before it
+    keys_limited boolean not null default false -- ... or its per_key_capacity of the message's key
 );
 
 -- To which streams messages are copied, by the topic of their key.

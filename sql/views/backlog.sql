@@ -75,3 +75,29 @@ as $$
     select pgqueue._new_messages(p_consumer_id, pgqueue._limit_counted())
            + coalesce((select sum(message_count) from pgqueue._unclaimed(p_consumer_id)), 0)::bigint
 $$;
+
+-- How far a consumer is behind, for the progress of its query.
+--   backlog    messages that it has not claimed yet, see reader_backlog
+--   oldest_at  when the oldest of them that could be delivered now was sent; null: there is none, or it is gone
+create or replace function pgqueue.reader_lag(p_consumer_id int, out backlog bigint, out oldest_at timestamptz)
+language sql stable
+as $$
+    select pgqueue._new_messages(c.consumer_id, pgqueue._limit_counted()) + coalesce(u.messages, 0)::bigint,
+           least(pgqueue._oldest_new(c.consumer_id), pgqueue._sent_at(c.stream_id, u.oldest))
+    from pgqueue.consumers c
+    cross join lateral (
+        select sum(message_count) as messages,
+               min(first_seq) filter (where message_count > 0 and (not_visible_until > clock_timestamp()) is not true) as oldest
+        from pgqueue._unclaimed(c.consumer_id)) u
+    where c.consumer_id = p_consumer_id
+$$;
+
+-- How many messages a consumer could claim now, about: what waits for its key counts, what is delayed does not, and where very many
+-- publications are new it is an estimate. For queries that wait for a number of messages. Locks nothing.
+create or replace function pgqueue.reader_available(p_consumer_id int) returns bigint
+language sql stable
+as $$
+    select coalesce(pgqueue._new_messages(p_consumer_id, pgqueue._limit_counted())
+                    + (select coalesce(sum(message_count), 0) from pgqueue._unclaimed(p_consumer_id)
+                       where (not_visible_until > clock_timestamp()) is not true), 0)::bigint
+$$;

@@ -82,6 +82,8 @@ def test_what_is_no_duration(text):
         ("maxMessagesPerTrigger", "1.5", "a whole number of at least 1"),
         ("minPartitions", "-1", "a whole number of at least 1"),
         ("maxRecordsPerPartition", "0", "a whole number of at least 1"),
+        ("quarantineAfter", "0", "a whole number of at least 1"),
+        ("quarantineAfter", "never", "a whole number of at least 1"),
         ("maxRecordsPerPartition", str(2**63), "a whole number of at least 1"),
         ("visibilityTimeout", "30", "a duration longer than 0 with a unit"),
         ("waitTime", "soon", "a duration longer than 0 with a unit"),

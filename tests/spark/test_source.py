@@ -20,7 +20,7 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.partitions import Batch, Piece, Range
+from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Session
 from tests.spark.conftest import Queue, wait_until
@@ -461,7 +461,11 @@ def test_progress_shows_messages_done_and_the_backlog(queue: Queue):
     query.awaitTermination()
     sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
     assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
-    assert [json.loads(s.latestOffset)["messages"] for s in sources] == [1000, 1000, 1000]
+    latest = [json.loads(s.latestOffset) for s in sources]
+    assert [each["messages"] for each in latest] == [1000, 1000, 1000]
+    assert [each["backlog"] for each in latest] == [600, 200, 0]
+    assert [each["lagSeconds"] > 0 for each in latest] == [True, True, False]
+    assert {(each["stream"], each["consumer"]) for each in latest} == {("s", "c")}
     assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
 
 
@@ -509,7 +513,7 @@ def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(que
         "array(select repeat('x', 2000) || i from generate_series(1, 30000) i))"
     )
     ranges = (Range(1, 9_001, 0, 1), Range(9_001, 30_001, 2, 3))
-    piece = Piece(0, 1, "text", "s", BATCH, ranges)
+    piece = ClaimedPiece(0, 1, "text", "s", ranges, batch=BATCH)
     schema = source_schema("text", include_headers=True)
     options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
     batches: list[list[int]] = []
@@ -531,7 +535,7 @@ def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(que
     mine = "mod(hashtext(key)::int8 & 2147483647, 2) = 0"
     ((last, count),) = queue.sql(f"select max(seq), count(*) from pgqueue.messages where {mine}")
     for ranges, lost in (((Range(1, last + 1, 0, 1),), 0), ((Range(1, last + 1, 0, 1),), 1)):
-        piece = Piece(0, 1, "text", "s", BATCH, ranges, buckets=2)
+        piece = ClaimedPiece(0, 1, "text", "s", ranges, buckets=2, batch=BATCH)
         schema, got = source_schema("text", include_headers=True), 0
         options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
         if lost:

@@ -39,6 +39,9 @@ class Consumer:
     by_key: bool = False
     limits_keys: bool = False
     per_key_limit: int | None = None
+    per_key_capacity: int | None = None
+    noted: list[Any] = field(default_factory=list)  # messages with a key, of that capacity
+    publication_of: dict[int, int] = field(default_factory=dict)
     gates: set[int] = field(default_factory=set)
     places: list[Any] = field(default_factory=list)  # how far they are
     runs: list[Any] = field(default_factory=list)
@@ -93,7 +96,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
             [tuple(f) for f in scan_from], max_ranges, row.partitions, row.by_key,
-            row.limits_keys, row.per_key_limit,
+            row.limits_keys, row.per_key_limit, row.per_key_capacity,
         )  # fmt: skip
     for place in cur.execute("select * from pgqueue.group_partitions").fetchall():
         assert place.consumer_id in consumers, f"a partition of no group: {place}"
@@ -137,10 +140,15 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
             if c.stream_id == p.stream_id and (p.consumers is None or c.consumer_id in p.consumers):
                 assert not c.published & seqs, f"published twice: {c.published & seqs}"
                 c.published |= seqs
+                if c.per_key_capacity is not None:
+                    c.publication_of.update(dict.fromkeys(seqs, p.publication_id))
                 if p.publication_id >= c.cursor.next_publication:
                     c.untaken |= seqs
                 elif any(p.publication_id in r for r in c.cursor.gap_ids):
                     c.untaken |= seqs - numbers(c.cursor.kept)
+    for note in cur.execute("select * from pgqueue.key_backlog").fetchall():
+        if note.consumer_id in consumers:  # one that was sent while it was dropped is left
+            consumers[note.consumer_id].noted.append(note)
     lost = cur.execute(
         "select d.* from pgqueue.dedup_keys d"
         " join pgqueue.messages m on m.stream_id = d.stream_id and m.seq = d.seq"
@@ -177,6 +185,7 @@ def check(
             check_claims(c)
             check_group(c)
             check_line(c)
+            check_capacity(c)
             if c.ordering != "none":
                 check_order(c)
             elif c.by_key:
@@ -248,7 +257,7 @@ def check_claims(c: Consumer) -> None:
         accounted = claim.remaining + claim.settled
         assert accounted <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
-        assert claim.ordered == c.by_key
+        assert claim.ordered == c.by_key or not claim.live
         acted = [seq for seqs in claim.acted_seqs for seq in numbers(seqs)]
         assert len(set(acted)) == len(acted), f"acted upon twice: {claim}"
         assert set(acted) <= numbers(claim.seqs), f"acted upon what it did not have: {claim}"
@@ -331,6 +340,21 @@ def check_limit(c: Consumer, in_flight: Counter[int | None]) -> None:
     if c.per_key_limit is not None:
         over = {k: n for k, n in in_flight.items() if k is not None and n > c.per_key_limit}
         assert not over, f"beyond the limit of {c.per_key_limit}: {over}"
+
+
+def check_capacity(c: Consumer) -> None:
+    """With per_key_capacity, what a consumer owes of a key is noted; other notes do no harm."""
+    if c.per_key_capacity is None:
+        return
+    owed = c.untaken | {s for run in c.runs for s in numbers(run.seqs) & c.published}
+    missing = {s for s in owed if c.keys.get(s) is not None} - {n.seq for n in c.noted}
+    assert not missing, f"not noted for its key: {sorted(missing)[:20]}"
+    for note in c.noted:
+        if note.seq in owed:
+            assert note.key == c.keys[note.seq], f"another key: {note}"
+            known = c.publication_of[note.seq]
+            assert note.publication_id in (0, known), f"published with {known}: {note}"
+            assert note.publication_id or note.seq not in c.untaken, f"not taken yet: {note}"
 
 
 def check_order(c: Consumer) -> None:

@@ -7,7 +7,10 @@ import psycopg
 from tests.sql.queue import rows
 
 # Of a message that is in none of a consumer's lists.
-ELSEWHERE = {"unknown", "unpublished", "not for it", "filtered out", "skipped", "trimmed", "done"}
+ELSEWHERE = {
+    "unknown", "unpublished", "not for it", "filtered out", "skipped", "trimmed", "done",
+    "cancelled",
+}  # fmt: skip
 
 
 def check_explanations(conn: psycopg.Connection, at_most: int = 40) -> None:

@@ -42,6 +42,7 @@ TABLES = {
     "bindings": "bindings",
     "filters": "consumer_filters",
     "dedup keys": "dedup_keys",
+    "notes of keys": "key_backlog",
 }
 
 

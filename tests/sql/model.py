@@ -7,12 +7,13 @@ the checker too. Time is the test's: the stored times move rather than that anyb
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import psycopg
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +26,7 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.explaining import check_explanations
+from tests.sql.model_limits import CHANGES, LIMITS, Limits
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
@@ -58,6 +60,7 @@ class Message:
     dead_hours: int = 0
     at_most: int | None = None  # no claim with it has more
     saved: int | None = None  # what comes back with it
+    came_back: bool = False  # from a claim
     expires: int | None = None  # from this hour on nobody gets it
 
     @property
@@ -95,7 +98,9 @@ class Consumer:
     ordering: str
     max_deliver_count: int | None
     topic: str | None = None  # of its messages alone: a key, or * for those that have one
-    backoff: dict[str, str] = field(default_factory=dict)
+    backoff: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    bounded: bool = False  # it had limits of keys, so a claim may hold less than there is
     messages: dict[int, Message] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     claims: dict[int, Claim] = field(default_factory=dict)
@@ -114,9 +119,19 @@ class Consumer:
 
     def delay(self, m: Message) -> int:
         """The hours after which a failed message comes again."""
-        return {None: min(1, len(self.backoff)), "linear": min(m.deliver_count, 2),
+        constant = 1 if self.backoff.get("backoff_base") else 0
+        return {None: constant, "linear": min(m.deliver_count, 2),
                 "exponential": min(2 ** (m.deliver_count - 1), 3)}[
                     self.backoff.get("backoff")]  # fmt: skip
+
+    def in_flight(self) -> Counter[str | None]:
+        """By key, how many messages are in claims."""
+        return Counter(m.key for m in self.messages.values() if m.state == "claimed")
+
+    def with_room(self, clock: int) -> list[Message]:
+        """What is deliverable, and of a key that is not at its limits."""
+        in_flight = self.in_flight()
+        return [m for m in self.deliverable(clock) if self.limits.has_room(m.key, in_flight, clock)]
 
     def deliverable(self, clock: int, expired: bool = False) -> list[Message]:
         """What a claim of any size has to return, in the order of delivery within each key.
@@ -137,7 +152,7 @@ class Consumer:
                 found.append(m)
             else:
                 blocked.add(key)
-        if self.ordering == "none":
+        if self.ordering == "none" and not self.limits:
             found.sort(key=lambda m: (-m.priority, *m.place))
         return found
 
@@ -219,6 +234,10 @@ class QueueMachine(RuleBasedStateMachine):
         conn.execute("rollback" if mode == "rollback" else "commit")
         return result
 
+    def is_bounded(self, c: Consumer) -> bool:
+        """Whether a claim of it may hold less than there is."""
+        return self.bounded or c.bounded
+
     def publish(self, p: Publication) -> None:
         self.published.append(p)
         for c in self.consumers:
@@ -282,7 +301,7 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self, c: Consumer) -> None:
         """A claim takes all that is published, or with small limits what the tables say."""
         c.takes += 1
-        taken = internals.arrivals(self.conn, c.consumer_id) if self.bounded else None
+        taken = internals.arrivals(self.conn, c.consumer_id) if self.is_bounded(c) else None
         for m in c.messages.values():
             if m.state == "new" and (taken is None or m.seq in taken):
                 m.state = "queued"
@@ -316,7 +335,7 @@ class QueueMachine(RuleBasedStateMachine):
                 m.state = "dead"
             elif fails or (key is not None and key in failing):
                 failing.add(key)
-                m.state = "queued"
+                m.state, m.came_back = "queued", True
                 if fails:
                     policy = c.delay(m) if worker or named else 0
                     delay = policy if hours is None else hours
@@ -348,7 +367,7 @@ class QueueMachine(RuleBasedStateMachine):
     def expire(self, c: Consumer) -> None:
         """What a claimer in need does first."""
         kept = set()
-        if self.bounded:
+        if self.is_bounded(c):
             kept = {x.claim_id for x in internals.claims(self.conn) if x.live}
         for claim in [x for x in c.claims.values() if x.expired and x.live]:
             if claim.claim_id in kept:
@@ -368,17 +387,21 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(seqs) <= allowed, f"not deliverable: {sorted(set(seqs) - allowed)}"
         most = min(size, len(expected))
         alone = [m.at_most for m in expected if m.at_most is not None]
-        enough = len(seqs) <= most if self.bounded or alone or over else len(seqs) == most
-        assert seqs or self.bounded or not most, f"nothing of {len(expected)}"
+        bounded = self.is_bounded(c)
+        enough = len(seqs) <= most if bounded or alone or over else len(seqs) == most
+        assert seqs or bounded or not most, f"nothing of {len(expected)}"
         assert enough, f"{len(seqs)} of {size}, {len(expected)}"
         for s in seqs:
             limit = c.messages[s].at_most
             assert limit is None or len(seqs) <= limit, f"{seqs}, with {s} at most {limit}"
-        if c.ordering == "none":
+        c.limits.deliver([c.messages[s].key for s in seqs], c.in_flight(), self.clock)
+        if c.limits and c.ordering == "none":
+            self.check_arrivals(c, expected, seqs)
+        elif c.ordering == "none":
             # What is taken together has one place, and may be in several runs.
             got = [(-c.messages[s].priority, c.messages[s].position) for s in seqs]
             first = [(-m.priority, m.position) for m in expected][: len(seqs)]
-            assert got == (sorted(got) if self.bounded else first)
+            assert got == (sorted(got) if bounded else first)
         per_key: dict[Any, list[int]] = defaultdict(list)
         for m in expected:
             if c.key(m) is not None:
@@ -392,29 +415,45 @@ class QueueMachine(RuleBasedStateMachine):
             m.deliver_count += 1
         return seqs
 
+    @staticmethod
+    def check_arrivals(c: Consumer, expected: list[Message], seqs: list[int]) -> None:
+        """With limits and without order, what did not come back comes in order of arrival."""
+        per_key: dict[str, list[int]] = defaultdict(list)
+        for m in expected:
+            if m.key is not None and not m.came_back and m.not_before is None:
+                per_key[m.key].append(m.seq)
+        for key, line in per_key.items():
+            got = {s for s in seqs if s in line}
+            assert got == set(line[: len(got)]), f"of {key!r} {got}, not the first of {line}"
+
     def open_claims(self) -> list[Claim]:
         return [x for c in self.consumers for x in c.claims.values() if x.held and x.live]
 
     # ------------------------------------------------------------------ rules
 
     @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS,
-                unread=st.sampled_from(["keep", "keep", "drop"]), backoff=BACKOFFS)  # fmt: skip
+                unread=st.sampled_from(["keep", "keep", "drop"]), backoff=BACKOFFS,
+                limits=LIMITS)  # fmt: skip
     def start(self, more: bool, limit: int | None, topic: str | None, unread: str,
-              backoff: Any) -> None:  # fmt: skip
+              backoff: Any, limits: Any) -> None:  # fmt: skip
         self.unread, self.bounded = unread, self.bounded or unread == "drop"
-        self.add_consumer("earliest", limit, None, backoff)
+        self.add_consumer("earliest", limit, None, backoff, limits)
         if more:
-            self.add_consumer("latest", None, topic, {})
+            self.add_consumer("latest", None, topic, {}, {})
         self.group_id = value(self.conn, "create_group", self.stream, "group", PARTITIONS,
                               "earliest")  # fmt: skip
 
     def add_consumer(self, begin: str, limit: int | None, topic: str | None,
-                     backoff: dict[str, str]) -> None:  # fmt: skip
+                     backoff: dict[str, str], limits: dict[str, Any]) -> None:  # fmt: skip
+        if self.ordering == "stream":
+            limits = {}
         self.names += 1
         name = f"c{self.names}"
+        settings = Jsonb(backoff | limits)
         consumer_id = value(self.conn, "create_consumer", self.stream, name, begin, self.ordering,
-                            limit, LONG, p_topic=topic, p_settings=Jsonb(backoff))  # fmt: skip
-        c = Consumer(name, consumer_id, self.ordering, limit, topic, backoff)
+                            limit, LONG, p_topic=topic, p_settings=settings)  # fmt: skip
+        c = Consumer(name, consumer_id, self.ordering, limit, topic, backoff, Limits(limits),
+                     bool(limits))  # fmt: skip
         for p in self.published:
             if p.consumers is not None:
                 continue
@@ -426,10 +465,45 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.consumers) < 3)
     @rule(begin=st.sampled_from(["earliest", "latest"]), limit=st.sampled_from([None, 2]),
-          topic=TOPICS, backoff=BACKOFFS)  # fmt: skip
+          topic=TOPICS, backoff=BACKOFFS, limits=LIMITS)  # fmt: skip
     def create_consumer(self, begin: str, limit: int | None, topic: str | None,
-                        backoff: Any) -> None:  # fmt: skip
-        self.add_consumer(begin, limit, topic, backoff)
+                        backoff: Any, limits: Any) -> None:  # fmt: skip
+        self.add_consumer(begin, limit, topic, backoff, limits)
+
+    @rule(data=st.data(), changes=CHANGES, mode=MODES)
+    def alter_consumer(self, data: Any, changes: dict[str, Any], mode: str) -> None:
+        """Settings change while it is in use; whether it goes by key, while it is paused."""
+        c = data.draw(st.sampled_from(self.consumers))
+        limits = {k: v for k, v in changes.items() if k == "fair" or k.startswith("per_key")}
+        after = Limits(c.limits.settings | limits)
+        held = any(m.state == "claimed" for m in c.messages.values())
+        turns = self.ordering == "none" and bool(after) != bool(c.limits)
+        refused = (
+            c.limits.contradictory(limits)
+            or (self.ordering == "stream" and bool(after))
+            or (turns and held)
+        )
+        call(self.conn, "pause", self.stream, c.name)
+
+        def alter() -> bool:
+            value(self.conn, "alter_consumer", self.stream, c.name, Jsonb(changes))
+            return True
+
+        try:
+            altered = self.run(mode, alter)
+            assert not refused, f"not refused: {changes}"
+        except psycopg.Error as error:
+            if error.sqlstate != "PQ003" or not refused:
+                raise
+            altered = False
+        call(self.conn, "resume", self.stream, c.name)
+        if not altered:
+            return
+        c.limits.change(limits)
+        c.bounded = c.bounded or bool(c.limits)
+        c.backoff |= {k: v for k, v in changes.items() if k.startswith("backoff")}
+        if "max_deliver_count" in changes:
+            c.max_deliver_count = changes["max_deliver_count"]
 
     def history(self, c: Consumer) -> dict[int, tuple[Publication, str | None]]:
         """All that was published to a consumer, also before it was made."""
@@ -604,7 +678,7 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = chosen[:n]
         assert count == len(chosen)
         arrived: dict[int, int] = {}
-        if self.bounded:
+        if self.is_bounded(c):
             arrived = internals.arrivals(self.conn, c.consumer_id)
         c.takes += 1
         for seq in chosen:
@@ -612,7 +686,7 @@ class QueueMachine(RuleBasedStateMachine):
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
                 new.state = "queued"
-                new.position = int(arrived[seq]) if self.bounded else c.takes
+                new.position = int(arrived[seq]) if self.is_bounded(c) else c.takes
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)
@@ -654,6 +728,10 @@ class QueueMachine(RuleBasedStateMachine):
           mode=MODES)  # fmt: skip
     def reader_claim(self, data: Any, size: int | None, crash: bool, mode: str) -> None:
         c = data.draw(st.sampled_from(self.consumers))
+        if c.limits:
+            with pytest.raises(psycopg.Error, match="which are for workers"):
+                call(self.conn, "reader_claim", uuid.uuid4(), c.consumer_id, 0, 0)
+            return
         if len(c.readers) < 2:
             c.readers.append(Reader(uuid.uuid4()))
         r = data.draw(st.sampled_from(c.readers))
@@ -699,6 +777,10 @@ class QueueMachine(RuleBasedStateMachine):
                                           if r.end]))  # fmt: skip
         assert r.end is not None
         end = r.end[0]
+        if c.limits:
+            with pytest.raises(psycopg.Error, match="which are for workers"):
+                call(self.conn, "reader_resume", r.reader, c.consumer_id, r.claim, end)
+            return
         rows = self.run(mode, lambda: call(self.conn, "reader_resume", r.reader, c.consumer_id,
                                            r.claim, end))  # fmt: skip
         if rows is None:
@@ -716,7 +798,7 @@ class QueueMachine(RuleBasedStateMachine):
             if claim.moved or claim.settled == len(claim.original):
                 free = set()  # its owner settled it all
             assert back <= free, "taken back from another claim"
-            if c.ordering == "none" and not self.bounded:
+            if c.ordering == "none" and not self.is_bounded(c):
                 assert back == free, "what was free was not taken back"
             claim.live, claim.held = bool(back), back
             for s in back:
@@ -879,13 +961,21 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(self.was_grouped) | skipped == self.for_all()
         assert not skipped or self.unread == "drop"
 
+    def in_order(self) -> list[Consumer]:
+        return sorted(self.consumers, key=lambda c: c.consumer_id)
+
     def check(self) -> None:
         tables = checker.read_here(self.conn)
         checker.check(self.conn, None, [c for c in tables if c.partitions is not None])
         consumers = [c for c in tables if c.partitions is None]
+        for c, table in zip(self.in_order(), consumers, strict=True):
+            if table.per_key_limit is not None:
+                most = max(c.in_flight().values(), default=0)  # under an earlier limit
+                table.per_key_limit = max(c.limits.most, most)  # type: ignore[assignment]
         checker.check(self.conn, self.done(), consumers)
-        for c, table in zip(sorted(self.consumers, key=lambda c: c.consumer_id), consumers,
-                            strict=True):  # fmt: skip
+        for c, table in zip(self.in_order(), consumers, strict=True):
+            if c.limits and not any(r.state == "ready" and r.piece is not None for r in table.runs):
+                c.limits.settle()
             assert set(table.dead) == {m.seq for m in c.messages.values() if m.state == "dead"}
 
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
@@ -908,14 +998,15 @@ class QueueMachine(RuleBasedStateMachine):
                 claim.expired, claim.ended = True, self.clock
             for c in self.consumers:
                 empty = 0
-                while empty <= (EMPTY_CLAIMS if self.bounded else 3):
+                while empty <= (EMPTY_CLAIMS if self.is_bounded(c) else 3):
                     rows = call(self.conn, "receive", self.stream, c.name, 7)
                     self.expire(c)
                     self.take(c)
                     self.hand_out(c, seqs_of(rows), 7)
                     if not rows:
                         empty += 1
-                        self.an_hour_passes()
+                        if not c.limits or not c.with_room(self.clock):
+                            self.an_hour_passes()
                         continue
                     empty = 0
                     value(self.conn, "ack", claim_of(rows))

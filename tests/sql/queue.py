@@ -239,9 +239,18 @@ class Reader:
 
     def resume(self, end: Any, process: uuid.UUID | None = None) -> Any:
         """planned, taken_over, gone; in a process of Spark, or in none."""
+        (row,) = rows(
+            self.conn,
+            "select planned, taken_over, gone from pgqueue.reader_resume(%s, %s, %s, %s, %s)",
+            self.id, self.consumer_id, self.claim_id, end.claim_id, process,
+        )  # fmt: skip
+        return row
+
+    def start(self, end: Any, quarantine_after: int | None) -> Any:
+        """A query starts and replays the batch: planned, taken_over, gone, returned, poison."""
         (row,) = call(
             self.conn, "reader_resume", self.id, self.consumer_id, self.claim_id, end.claim_id,
-            process,
+            uuid.uuid4(), quarantine_after,
         )  # fmt: skip
         return row
 

@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql import checker, internals
+from tests.sql import checker, clock, internals
 from tests.sql.queue import (
     Conn,
+    Reader,
     Session,
     acked,
     call,
@@ -161,6 +162,19 @@ def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
     assert time.monotonic() - began > 0.28
 
 
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_who_is_moved_keeps_the_rate(conn: Conn, ordering: str) -> None:
+    """Whom a key stands for does not get more because its messages are delivered once more."""
+    limited(conn, ordering, per_key_interval="1 hour", per_key_burst=2)
+    seqs = send_keys(conn, *"aaa")
+    receive(conn, 1)
+    value(conn, "seek", "s", "c", "earliest")
+    assert len(drained(conn)) == 1
+    clock.pass_time(conn, seconds(3600))
+    assert seqs_of(drained(conn, 2)) == seqs[1:]
+
+
 @pytest.mark.parametrize("ordering", BY_KEY)
 def test_keys_take_turns(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, fair=True)
@@ -264,6 +278,25 @@ def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(co
     assert sorted(acked(conn, "s", "c") + seqs_of(held)) == seqs
 
 
+@pytest.mark.small_limits
+@pytest.mark.parametrize("before", [{"fair": True}, {"per_key_interval": "1 us"}], ids=str)
+def test_a_limit_counts_what_was_in_flight_when_it_was_set(
+    conn: Conn, before: dict[str, Any]
+) -> None:
+    limited(conn, "none", **before)
+    send_keys(conn, *"ab")
+    held = [claim_of(receive(conn, 1)) for _ in range(2)]
+    assert receive(conn, 1) == []
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": 1}')
+    send_keys(conn, *"aab")
+    assert receive(conn, 5) == []
+    value(conn, "ack", held[0])
+    (row,) = receive(conn, 5)
+    assert row.key == "a"
+    value(conn, "ack", held[1])
+    assert keys_of(receive(conn, 5)) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("ordering", "settings", "says"),
     [
@@ -286,6 +319,25 @@ def test_a_spark_query_is_refused(conn: Conn) -> None:
     with pytest.raises(psycopg.Error, match="which are for workers") as error:
         value(conn, "reader_claim", "0" * 32, consumer_id, 0, 0, None)
     assert error.value.sqlstate == "PQ006"
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_a_spark_query_whose_consumer_has_limits_now_replays_nothing(
+    conn: Conn, ordering: str
+) -> None:
+    """Its batch could never be acknowledged: workers get it."""
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    seqs = send_keys(conn, *"ab")
+    end = reader.ask()
+    clock.end_leases(conn)
+    value(conn, "ack", claim_of(receive(conn, 1)))
+    value(conn, "pause", "s", "c")
+    value(conn, "alter_consumer", "s", "c", '{"per_key_limit": 1}')
+    value(conn, "resume", "s", "c")
+    with pytest.raises(psycopg.Error, match="which are for workers") as error:
+        reader.resume(end)
+    assert error.value.sqlstate == "PQ006"
+    assert seqs_of(drained(conn)) == seqs[1:]
 
 
 HISTORIES = [

@@ -611,3 +611,19 @@ def test_the_backlog_is_what_nobody_has_claimed(conn: Conn, reader: Reader) -> N
     assert value(conn, "reader_backlog", reader.consumer_id) == 6
     reader.ask(2)
     assert value(conn, "reader_backlog", reader.consumer_id) == 4 == stats(conn).backlog
+
+
+def test_the_lag_is_that_of_what_could_be_delivered(conn: Conn, reader: Reader) -> None:
+    def lag() -> tuple:
+        [row] = conn.execute("select * from pgqueue.reader_lag(%s)", [reader.consumer_id])
+        return row
+
+    assert lag() == (0, None)
+    send(conn, p_deliver_at=now(conn) + timedelta(hours=1))
+    assert lag() == (1, None), "nobody could have it"
+    began = now(conn)
+    send_all(conn, ["x"] * 5)
+    ended = now(conn)
+    assert (lag()[0], began <= lag()[1] <= ended) == (6, True)
+    reader.ask(2)
+    assert (lag()[0], began <= lag()[1] <= ended) == (4, True)

@@ -487,3 +487,41 @@ def test_reading_begins_at_a_number(conn: Conn, stream: int, session: Session) -
         assert sorted(got) == seqs
         assert last == end
         assert plan(conn, begin, last) == seqs
+
+
+def test_an_end_is_never_before_what_was_read(conn: Conn, stream: int, session: Session) -> None:
+    """A dead publication is known to be dead while nobody publishes, and not beside somebody."""
+    first = send(conn)
+    at = one(conn, "select clock_timestamp()").isoformat()
+    dead_publication(conn)
+    numbers = send_all(conn, ["x"] * 4)
+    begun = start(conn)
+    middle = read_to(conn, begun, 3)
+    assert parts(middle) == {"next", "cut"}
+    busy = session()
+    busy.execute("begin")
+    late = send(busy)
+    ends = {each: value(conn, "end_offset", "s", Jsonb(middle), each) for each in ("latest", at)}
+    busy.execute("commit")
+    assert plan(conn, middle, ends["latest"]) == numbers[2:]
+    assert plan(conn, middle, ends[at]) == []
+    assert plan(conn, ends["latest"], read_to(conn, ends["latest"])) == [late]
+    assert plan(conn, ends[at], read_to(conn, ends[at])) == [*numbers[2:], late]
+    assert plan(conn, begun, value(conn, "end_offset", "s", Jsonb(begun), at)) == [first]
+
+
+def test_who_is_behind_knows_how_far_and_since_when(conn: Conn, stream: int) -> None:
+    offset = read_to(conn, start(conn))
+    consumer(conn, "c")
+    send(conn, "for others", p_consumers=["c"])
+    send_all(conn, ["x"] * 3)
+    (row,) = call(conn, "offset_lag", "s", Jsonb(offset))
+    since = one(conn, "select max(published_at) from pgqueue.publications")
+    assert (row.messages, row.since) == (3, since)
+    some = read_to(conn, offset, 2)
+    assert value(conn, "size_between", "s", Jsonb(offset), Jsonb(some)) == 2
+    assert value(conn, "size_between", "s", Jsonb(some), Jsonb(some)) == 0
+    (row,) = call(conn, "offset_lag", "s", Jsonb(some))
+    assert (row.messages, row.since) == (1, since)
+    (row,) = call(conn, "offset_lag", "s", Jsonb(read_to(conn, offset)))
+    assert (row.messages, row.since) == (0, None)

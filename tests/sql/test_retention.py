@@ -510,6 +510,13 @@ def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn
         with pytest.raises(psycopg.Error) as caught:
             ask()
         assert caught.value.sqlstate == "PQ010"
+        assert "of stream 's'" in str(caught.value) or "read_plan" not in str(ask)
+    # who says so goes on with what is left, and reads nothing twice
+    after = value(conn, "read_to", "s", Jsonb(begun), None, None, True)
+    assert after["messages"] == begun["messages"] + 1
+    rows = call(conn, "read_plan", "s", Jsonb(begun), Jsonb(after), True)
+    assert [(row.lo, row.hi) for row in rows] == [(young, young + 1)]
+    assert value(conn, "read_to", "s", Jsonb(after)) == after
     for offset in (end, "earliest", None):
         assert seqs_of(call(conn, "read", "s", Jsonb(offset))) == [young]
 

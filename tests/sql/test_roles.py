@@ -39,11 +39,13 @@ FUNCTIONS = {
         "defer", "extend", "dead_letter", "read_dead", "start_waiting", "still_publishing",
         "stop_waiting",
         "next_due", "outcome", "listen_done",
-        "last_publication", "read", "start_offset", "read_to", "read_plan", "lease_partitions",
+        "last_publication", "read", "start_offset", "end_offset", "read_to", "read_plan",
+        "offset_lag", "size_between", "open_streams", "lease_partitions",
         "leave_group", "plan_partitions", "read_partitions", "commit_offset",
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
-        "reader_backlog", "settle_messages", "_check_timeout",
+        "reader_backlog", "reader_lag", "reader_available", "reader_ack", "settle_messages",
+        "_check_timeout",
     },
     "observer": {
         "consumer_position",
@@ -53,7 +55,7 @@ FUNCTIONS = {
     "admin": {
         "peek", "peek_at", "export_lines", "consumer_position",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
-        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry",
+        "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry", "cancel",
         "read_dead", "redrive", "purge_dead", "revive_messages",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
@@ -225,6 +227,9 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
         with consumer.cursor().copy(read.encode()) as found:
             assert list(found.rows()) == [("d",)]
         call(consumer, "reader_resume", reader, ids["none"], 0, end.claim_id)
+        (done,) = call(consumer, "reader_ack", reader, ids["none"], end.claim_id)
+        assert tuple(done) == (1, 0)
+        assert value(consumer, "reader_available", ids["none"]) == 0
         call(consumer, "reader_claim", reader, ids["none"], end.claim_id, end.messages)
         for name in ("observer", "admin"):
             for view in VIEWS:

@@ -160,6 +160,17 @@ def test_retry_ends_delays(queue, run):
     assert queue.receive("s", "c") is None
 
 
+def test_cancel_takes_messages_away(queue, run):
+    for data in "abc":
+        queue.send("s", data)
+    claim = queue.receive("s", "c")
+    assert run("cancel", "s", "c", "1", "3") == "2 messages cancelled\n"
+    assert json.loads(run("cancel", "s", "c", "3", "--json"))["cancelled"] == 0
+    assert claim.extend() == 0
+    assert [m.seq for m in queue.receive("s", "c", 10).messages] == [2]
+    run("cancel", "s", "c", code=2)
+
+
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
     assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error

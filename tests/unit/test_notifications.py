@@ -39,7 +39,7 @@ def notify(url: str, channel: str, count: int) -> None:
 
 def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(queue, url):
     channel = f"pgqueue_{stream_id(queue, 's')}"
-    wakeup = Wakeup(url, "s", Parent())
+    wakeup = Wakeup(url, ["s"], Parent())
     assert wakeup.start()
     assert not wakeup.start()
     notify(url, channel, 5000)

@@ -221,6 +221,32 @@ class ClaimCalls(Calls):
             arguments.maybe(arguments.seqs, "seqs", seqs),
         )
 
+    def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
+        """Take messages from a consumer that has not finished them, wherever it has them.
+
+        What is claimed leaves its claim, whose owner is told by smaller numbers when it extends or
+        settles it, and is not stopped. All or nothing. Dead letters are passed over, and what a
+        Spark query has in hand.
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seqs: the numbers of the messages.
+
+        Returns:
+            how many messages that were.
+
+        Raises:
+            PgQueueError: 55P03 a transaction that claims or settles some of them stays open for
+                10 s; PQ006 a group.
+        """
+        return self._value(
+            "select pgqueue.cancel(%s::text, %s::text, %s::bigint[])",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.seqs("seqs", seqs),
+        )
+
     def defer(
         self,
         claim_id: int,

@@ -224,6 +224,20 @@ def retry(
 
 
 @app.command()
+def cancel(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Take messages from a consumer that has not finished them, wherever it has them."""
+    with connect(url) as queue:
+        count = queue.cancel(stream, consumer, seqs)
+    told(as_json, f"{count_of(count)} cancelled", stream=stream, consumer=consumer, cancelled=count)
+
+
+@app.command()
 def ack(
     claim: ClaimId,
     seq: Seqs = None,

@@ -5,6 +5,12 @@ in camelCase, and never show the value of `url`, which may hold a password.
 """
 
 from spark_pgqueue.spark.options.checking import Option
+from spark_pgqueue.spark.options.cursor import (
+    CURSOR_NAMES,
+    CURSOR_OPTIONS,
+    CursorOptions,
+    parse_cursor,
+)
 from spark_pgqueue.spark.options.sink import SINK_NAMES, SINK_OPTIONS, SinkOptions, parse_sink
 from spark_pgqueue.spark.options.source import (
     SOURCE_NAMES,
@@ -16,15 +22,19 @@ from spark_pgqueue.spark.options.values import ACTIONS, REVIVING, duration
 
 __all__ = [
     "ACTIONS",
+    "CURSOR_NAMES",
+    "CURSOR_OPTIONS",
     "REVIVING",
     "SINK_NAMES",
     "SINK_OPTIONS",
     "SOURCE_NAMES",
     "SOURCE_OPTIONS",
+    "CursorOptions",
     "Option",
     "SinkOptions",
     "SourceOptions",
     "duration",
+    "parse_cursor",
     "parse_sink",
     "parse_source",
 ]

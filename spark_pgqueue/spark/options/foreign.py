@@ -9,23 +9,30 @@ FOREIGN = {
     "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
     "numpartitions": "use minPartitions, when reading",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
-    "maxbytespertrigger": "use maxMessagesPerTrigger, when reading",
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
     "topic": "use stream",
-    "subscribe": "use stream for what is read, and consumer for who reads it",
-    "subscribepattern": "use stream: a query reads one, and a union of queries reads several",
-    "assign": "use stream, and consumer for who reads it",
+    "subscribe": "use stream for what is read, or streams, and consumer for who claims it",
+    "subscribepattern": "use streamPattern, without consumer",
+    "assign": "use stream or streams; minPartitions for how many tasks read",
+    "streams": "leave consumer out, when reading: a consumer is of one stream",
+    "streampattern": "leave consumer out, when reading: a consumer is of one stream",
+    "group": "leave it out: the checkpoint has the position, and the query's progress shows how "
+    "far it is behind. With consumer, Postgres knows it",
     "kafka.group.id": "use consumer",
     "groupidprefix": "use consumer",
     "startingoffsets": "use startingPosition with createConsumer, when reading: "
-    "earliest, latest or a time",
-    "startingtimestamp": "use startingPosition with createConsumer, when reading",
-    "startingoffsetsbytimestamp": "use startingPosition with createConsumer, when reading",
+    "earliest, latest or a time; or leave consumer out",
+    "startingtimestamp": "use startingPosition with createConsumer, when reading, or leave "
+    "consumer out",
+    "startingoffsetsbytimestamp": "use startingPosition with createConsumer, when reading; or, "
+    "without consumer, startingTimestamp, or startingOffsets with a time for each stream",
+    "startingoffsetsbytimestampstrategy": "leave it out: there is always a place for a time",
     "endingoffsets": "use trigger(availableNow=True): it reads what is there when it starts",
     "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
+    "endingoffsetsbytimestamp": "use endingTimestamp, or endingOffsets with a time for each "
+    "stream, in a batch without consumer",
     "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
-    "minoffsetspertrigger": "leave it out: a micro-batch takes what is there",
-    "maxtriggerdelay": "leave it out: a micro-batch takes what is there",
+    "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }
 KAFKA = "leave it out: what Postgres needs to connect goes into url"

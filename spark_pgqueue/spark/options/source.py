@@ -39,6 +39,7 @@ class SourceOptions:
     starting_position: str | None
     ordering: str | None
     share_consumer: bool
+    quarantine_after: int | None
     retry_timeout: timedelta
 
 
@@ -150,6 +151,15 @@ SOURCE_OPTIONS = (
         "Whether other queries of the application may read the consumer too, if they say so as "
         "well: each then gets a part of the messages.",
     ),
+    Option(
+        "quarantineAfter",
+        positive,
+        NUMBER,
+        None,
+        "Cut a micro-batch into halves that was begun so many times and never finished, until the "
+        "message that stops the query is alone: then it is a dead letter. By default the query "
+        "fails for ever.",
+    ),
     RETRY_TIMEOUT,
 )
 
@@ -162,4 +172,5 @@ SOURCE_NAMES = {
     "p_ordering": "option ordering",
     "p_visibility_timeout": "option visibilityTimeout",
     "p_max": "option maxMessagesPerTrigger",
+    "p_quarantine_after": "option quarantineAfter",
 }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 NUMBER = "a whole number of at least 1"
 DURATION = "a duration longer than 0 with a unit, such as '500ms', '30s' or '5 minutes'"
+SIZE = "a number of bytes of at least 1, such as '1048576', '500k', '100MB' or '10g'"
 BOOLEAN = "true or false"
+TIMESTAMP = (
+    "a timestamp with time zone such as 2026-01-31T12:00:00Z, or milliseconds since 1970 (UTC)"
+)
 
 
 def duration(text: str) -> timedelta:
@@ -56,6 +62,14 @@ def not_negative(text: str) -> int:
     if not 0 <= value < 2**63:
         raise ValueError
     return value
+
+
+def size(text: str) -> int:
+    """At least 1 byte, in units of 1024: '1048576', '500k', '100MB', '10g'. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
+    if found is None:
+        raise ValueError
+    return positive(str(int(found[1]) << 10 * " kmgt".index(found[2] or " ")))
 
 
 def boolean(text: str) -> bool:
@@ -107,3 +121,62 @@ def action(text: str) -> str:
     if text.strip().lower() not in ACTIONS:
         raise ValueError
     return text.strip().lower()
+
+
+def timestamp(text: str) -> str:
+    """A time with a time zone, or milliseconds since 1970, for Postgres. Raises ValueError."""
+    text = text.strip()
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))).isoformat()
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError
+    return text
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """A regular expression. Raises ValueError."""
+    try:
+        return re.compile(a_name(text))
+    except re.error:
+        raise ValueError from None
+
+
+def unlike_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, none of them twice. Raises ValueError."""
+    found = names(text)
+    if len(set(found)) < len(found):
+        raise ValueError
+    return found
+
+
+Place = str | dict[str, Any]
+"""A place in a stream: an offset of it; or earliest, latest, a time, or "seq" and a number."""
+
+
+def offsets(text: str) -> str | dict[str, Place]:
+    """Earliest or latest for all streams, or a place for each by its name. Raises ValueError.
+
+    An offset of a query, as its progress shows it, and one of a stream, as `read_to` returns it,
+    are such places too.
+    """
+    if text.strip().lower() in ("earliest", "latest"):
+        return text.strip().lower()
+    given = json.loads(text)
+    if not isinstance(given, dict) or not given:
+        raise ValueError
+    if isinstance(given.get("stream"), str) and isinstance(given.get("incarnation"), str):
+        return {given["stream"]: _place(given)}
+    streams = given.get("streams")
+    if isinstance(streams, dict) and all(isinstance(each, dict) for each in streams.values()):
+        given = streams
+    return {name: _place(each) for name, each in given.items()}
+
+
+def _place(given: Any) -> Place:
+    if isinstance(given, str):
+        if re.fullmatch("seq +[0-9]{1,18}", given):
+            return given
+        return given if given in ("earliest", "latest") else timestamp(given)
+    if not isinstance(given, dict) or not isinstance(given.get("incarnation"), str):
+        raise ValueError
+    return {name: value for name, value in given.items() if name not in ("stream", "from")}

@@ -1,0 +1,77 @@
+"""Commands about a Postgres of one's own: start one in a folder, with the schema, and end it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_pgqueue.command_line.app import app, connect
+from spark_pgqueue.command_line.arguments import Json
+from spark_pgqueue.command_line.output import told
+from spark_pgqueue.postgres import embedded
+
+NEWEST = 18
+
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[DIR]", help="Where it lives: a new folder, or that of an earlier one."
+    ),
+]
+
+
+@app.command()
+def up(
+    folder: Folder = Path("pgqueue-data"),
+    export: Annotated[
+        bool,
+        typer.Option("--export", help='Print what a shell runs: eval "$(pgqueue up --export)".'),
+    ] = False,
+    version: Annotated[
+        int | None,
+        typer.Option(help=f"Of Postgres. By default {NEWEST}, or that of the folder's data."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a Postgres in a folder, or find it running, and install the schema.
+
+    It stays up when this command has ended: `pgqueue down` stops it. It listens on a socket in the
+    folder, which nobody but its user can reach.
+    """
+    server = embedded.start(
+        folder, version=version or embedded.version_in(folder) or NEWEST, keep=True
+    )
+    server.keep_up()
+    with connect(server.url) as queue:
+        queue.install()
+    line = f"export PGQUEUE_URL={shlex.quote(server.url)}"
+    if export and not as_json:
+        print(line)
+        return
+    where = "" if folder == Path("pgqueue-data") else f" {shlex.quote(str(folder))}"
+    said = (
+        f"PostgreSQL {server.version} runs in {server.directory}, with the schema pgqueue.\n"
+        f"{line}\n"
+        f'For this shell: eval "$(pgqueue up{where} --export)". To stop it: pgqueue down{where}'
+    )
+    told(
+        as_json,
+        said,
+        url=server.url,
+        version=server.version,
+        folder=str(server.directory),
+    )
+
+
+@app.command()
+def down(folder: Folder = Path("pgqueue-data"), as_json: Json = False) -> None:
+    """Stop the Postgres of a folder, whoever uses it. Its data stays there."""
+    version = embedded.version_in(folder)
+    running = (folder / "data" / "postmaster.pid").exists()
+    if running and version is not None:
+        embedded.start(folder, version=version, keep=True).stop()
+    said = f"PostgreSQL in {folder.resolve()} " + ("is stopped." if running else "does not run.")
+    told(as_json, said, folder=str(folder.resolve()), stopped=running)

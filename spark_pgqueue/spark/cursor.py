@@ -1,0 +1,134 @@
+"""The readers of streams without a consumer: as a stream, and once as a batch.
+
+Spark's checkpoint alone says how far a query is; nothing is kept in Postgres. `CursorSession` holds
+what lives in the driver-side process of a streaming query; see `source` for who calls what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.cursor_offset import CursorOffset
+from spark_pgqueue.spark.cursor_session import CursorSession
+from spark_pgqueue.spark.cursor_streams import Streams
+from spark_pgqueue.spark.options import CursorOptions
+from spark_pgqueue.spark.partitions import CursorPartition
+from spark_pgqueue.spark.reading import check_complete, read_rows
+from spark_pgqueue.spark.source import NO_LIMIT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads streams as they grow, by offsets in Spark's checkpoint."""
+
+    def __init__(self, options: CursorOptions, schema: StructType):
+        self._options = options
+        self._schema = schema
+        self._session: CursorSession | None = None
+
+    @property
+    def session(self) -> CursorSession:
+        """The state of the driver-side process, made on first use."""
+        if self._session is None:
+            self._session = CursorSession(self._options, self._schema)
+        return self._session
+
+    def initialOffset(self) -> dict:
+        """The offset before the first batch: where it begins, says that batch's end."""
+        return CursorOffset().as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What maxMessagesPerTrigger says; never all, which is what trigger(once=True) asks for."""
+        return ReadMaxRows(self._options.max_messages_per_trigger or NO_LIMIT)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on read what is published now, and nothing that is published later."""
+        self.session.stop_at_what_is_published()
+
+    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+        """Say where the next micro-batch ends.
+
+        Raises:
+            PgQueueError: retention was faster, and failOnDataLoss is true; the checkpoint is of
+                another stream, or of other streams; or Postgres stayed away too long.
+        """
+        is_once = isinstance(limit, ReadAllAvailable)
+        admission = Admission() if is_once else self._options.admission
+        return self.session.next(CursorOffset.parse(start), admission).as_json()
+
+    def reportLatestOffset(self) -> dict | None:
+        """What the query's progress shows: see `CursorSession.latest`."""
+        return self.session.latest()
+
+    def partitions(self, start: dict, end: dict) -> list[CursorPartition]:
+        """Plan how the executors read what is between two offsets. Errors as `latestOffset`."""
+        return self.session.plan(CursorOffset.parse(start), CursorOffset.parse(end))
+
+    def commit(self, end: dict) -> None:
+        """Nothing: the checkpoint has it."""
+
+    def read(self, partition: CursorPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor. Errors as `read_partition`."""
+        return read_partition(self._options, partition, self._schema)
+
+    def stop(self) -> None:
+        """Let go of connections."""
+        if self._session is not None:
+            self._session.close()
+
+
+class PgQueueCursorBatchReader(DataSourceReader):
+    """Reads a range of streams, once."""
+
+    def __init__(self, options: CursorOptions, schema: StructType):
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[CursorPartition]:  # type: ignore[override]
+        """Find the range, and plan how the executors read it.
+
+        Raises:
+            PgQueueError: a place is none; retention took a part of the range, and failOnDataLoss is
+                true; or Postgres stayed away too long.
+        """
+        data = self._schema["data"].dataType.simpleString()
+        streams = Streams(self._options, self._options.retry_timeout.total_seconds(), data)
+        try:
+            begun = {name: streams.begin(name, "earliest") for name in streams.find()}
+            ends = {name: streams.end(name, begun[name]) for name in begun}
+            return streams.partitions(CursorOffset(begun), CursorOffset(ends))
+        finally:
+            streams.close()
+
+    def read(self, partition: CursorPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor. Errors as `read_partition`."""
+        return read_partition(self._options, partition, self._schema)
+
+
+def read_partition(
+    options: CursorOptions, partition: CursorPartition, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition, in order of each stream.
+
+    Raises:
+        PgQueueError: messages are gone, and failOnDataLoss is true; or Postgres stayed away too
+            long.
+    """
+    patience = options.retry_timeout.total_seconds()
+    for piece in partition.pieces:
+        constant = {"stream": piece.stream} if options.has_several else {}
+        rows = yield from read_rows(options.url, patience, piece, schema, constant)
+        check_complete(piece, rows, options.fail_on_data_loss)

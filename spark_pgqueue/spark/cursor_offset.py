@@ -1,0 +1,101 @@
+"""The offsets of a query that reads without a consumer: how Spark's checkpoint has them.
+
+`{"streams": {"orders": {"incarnation": "6fd9...", "next": 7, "messages": 12}}}`: for each stream,
+in order of the names, what `pgqueue.read_to` returned, but for the name. The order of all keys is
+fixed, because Spark compares offsets as text.
+
+Where a query begins ("latest", say) is decided when it first asks for messages, and Spark stores
+the end of a micro-batch alone. So the first end that has a stream has as `from` where it began,
+unless that is the same: from then on it is in the checkpoint, whenever the batch is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
+
+Position = dict[str, Any]
+"""A position in a stream: an offset of it as the database has it, without the stream's name."""
+
+_FIELDS = ("incarnation", "next", "messages", "cut", "gaps")
+
+
+def position_of(offset: Mapping[str, Any]) -> Position:
+    """The position that an offset of the database says, with its keys in their order."""
+    return {name: offset[name] for name in _FIELDS if name in offset}
+
+
+@dataclass(frozen=True)
+class CursorOffset:
+    """Positions in streams.
+
+    Attributes:
+        positions: up to where each stream was read.
+        begun: where those began that the offset before does not have.
+    """
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    begun: Mapping[str, Position] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, offset: Mapping[str, Any]) -> CursorOffset:
+        """From what Spark read in the checkpoint.
+
+        Raises:
+            PgQueueError: another source, or a newer version of this one, has written it.
+        """
+        streams = offset.get("streams")
+        if not isinstance(streams, dict) or len(offset) > 1:
+            with_consumer = "reader" in offset
+            raise PgQueueError(
+                "the checkpoint is of a query that reads a consumer, and this one has none"
+                if with_consumer
+                else f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
+                hint='add option("consumer", ...) again, or give the query a checkpointLocation of '
+                "its own"
+                if with_consumer
+                else "upgrade spark-pgqueue if a newer version has written it, else give the query "
+                "a checkpointLocation of its own",
+                sqlstate=FOREIGN_CHECKPOINT,
+            )
+        return cls(
+            {name: position_of(each) for name, each in streams.items()},
+            {name: position_of(each["from"]) for name, each in streams.items() if "from" in each},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As Spark is given it."""
+        return {
+            "streams": {
+                name: self.positions[name]
+                | ({"from": self.begun[name]} if name in self.begun else {})
+                for name in sorted(self.positions)
+            }
+        }
+
+    @property
+    def messages(self) -> int:
+        """How many messages were read, of all streams."""
+        return sum(each["messages"] for each in self.positions.values())
+
+    def after(self, start: CursorOffset, begun: Mapping[str, Position]) -> CursorOffset:
+        """The end of a micro-batch, with where those streams began that `start` does not have."""
+        return CursorOffset(
+            self.positions,
+            {
+                name: begun[name]
+                for name in self.positions
+                if name not in start.positions and begun[name] != self.positions[name]
+            },
+        )
+
+    def spans(self, start: CursorOffset) -> dict[str, tuple[Position, Position]]:
+        """From where to where each stream is read, in the batch between `start` and this end."""
+        spans = {
+            name: (start.positions.get(name) or self.begun.get(name) or end, end)
+            for name, end in self.positions.items()
+        }
+        return {name: (first, end) for name, (first, end) in spans.items() if first != end}

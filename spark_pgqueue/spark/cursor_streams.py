@@ -1,0 +1,355 @@
+"""The streams of a reader without a consumer: finding them, where it begins, and what is next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.postgres.errors import (
+    DATA_LOSS,
+    FOREIGN_CHECKPOINT,
+    NOT_ALLOWED,
+    UNKNOWN_STREAM,
+    PgQueueError,
+)
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.cursor_offset import CursorOffset, Position, position_of
+from spark_pgqueue.spark.options import CURSOR_NAMES, CursorOptions
+from spark_pgqueue.spark.partitions import CursorPartition, Range, cut_streams
+
+DISCOVERY_SECONDS = 1.0
+"""How old the list of the streams of a pattern may be."""
+
+THE_CHECKPOINT = "the checkpoint"
+
+
+def find_streams(options: CursorOptions) -> dict[str, Stream]:
+    """The streams to read, when the options are first looked at.
+
+    Raises:
+        PgQueueError: PQ001 when one does not exist; they are of different kinds; PQ011 for another
+            schema version; or Postgres cannot be reached.
+    """
+    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    streams = Streams(options, patience=0)
+    try:
+        return streams.find()
+    finally:
+        streams.close()
+
+
+def kind_of(streams: Mapping[str, Stream]) -> str:
+    """The kind of the data of all streams; text for none."""
+    return "binary" if any(each.kind == "binary" for each in streams.values()) else "text"
+
+
+def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
+    """Check that the streams' data fit one column.
+
+    Args:
+        streams: by their names.
+        data: the type that the column has by now.
+
+    Raises:
+        PgQueueError: they do not.
+    """
+    binary = [name for name, each in streams.items() if each.kind == "binary"]
+    others = [name for name, each in streams.items() if each.kind != "binary"]
+    if binary and others:
+        raise PgQueueError(
+            f"stream {others[0]!r} is of kind {streams[others[0]].kind} and stream {binary[0]!r} "
+            "of kind binary: column data cannot be both",
+            hint="read them in two queries, or give streams, or a streamPattern, of one kind",
+        )
+    wrong = others if data == "binary" else binary if data is not None else []
+    if wrong:
+        raise PgQueueError(
+            f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
+            hint="start the query anew if the stream is new; and remove schema(...)",
+        )
+
+
+class Streams:
+    """A connection that reads streams by offsets.
+
+    Args:
+        options: the query's.
+        patience: seconds to go on trying to connect for.
+        data: the type that column data has; None: that is still to be found.
+    """
+
+    def __init__(self, options: CursorOptions, patience: float, data: str | None = None):
+        self._options = options
+        self._offset_is = THE_CHECKPOINT
+        self._statements = Statements(
+            options.url, patience=patience, repeat=True, names=self._name_of
+        )
+        self._found: dict[str, Stream] = {}
+        self._found_at = float("-inf")
+        self._data = data
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._statements.close()
+
+    def find(self) -> dict[str, Stream]:
+        """The streams to read, by their names, in their order; of a pattern, those of now.
+
+        Raises:
+            PgQueueError: PQ001 when one of them does not exist; or they are of different kinds.
+        """
+        if self._found and self._options.names is not None:
+            return self._found
+        if time.monotonic() < self._found_at + DISCOVERY_SECONDS:
+            return self._found
+        if self._options.names is not None:
+            rows = self._statements.rows(
+                "select s.name, o.stream_id, o.kind from unnest(%s::text[]) s (name) "
+                "cross join lateral pgqueue.open_stream(s.name) o",
+                [list(self._options.names)],
+            )
+        else:
+            pattern = self._options.stream_pattern
+            assert pattern is not None
+            rows = self._statements.rows(
+                "select stream, stream_id, kind from pgqueue.open_streams()"
+            )
+            rows = [row for row in rows if pattern.fullmatch(row[0])]
+        found = {name: Stream(stream_id, kind) for name, stream_id, kind in sorted(rows)}
+        check_kinds(found, self._data)
+        self._found, self._found_at = found, time.monotonic()
+        return found
+
+    def forget(self) -> None:
+        """Find the streams anew, when they are asked for next."""
+        self._found, self._found_at = {}, float("-inf")
+
+    def earliest(self, stream: str) -> Position:
+        """The position before all messages of a stream that there are."""
+        return self._position_at(stream, "earliest")
+
+    def begin(self, stream: str, default: str) -> Position:
+        """Where a new query begins in a stream.
+
+        Args:
+            stream: its name.
+            default: earliest or latest, where the options say nothing.
+
+        Raises:
+            PgQueueError: startingOffsets has no place for the stream, or one that is none.
+        """
+        place = self._options.start_of(stream, default)
+        if place is None:
+            raise PgQueueError(
+                f"option startingOffsets has no place for stream {stream!r}",
+                hint='give one for each stream that the pattern finds now, such as "earliest"',
+            )
+        if isinstance(place, str):
+            return self._position_at(stream, place)
+        self._check_place("startingOffsets", stream, place)
+        return position_of(place)
+
+    def end(self, stream: str, begin: Position) -> Position:
+        """Where a batch ends in a stream, that begins there.
+
+        Raises:
+            PgQueueError: endingOffsets has no place for the stream, or one that is none.
+        """
+        place = self._options.end_of(stream)
+        if place is None:
+            raise PgQueueError(
+                f"option endingOffsets has no place for stream {stream!r}",
+                hint='give one for each stream that the pattern finds, such as "latest"',
+            )
+        if isinstance(place, str):
+            (offset,) = self._statements.row(
+                "select pgqueue.end_offset(%s::text, %s, %s::text)",
+                [stream, Jsonb(begin | {"stream": stream}), place],
+            )
+            return position_of(offset)
+        self._check_place("endingOffsets", stream, place)
+        return position_of(place)
+
+    def last_publications(self) -> dict[str, int]:
+        """The last publication of each stream that is visible now."""
+        found = self.find()
+        rows = self._statements.rows(
+            "select s.name, pgqueue.last_publication(s.id) "
+            "from unnest(%s::text[], %s::int[]) s (name, id)",
+            [list(found), [each.stream_id for each in found.values()]],
+        )
+        return dict(rows)
+
+    def read_to(
+        self,
+        positions: Mapping[str, Position],
+        most: Mapping[str, int] | int | None,
+        bounds: Mapping[str, int] | None = None,
+    ) -> dict[str, Position]:
+        """The positions after the next messages.
+
+        Args:
+            positions: where to read on, by stream.
+            most: messages at most, of each stream; None: what there is (of up to 100,000
+                publications).
+            bounds: the last publication to read of each stream; None: any.
+
+        Raises:
+            PgQueueError: retention was faster, and failOnDataLoss is true; a stream is gone or
+                another one; or Postgres stayed away too long.
+        """
+        limits = most if isinstance(most, Mapping) else dict.fromkeys(positions, most)
+
+        def read(names: Iterable[str], skip: bool) -> dict[str, Position]:
+            asked = list(names)
+            rows = self._statements.rows(
+                "select a.stream, pgqueue.read_to(a.stream, a.o, a.most, a.upto, %s) "
+                "from unnest(%s::text[], %s::jsonb[], %s::bigint[], %s::bigint[]) "
+                "a (stream, o, most, upto)",
+                [
+                    skip,
+                    asked,
+                    [Jsonb(positions[name] | {"stream": name}) for name in asked],
+                    [limits[name] for name in asked],
+                    [bounds[name] if bounds else None for name in asked],
+                ],
+            )
+            return {name: position_of(offset) for name, offset in rows}
+
+        found = self._each(positions, read)
+        return {name: found[name] for name in positions}
+
+    def partitions(self, start: CursorOffset, end: CursorOffset) -> list[CursorPartition]:
+        """Partitions that together read what is between two offsets.
+
+        Raises:
+            PgQueueError: as `read_to`.
+        """
+        spans = end.spans(start)
+        found = self.find() if spans else {}
+        if self._options.stream_pattern is not None and not self._options.fail_on_data_loss:
+            for name in spans.keys() - found.keys():
+                warn("stream %s was dropped before it was read", name)
+            spans = {name: spans[name] for name in spans if name in found}
+
+        def plan(names: Iterable[str], skip: bool) -> dict[str, list[Range]]:
+            asked = list(names)
+            rows = self._statements.rows(
+                "select a.stream, p.lo, p.hi "
+                "from unnest(%s::text[], %s::jsonb[], %s::jsonb[]) with ordinality "
+                "a (stream, f, t, i) cross join lateral "
+                "pgqueue.read_plan(a.stream, a.f, a.t, %s) with ordinality p (lo, hi, j) "
+                "order by a.i, p.j",
+                [
+                    asked,
+                    *(
+                        [Jsonb(spans[name][side] | {"stream": name}) for name in asked]
+                        for side in (0, 1)
+                    ),
+                    skip,
+                ],
+            )
+            ranges: dict[str, list[Range]] = {}
+            for name, lo, hi in rows:
+                ranges.setdefault(name, []).append(Range(lo, hi, 0, 0))
+            return ranges
+
+        ranges = self._each(spans, plan)
+        return cut_streams(ranges, found, self._options)
+
+    def size(self, start: CursorOffset, end: CursorOffset) -> int:
+        """How many bytes of data there are between two offsets."""
+        spans = end.spans(start)
+        return sum(
+            self._statements.row(
+                "select pgqueue.size_between(%s::text, %s, %s)",
+                [name, *(Jsonb(each | {"stream": name}) for each in span)],
+            )[0]
+            for name, span in spans.items()
+        )
+
+    def lag(self, positions: Mapping[str, Position]) -> tuple[int, float | None]:
+        """How many messages there are after some positions, and how old the oldest is, in seconds.
+
+        Raises:
+            PgQueueError: a stream is gone, or Postgres stayed away too long.
+        """
+        backlog, seconds = self._statements.row(
+            "select coalesce(sum(l.messages), 0)::bigint, "
+            "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
+            "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
+            "cross join lateral pgqueue.offset_lag(a.stream, a.o) l",
+            [
+                list(positions),
+                [Jsonb(each | {"stream": name}) for name, each in positions.items()],
+            ],
+        )
+        return backlog, seconds
+
+    def _position_at(self, stream: str, place: str) -> Position:
+        (offset,) = self._statements.row(
+            "select pgqueue.start_offset(%s::text, %s::text)", [stream, place]
+        )
+        return position_of(offset)
+
+    def _each(self, names: Iterable[str], ask: Any) -> dict[str, Any]:
+        """What is asked for all streams at once; if it fails for a loss that may be, one by one."""
+        names = list(names)
+        if not names:
+            return {}
+        try:
+            return ask(names, False)
+        except PgQueueError as error:
+            if error.sqlstate != DATA_LOSS or self._options.fail_on_data_loss:
+                raise self._explained(error) from None
+        found: dict[str, Any] = {}
+        for name in names:
+            try:
+                found |= ask([name], False)
+            except PgQueueError as error:
+                if error.sqlstate != DATA_LOSS:
+                    raise self._explained(error) from None
+                warn("%s; the query goes on without them", error.message)
+                found |= ask([name], True)
+        return found
+
+    def _check_place(self, option: str, stream: str, place: Position) -> None:
+        """Check an offset that a user gave."""
+        self._offset_is = f"option {option}"
+        try:
+            self._statements.row(
+                "select pgqueue.offset_lag(%s::text, %s)",
+                [stream, Jsonb(place | {"stream": stream})],
+            )
+        finally:
+            self._offset_is = THE_CHECKPOINT
+
+    def _name_of(self, argument: str) -> str | None:
+        if argument in ("p_offset", "p_from", "p_to"):
+            return self._offset_is
+        return CURSOR_NAMES.get(argument)
+
+    def _explained(self, error: PgQueueError) -> PgQueueError:
+        """The error with the way out that a query has."""
+        hints = {
+            DATA_LOSS: 'to go on with what is left, set option("failOnDataLoss", "false"); and '
+            "keep messages longer: see pgqueue.set_retention",
+            FOREIGN_CHECKPOINT: "connect to the database that it is of, or give the query a "
+            "checkpointLocation of its own, and startingOffsets",
+            UNKNOWN_STREAM: "create it, if it was never there; one that was dropped needs a query "
+            "without it, with a checkpointLocation of its own",
+            NOT_ALLOWED: error.hint,
+        }
+        if error.sqlstate not in hints:
+            return error
+        return PgQueueError(
+            error.message,
+            hint=hints[error.sqlstate],
+            sqlstate=error.sqlstate,
+            argument=error.argument,
+        )

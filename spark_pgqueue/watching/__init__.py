@@ -1,0 +1,6 @@
+"""Looking at a running query: what it did lately, live or as a DataFrame."""
+
+from spark_pgqueue.watching.history import history
+from spark_pgqueue.watching.watch import watch
+
+__all__ = ["history", "watch"]

@@ -1,0 +1,45 @@
+"""What a query did lately, as a DataFrame."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields
+from typing import TYPE_CHECKING
+
+from spark_pgqueue.watching.progress import Look, Query, looks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TYPES = {
+    "at": "timestamp",
+    "batch": "long",
+    "messages": "long",
+    "per_second": "double",
+    "seconds": "double",
+    "backlog": "long",
+    "lag_seconds": "double",
+}
+
+
+def history(query: Query) -> DataFrame:
+    """A row for each source and each of the query's last progress events, the oldest first.
+
+    Spark keeps the last 100 of a query (`spark.sql.streaming.numRecentProgressUpdates`), also when
+    it has ended.
+
+    Args:
+        query: a `StreamingQuery`.
+
+    Returns:
+        columns at, batch, source, stream, consumer, messages, per_second, seconds, backlog and
+        lag_seconds, as in `spark_pgqueue.watching.progress.Look`.
+
+    Example:
+        `history(query).groupBy("source").avg("per_second", "backlog").show()`
+    """
+    from pyspark.sql import SparkSession
+
+    names = [field.name for field in fields(Look)]
+    schema = ", ".join(f"{name} {_TYPES.get(name, 'string')}" for name in names)
+    rows = [astuple(look) for look in looks(query.recentProgress)]
+    return SparkSession.active().createDataFrame(rows, schema)

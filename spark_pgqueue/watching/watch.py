@@ -1,0 +1,74 @@
+"""Watching a query live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from rich.console import Console
+from rich.live import Live
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.watching import notebook, terminal
+from spark_pgqueue.watching.progress import Query
+from spark_pgqueue.watching.sight import Sight
+
+
+def watch(
+    query: Query,
+    seconds: float | None = None,
+    *,
+    every: float = 1.0,
+    console: Console | None = None,
+) -> None:
+    """Show what a query does, until it ends: messages per second, backlog, lag and a bar.
+
+    In a terminal as a table, in a notebook with plots. Interrupting it (Ctrl-C, or the notebook's
+    stop button) ends the watching, and the query goes on. An idle query says something new
+    each 10 seconds (`spark.sql.streaming.noDataProgressEventInterval`).
+
+    Args:
+        query: a `StreamingQuery`.
+        seconds: for how long; by default until the query ends.
+        every: seconds from one look to the next.
+        console: where to show it; by default the notebook, or standard output.
+
+    Raises:
+        PgQueueError: an argument is out of range.
+    """
+    for name, value in (("seconds", seconds), ("every", every)):
+        if value is not None and not value > 0:
+            raise PgQueueError(f"{name} is {value}, and must be more than 0")
+    until = None if seconds is None else time.monotonic() + seconds
+    sight = Sight(query)
+    show, showing = _shown(console, sight)
+    with showing, suppress(KeyboardInterrupt):
+        active = True
+        while active:
+            active = sight.update()
+            show()
+            left = every if until is None else min(every, until - time.monotonic())
+            if left <= 0:
+                return
+            if active:
+                time.sleep(left)
+
+
+def _shown(
+    console: Console | None, sight: Sight
+) -> tuple[Callable[[], None], AbstractContextManager]:
+    """What shows the sight once more, and within what."""
+    if console is None and _in_a_notebook():
+        from IPython.display import HTML, display
+
+        if (handle := display(HTML(notebook.page(sight)), display_id=True)) is not None:
+            return lambda: handle.update(HTML(notebook.page(sight))), nullcontext()
+    live = Live(terminal.picture(sight), console=console, auto_refresh=False)
+    return lambda: live.update(terminal.picture(sight), refresh=True), live
+
+
+def _in_a_notebook() -> bool:
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -1,0 +1,281 @@
+-- Capacity of a key: while a consumer with per_key_capacity is not done with so many messages of a key, sends of that key fail.
+--
+-- Who publishes a message with a key notes it, for each such consumer that is to get it, in key_backlog, in its own transaction; before, it counts what is noted
+-- there of the key. That is too much where messages have left meanwhile: so where it reaches the capacity, and only then, who counts looks which of
+-- these few messages the consumer still owes (_judge_keys), and deletes the notes of the others. An acknowledgement deletes those of its messages, so that
+-- there are few to look for; but nothing relies on that. What a consumer owes is told by its runs and by what it has not taken, and by nothing else: so
+-- however a message leaves, dead, expired, purged, skipped, its key has room again, and a new way out needs to know nothing of this. (Counters that are
+-- raised by sends and lowered by whatever settles would be a rule in each of these ways, and wrong for ever after one that forgot it. They would
+-- also make claims and acknowledgements of other consumers ask.)
+--
+-- Runs have no index by number, so that to look for a message may be to look at all runs of the consumer. Most are found sooner: what is not taken by its
+-- publication, what waits for its key by that, and what is delayed as it was sent by its time. A look takes that first, and where that fills the key it is all.
+--
+-- Nobody waits for anybody: notes that another transaction is about to delete are passed over, and open transactions do not see each other's. So producers
+-- that race may exceed a capacity by what they have open; one alone never does. What a filter does not pass is not noted, because filters never change.
+-- Where dead notes are kept by a long transaction elsewhere, to count a key reads those of its messages.
+
+-- Raises PQ013 when messages that are about to be published are too many of a key for one of their consumers. Locks: none that anybody waits for.
+-- Returns what is to be noted of them, without the publication.
+create or replace function pgqueue._check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[]) returns pgqueue.key_backlog[]
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_notes    pgqueue.key_backlog[];
+    v_all      pgqueue.key_backlog[] := '{}';
+    v_full     bigint[];
+begin
+    for v_consumer in
+        select * from pgqueue.consumers
+        where stream_id = p_stream.stream_id and per_key_capacity is not null and pgqueue._is_for(p_consumers, consumer_id)
+        order by consumer_id
+    loop
+        v_notes := pgqueue._notes_of(v_consumer, p_seqs);
+        continue when v_notes is null;
+        v_full := (select array_agg(k.key)
+                   from (select n.key, count(*) as n from unnest(v_notes) n group by n.key) k
+                   where k.n + (select count(*) from (select from pgqueue.key_backlog b where b.consumer_id = v_consumer.consumer_id and b.key = k.key
+                                                      limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b) > v_consumer.per_key_capacity);
+        if v_full is not null then
+            perform pgqueue._make_room(p_stream, v_consumer, v_full, v_notes);
+        end if;
+        v_all := v_all || v_notes;
+    end loop;
+    return v_all;
+end $$;
+
+-- What is to be noted of messages for a consumer: those with a key that pass its filter. Null: none.
+create or replace function pgqueue._notes_of(p_consumer pgqueue.consumers, p_seqs int8multirange) returns pgqueue.key_backlog[]
+language plpgsql
+as $$
+declare
+    v_seqs  int8multirange := case when p_consumer.filtered then pgqueue._passing(p_consumer, p_seqs) else p_seqs end;
+    v_notes pgqueue.key_backlog[];
+begin
+    execute format('select array_agg(($2, hashtextextended(m.key, 0), m.seq, 0)::pgqueue.key_backlog) from unnest($1) g cross join lateral ('
+                   'select seq, key from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
+                   'where m.key is not null', p_consumer.stream_id)
+    into v_notes using v_seqs, p_consumer.consumer_id, lower(v_seqs), upper(v_seqs);
+    return v_notes;
+end $$;
+
+-- Looks which messages of keys a consumer still owes. Raises PQ013 where one has no room for what is about to be published; else deletes the notes of
+-- what it does not owe. (A transaction that sees an old state of the database leaves them.)
+--   p_notes  what is to be noted, of these keys and of others
+create or replace function pgqueue._make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[], p_notes pgqueue.key_backlog[]) returns void
+language plpgsql
+as $$
+declare
+    v_key  record;  -- of which there are most
+    v_gone int8multirange;
+    v_name text;
+begin
+    for v_pass in 1..2 loop
+        select (array_agg(c.key order by c.new + c.held desc))[1] as key, (array_agg(c.new order by c.new + c.held desc))[1] as new,
+               (array_agg(c.held order by c.new + c.held desc))[1] as held, (array_agg(c.first_seq order by c.new + c.held desc))[1] as first_seq,
+               (array_agg(c.one order by c.new + c.held desc))[1] as one, range_agg(c.gone) as gone
+        into v_key
+        from (select n.key, n.new, n.one, coalesce(pgqueue._cardinality(j.owed), 0) as held, lower(j.owed) as first_seq, j.gone
+              from (select key, count(*) as new, min(seq) as one from unnest(p_notes) where key = any (p_keys) group by key) n
+              left join pgqueue._judge_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
+        if v_key.new + v_key.held > p_consumer.per_key_capacity then
+            execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1', p_stream.stream_id) into v_name using v_key.one;
+            raise exception 'stream % takes no % of key % now: consumer % is not done with %, and per_key_capacity is %', quote_literal(p_stream.name),
+                            case v_key.new when 1 then 'message' else v_key.new || ' messages' end, v_name, quote_literal(p_consumer.name),
+                            case v_key.held when 0 then 'none' else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
+                            p_consumer.per_key_capacity
+                using errcode = 'PQ013', hint = case when v_key.new > p_consumer.per_key_capacity then 'Send fewer of a key at once. Nothing was sent.'
+                                                     else 'Nothing was sent. Send it when one of them is done, or alter_consumer.' end;
+        end if;
+    end loop;
+    perform pgqueue._delete_notes(p_consumer.consumer_id, p_keys, v_key.gone);
+end $$;
+
+-- Which of the messages that are noted of some keys a consumer owes, and which it does not owe any more.
+--   p_quick  only what is told without looking at all runs; the rest counts as gone
+-- Returns a row per key of which there are notes. One snapshot, that of the caller's statement.
+create or replace function pgqueue._judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
+returns table (key bigint, owed int8multirange, gone int8multirange)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    v_id     int := p_consumer.consumer_id;
+    v_cursor pgqueue.consumer_cursors;
+    v_next   bigint;
+    v_gaps   int8multirange;
+    v_kept   int8multirange;
+    v_taken  int8multirange;  -- what it has in hand, or is done with
+    v_first  bigint[];        -- and the publications of that
+    v_held   int8multirange;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = v_id order by version desc limit 1;
+    v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
+    v_gaps := pgqueue._gap_ids(v_cursor);
+    v_kept := pgqueue._kept(v_cursor);
+    select range_agg(int8range(b.seq, b.seq, '[]')), array_agg(distinct b.publication_id)
+    into v_taken, v_first
+    from pgqueue.key_backlog b
+    where b.consumer_id = v_id and b.key = any (p_keys)
+      and (b.publication_id >= v_next or (v_gaps @> b.publication_id and (v_kept @> b.seq) is not true)) is not true;
+    if v_taken is not null then
+        select range_agg(r.seqs * v_taken) into v_held
+        from (select m.seqs from pgqueue.consumer_messages m
+              where m.consumer_id = v_id and m.key = any (case p_consumer.ordering when 'stream' then '{0}' else p_keys end)
+              union all
+              select m.seqs
+              from unnest(v_first) f
+              cross join lateral (select deliver_at from pgqueue.publications where stream_id = p_consumer.stream_id and publication_id = f offset 0) p
+              cross join lateral (select seqs from pgqueue.consumer_messages x
+                                  where x.consumer_id = v_id and x.state = 'delayed' and x.not_visible_until = p.deliver_at offset 0) m
+              where p_quick
+              union all
+              select m.seqs from pgqueue.consumer_messages m where m.consumer_id = v_id and m.state = 'ready' and m.first_seq < upper(v_taken) and not p_quick
+              union all
+              select m.seqs from pgqueue.consumer_messages m where m.consumer_id = v_id and m.state = 'delayed' and not p_quick
+              union all
+              select m.seqs from pgqueue.consumer_messages m where m.consumer_id = v_id and m.state = 'unsifted' and not p_quick
+              union all
+              select m.seqs
+              from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
+              where c.consumer_id = v_id and c.live and not p_quick) r
+        where r.seqs && v_taken;
+        v_taken := v_taken - coalesce(v_held, '{}');
+    end if;
+    return query
+        select b.key, coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where (v_taken @> b.seq) is not true), '{}'),
+               coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where v_taken @> b.seq), '{}')
+        from pgqueue.key_backlog b
+        where b.consumer_id = v_id and b.key = any (p_keys)
+        group by b.key;
+end $$;
+
+-- Deletes notes of messages, but for those that somebody else is about to delete.
+--   p_keys  of these keys
+create or replace function pgqueue._delete_notes(p_consumer_id int, p_keys bigint[], p_seqs int8multirange) returns void
+language plpgsql
+as $$
+begin
+    if p_seqs <> '{}' and current_setting('transaction_isolation') = 'read committed' then
+        delete from pgqueue.key_backlog
+        where ctid = any (array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id and key = any (p_keys) and p_seqs @> seq
+                                for update skip locked));
+    end if;
+end $$;
+
+-- Deletes the notes of messages that were just acknowledged.
+create or replace function pgqueue._delete_done_notes(p_consumer_id int, p_seqs int8multirange) returns void
+language plpgsql
+as $$
+begin
+    delete from pgqueue.key_backlog
+    where ctid = any (array(select b.ctid from unnest(p_seqs) g
+                            cross join lateral (select x.ctid from pgqueue.key_backlog x
+                                                where x.consumer_id = p_consumer_id and x.seq >= lower(g) and x.seq < upper(g)
+                                                for update skip locked) b));
+end $$;
+
+-- Notes the messages with a key that a consumer owes and of which there is no note: it has a capacity from now on, or they came back to it. In proportion
+-- to what it owes.
+--   p_seqs  among these, which it has in hand; null: all that it owes
+create or replace function pgqueue._note_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null) returns void
+language plpgsql
+as $$
+declare
+    v_cursor  pgqueue.consumer_cursors;
+    v_new     int8multirange := '{}';
+    v_passing int8multirange;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found or p_consumer.per_key_capacity is null then
+        return;  -- it is being made, or does not count
+    end if;
+    if p_seqs is null then
+        v_new := pgqueue._gap_ids(v_cursor) + int8multirange(int8range(v_cursor.next_publication, null));
+    end if;
+    if p_consumer.filtered then
+        v_passing := pgqueue._passing(p_consumer, coalesce(p_seqs, (
+            select range_agg(o.seqs) from pgqueue._owed_sets(p_consumer, v_new, null) o)));
+    end if;
+    execute format($q$
+        insert into pgqueue.key_backlog (consumer_id, key, seq, publication_id)
+        select $1, k.key, k.seq, k.publication_id
+        from (select hashtextextended(m.key, 0) as key, m.seq, o.publication_id
+              from pgqueue._owed_sets($2, $3, $4) o
+              cross join lateral unnest(o.seqs) r
+              cross join lateral (select seq, key from pgqueue.messages_%s where seq >= lower(r) and seq < upper(r) offset 0) m
+              where m.key is not null and ($5 @> m.seq) is not false and (o.publication_id = 0 or ($6 @> m.seq) is not true)) k
+        where not exists (select from pgqueue.key_backlog b where b.consumer_id = $1 and b.key = k.key and b.seq = k.seq
+                                                              and (k.publication_id = 0 or b.publication_id = k.publication_id)) $q$, p_consumer.stream_id)
+    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, pgqueue._kept(v_cursor);
+end $$;
+
+-- What a consumer has in hand, with 0 as publication, and what is new for it.
+--   p_new   the publications that it has not taken
+--   p_seqs  among these in hand; null: all
+create or replace function pgqueue._owed_sets(p_consumer pgqueue.consumers, p_new int8multirange, p_seqs int8multirange)
+returns table (publication_id bigint, seqs int8multirange)
+language sql stable
+as $$
+    select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from pgqueue.consumer_messages m where m.consumer_id = p_consumer.consumer_id
+    union all
+    select p.publication_id, p.seqs
+    from unnest(p_new) g
+    cross join lateral (select * from pgqueue.publications x
+                        where x.stream_id = p_consumer.stream_id and x.publication_id >= lower(g)
+                          and x.publication_id < coalesce(upper(g), 9223372036854775807)) p
+    where pgqueue._is_for(p.consumers, p_consumer.consumer_id)
+$$;
+
+-- Makes what per_key_capacity needs, after it was changed: that the stream knows of it, and notes of what the consumer owes already.
+--   p_new  it had none before
+create or replace function pgqueue._limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
+language plpgsql
+as $$
+begin
+    perform pgqueue._note_limited(p_consumer.stream_id);
+    if p_consumer.per_key_capacity is null then
+        perform pgqueue._forget_notes(p_consumer.consumer_id);
+    elsif p_new then
+        perform pgqueue._note_keys(p_consumer);
+    end if;
+end $$;
+
+-- Deletes all notes of a consumer that nobody else is about to delete; what is noted meanwhile is left to maintain().
+create or replace function pgqueue._forget_notes(p_consumer_id int) returns void
+language sql
+as $$
+    delete from pgqueue.key_backlog
+    where ctid = any (array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id for update skip locked))
+$$;
+
+-- Deletes notes of messages that left without being acknowledged, and whose keys nobody sends: looks at _limit_noted() notes of each consumer, from a place
+-- by chance on, since keys are noted by their hash. Locks: those that it deletes; it waits for nobody.
+create or replace function pgqueue._tend_notes() returns void
+language plpgsql
+as $$
+declare
+    v_id       int := 0;
+    v_consumer pgqueue.consumers;
+    v_from     bigint;
+    v_keys     bigint[];
+begin
+    loop
+        v_id := (select min(b.consumer_id) from pgqueue.key_backlog b where b.consumer_id > v_id);
+        exit when v_id is null;
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_id;
+        if v_consumer.per_key_capacity is null then
+            perform pgqueue._forget_notes(v_id);
+            continue;
+        end if;
+        v_from := ((random() - 0.5) * 18446744073709549568)::bigint;
+        v_keys := array(select distinct n.key
+                        from ((select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key >= v_from
+                               order by b.key limit pgqueue._limit_noted())
+                              union all
+                              (select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key < v_from
+                               order by b.key limit pgqueue._limit_noted())) n);
+        perform pgqueue._delete_notes(v_id, v_keys, (select range_agg(j.gone) from pgqueue._judge_keys(v_consumer, v_keys, false) j));
+    end loop;
+end $$;

@@ -1,0 +1,70 @@
+-- How much a micro-batch of a Spark query may have; how much there is for one, says reader_available (views/backlog.sql).
+
+-- As _fill, for a claim of at most p_max_bytes of data too, and of one message at least. The claim is made, and measured; one that has too much is
+-- taken back, and made again with as many messages as fit. So the bound is exact, whatever is claimed first; and who asks for about as many
+-- messages as fit is served at once.
+-- Returns the cursor, which the caller stores, and how many messages and bytes the claim has. Needs the consumer's lock.
+create or replace function pgqueue._fill_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+                                                p_want bigint, p_upto bigint, p_max_bytes bigint,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count bigint, out o_bytes bigint)
+language plpgsql
+as $$
+declare
+    v_want bigint := p_want;
+    v_fill record;
+    v_fit  record;
+    v_tries int := 0;
+begin
+    loop
+        begin
+            v_fill := pgqueue._fill(p_consumer, p_cursor, p_claim_id, v_want, p_upto);
+            v_fit := pgqueue._fitting(p_consumer.stream_id, p_claim_id, p_max_bytes);
+            if v_fit.o_fitting >= v_fill.o_count or v_fill.o_count <= 1 then
+                o_cursor := v_fill.o_cursor;
+                o_count := v_fill.o_count;
+                o_bytes := v_fit.o_bytes;
+                return;
+            end if;
+            raise exception using errcode = 'PQ099';
+        exception when sqlstate 'PQ099' then
+            -- (beside other claimers it may be other messages each time, but ever fewer)
+            v_tries := v_tries + 1;
+            v_want := greatest(1, least(v_fit.o_fitting, case when v_tries > 3 then v_want / 2 end));
+        end;
+    end loop;
+end $$;
+
+-- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order in which it was served. Of 1,000 numbers
+-- in a row the sum is taken first, so that few are looked at one by one. The data itself is not read.
+create or replace function pgqueue._fitting(p_stream_id int, p_claim_id bigint, p_max_bytes bigint, out o_bytes bigint, out o_fitting bigint)
+language plpgsql stable
+as $$
+begin
+    execute format($query$
+        with range as materialized (
+            select row_number() over (order by m.lane, m.line_no, lower(g)) as no, lower(g) as lo, upper(g) as hi
+            from pgqueue.consumer_messages m cross join lateral unnest(m.seqs) g
+            where m.claim_id = $1 and m.state = 'claimed'
+        ), block as materialized (
+            select r.no, r.lo, r.hi, m.seq / 1000 as block, count(*) as messages, sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))) as bytes
+            from range r cross join lateral (select * from pgqueue.messages_%1$s where seq >= r.lo and seq < r.hi) m
+            group by 1, 2, 3, 4
+        ), line as (
+            select *, sum(bytes) over (order by no, block) as upto, sum(messages) over (order by no, block) - messages as before
+            from block
+        ), edge as materialized (
+            select * from line where upto > $2 order by no, block limit 1
+        )
+        select (select sum(bytes) from block),
+               coalesce((select before from edge)
+                        + (select count(*)
+                           from (select sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))) over (order by m.seq) as bytes
+                                 from edge e cross join lateral (
+                                     select * from pgqueue.messages_%1$s
+                                     where seq >= greatest(e.lo, e.block * 1000) and seq < least(e.hi, (e.block + 1) * 1000)) m) s, edge
+                           where edge.upto - edge.bytes + s.bytes <= $2),
+                        9223372036854775807)
+        $query$, p_stream_id)
+    into o_bytes, o_fitting using p_claim_id, p_max_bytes;
+    o_bytes := coalesce(o_bytes, 0);
+end $$;

@@ -1,0 +1,24 @@
+"""The pages of spark_pgqueue/guide do what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pages import environment_of, type_all
+
+PAGES = sorted((Path(__file__).parents[2] / "spark_pgqueue" / "guide").glob("*.md"))
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch, spark: SparkSession):
+    """From an empty queue, in a Spark session, which is `spark`."""
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    type_all(page, url, tmp_path, {"__name__": "__main__", "spark": spark})
+    assert not spark.streams.active, "a page ends the queries that it starts"

@@ -1,0 +1,397 @@
+"""Cancelling: messages are taken from a consumer, wherever it has them, and no other is."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    now,
+    publish,
+    receive,
+    send,
+    send_all,
+    send_keys,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def cancel(conn: Conn, *seqs: int, name: str = "c") -> int:
+    """Cancel messages of a consumer; how many that were."""
+    return value(conn, "cancel", "s", name, list(seqs))
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_messages_are_taken_wherever_the_consumer_has_them(conn: Conn, ordering: str) -> None:
+    """New, ready, delayed, waiting, claimed and dead; others of the same runs stay."""
+    consumer(conn, ordering=ordering)
+    dead = send_keys(conn, "dead")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    held = send_keys(conn, "a", "b", "c", "d")
+    claim = claim_of(receive(conn, 4))
+    ready = send_keys(conn, *"aabbefghij")
+    receive(conn, 1)
+    later = now(conn) + timedelta(hours=1)
+    delayed = send_all(conn, ["x"] * 3, p_keys=["k", "l", "m"], p_deliver_at=later)
+    receive(conn, 1)
+    before = states(conn)
+    kept = set(before) - {held[1], ready[0], ready[5], delayed[1], dead[0]}
+    new = send_all(conn, ["x"] * 3, p_keys=["n", "o", "p"])
+    claimed = {seq for seq, state in before.items() if state == "claimed"}
+
+    assert cancel(conn, held[1], ready[0], ready[5], delayed[1], new[1], dead[0], 10**9) == 5
+    assert set(states(conn)) == kept | {new[0], new[2], dead[0]}
+    assert cancel(conn, held[1], ready[0], delayed[1], new[1]) == 0, "once"
+    checker.check(conn)
+    left = {seq for seq, state in states(conn).items() if state == "claimed"}
+    assert left == claimed - {held[1], ready[0], ready[5]}
+    if ordering != "stream" or held[0] in left:
+        assert value(conn, "ack", claim) == len(left & set(held))
+    clock.pass_time(conn, timedelta(hours=2))
+    clock.end_leases(conn)
+    got = acked_all(conn)
+    assert set(got) == set(states_owed(kept, left & set(held), dead)) | {new[0], new[2]}
+    assert len(got) == len(set(got))
+
+
+def states_owed(kept: set[int], acknowledged: set[int], dead: list[int]) -> set[int]:
+    return kept - acknowledged - set(dead)
+
+
+def acked_all(conn: Conn) -> list[int]:
+    """Everything, also where a claim with small limits finds nothing at first."""
+    got: list[int] = []
+    for _ in range(30):
+        got += acked(conn, "s", "c", 7)
+    return got
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_worker_is_told_by_smaller_numbers(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
+    a, b, c = send_keys(conn, "a", "a", "b")
+    claim = claim_of(receive(conn, 3))
+    assert value(conn, "extend", claim) == 3
+    assert cancel(conn, b) == 1
+    assert value(conn, "extend", claim) == 2
+    assert value(conn, "ack", claim, [b]) == 0
+    assert value(conn, "nack", claim, [b]) == 0
+    assert value(conn, "ack", claim, [a, b]) == 1
+    assert cancel(conn, c) == 1
+    assert value(conn, "ack", claim) == 0, "it has nothing left"
+    assert internals.count(conn, "claims") == 0
+    assert receive(conn) == []
+    assert (stats(conn).backlog, stats(conn).settled) == (0, 1)
+
+
+@pytest.mark.parametrize("state", ["claimed", "delayed"])
+def test_what_follows_of_the_key_goes_on(conn: Conn, state: str) -> None:
+    consumer(conn, ordering="key")
+    first, second = send_keys(conn, "k", "k")
+    claim = claim_of(receive(conn, 1))
+    if state == "delayed":
+        value(conn, "nack", claim, None, timedelta(hours=1))
+    assert receive(conn) == []
+    assert cancel(conn, first) == 1
+    assert acked(conn, "s", "c") == [second]
+
+
+def test_who_waits_hears_of_what_follows(conn: Conn, session: Session) -> None:
+    consumer(conn, ordering="key")
+    first, second = send_keys(conn, "k", "k")
+    receive(conn, 1)
+    other = session()
+    (waiting,) = call(other, "start_waiting", "s")
+    assert cancel(conn, first) == 1
+    (heard,) = list(other.notifies(timeout=5, stop_after=1))
+    assert heard.channel == waiting.channel
+    assert seqs_of(receive(other)) == [second]
+
+
+def test_limits_of_a_key_leave_room_again(conn: Conn) -> None:
+    consumer(conn, p_settings='{"per_key_limit": 2}')
+    seqs = send_keys(conn, *"kkkkk")
+    assert len(receive(conn)) == 2
+    assert receive(conn) == []
+    assert cancel(conn, seqs[0], seqs[3]) == 2
+    assert len(receive(conn)) == 1
+    clock.end_leases(conn)
+    assert set(acked_all(conn)) == {seqs[1], seqs[2], seqs[4]}
+
+
+@pytest.mark.small_limits
+def test_what_is_new_is_found_far_behind_and_late(conn: Conn, stream: int) -> None:
+    """In publications that are far ahead, in gaps, and written long before."""
+    consumer(conn)
+    block = stage(conn, stream, 3)  # numbers 1 to 3, published at last
+    first = send(conn)
+    receive(conn, 1)
+    many = [send(conn) for _ in range(20)]
+    publish(conn, stream, [block], 3)
+    assert cancel(conn, many[17], many[3], 2) == 3
+    assert cancel(conn, many[18], many[3], many[4]) == 2
+    checker.check(conn)
+    left = {*many, 1, 3} - {many[17], many[3], many[18], many[4]}
+    assert {seq for seq, state in states(conn).items() if state == "new"} == left
+    clock.end_leases(conn)
+    assert set(acked_all(conn)) == left | {first}
+    assert stats(conn).settled == len(left) + 1
+
+
+def test_what_commits_later_between_is_not_lost(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    slow = session()
+    slow.execute("begin")
+    late = send(slow)
+    before, cancelled = send(conn), send(conn)
+    assert cancel(conn, cancelled, late) == 1, "what is not committed is not there"
+    assert acked(conn, "s", "c") == [before]
+    slow.execute("commit")
+    assert acked(conn, "s", "c") == [late]
+    assert acked(conn, "s", "c") == []
+
+
+def test_only_what_the_consumer_gets_is_cancelled(conn: Conn) -> None:
+    consumer(conn, p_topic="a")
+    consumer(conn, "other")
+    a, b, more = send_keys(conn, "a", "b", "a")
+    named = send(conn, p_key="a", p_consumers=["other"])
+    assert cancel(conn, a, b, named) == 1
+    assert acked(conn, "s", "c") == [more]
+    assert acked(conn, "s", "other") == [a, b, more, named]
+    a, b, more = send_keys(conn, "a", "b", "a")
+    receive(conn, 1)
+    assert cancel(conn, more, b) == 1
+    assert stats(conn).claimed == 1
+
+
+def test_a_query_keeps_what_it_has_in_hand(conn: Conn, reader: Reader) -> None:
+    seqs = send_all(conn, ["x"] * 3)
+    end = reader.ask()
+    assert cancel(conn, seqs[1]) == 0
+    assert reader.plan(end) == seqs
+    reader.move(end)
+    reader.ask()
+
+
+def test_seek_and_replay_bring_it_back(conn: Conn) -> None:
+    consumer(conn)
+    first, second = send_all(conn, ["x", "x"])
+    assert cancel(conn, second) == 1
+    value(conn, "replay", "s", "c", "earliest")
+    assert set(acked(conn, "s", "c")) == {first, second}
+    third = send(conn)
+    assert cancel(conn, third) == 1
+    value(conn, "seek", "s", "c", f"seq {third}")
+    assert acked(conn, "s", "c") == [third]
+
+
+def test_history_and_explanations_say_so(conn: Conn, session: Session) -> None:
+    conn.execute("set application_name = 'clerk'")
+    settings = {"keep_history": "1 day", "notify_done": True}
+    consumer(conn, p_settings=json.dumps(settings))
+    consumer(conn, "plain")
+    a, b = send_all(conn, ["x", "x"])
+    receive(conn, 1)
+    other = session()
+    value(other, "listen_done", "s", "c")
+    assert cancel(conn, a, b) == 2
+    assert len(list(other.notifies(timeout=5, stop_after=1))) == 1
+    for seq in (a, b):
+        (row,) = call(conn, "outcome", "s", "c", seq)
+        assert (row.state, row.owner, row.result) == ("cancelled", "clerk", None)
+        assert row.ended_at is not None
+        (row,) = call(conn, "explain_message", "s", "c", seq)
+        assert row.state == "cancelled"
+        assert "by clerk" in row.because
+    assert cancel(conn, a, name="plain") == 1
+    (row,) = call(conn, "outcome", "s", "plain", a)
+    assert row.state == "done"
+
+
+def test_it_is_part_of_the_callers_transaction(conn: Conn) -> None:
+    consumer(conn)
+    seqs = send_all(conn, ["x"] * 3)
+    receive(conn, 1)
+    conn.execute("begin")
+    assert cancel(conn, *seqs) == 3
+    conn.execute("rollback")
+    clock.end_leases(conn)
+    assert set(acked(conn, "s", "c")) == set(seqs)
+
+
+def test_bad_input(conn: Conn) -> None:
+    consumer(conn)
+    value(conn, "create_group", "s", "g", 2)
+    for code, arguments in [
+        ("PQ001", ("no", "c", [1])),
+        ("PQ002", ("s", "no", [1])),
+        ("PQ003", ("s", "c", None)),
+        ("PQ003", ("s", "c", [1, None])),
+        ("PQ006", ("s", "g", [1])),
+    ]:
+        with pytest.raises(psycopg.Error) as error:
+            value(conn, "cancel", *arguments)
+        assert error.value.sqlstate == code
+    assert cancel(conn) == 0
+    assert cancel(conn, 0, -5, 2**62) == 0
+    conn.execute("begin isolation level repeatable read")
+    with pytest.raises(psycopg.Error, match=r"(?i)read committed") as error:
+        cancel(conn, 1)
+    assert error.value.sqlstate == "PQ007"
+    conn.execute("rollback")
+
+
+def test_a_claim_that_is_under_way_is_waited_for(conn: Conn, session: Session) -> None:
+    """Its messages are cancelled when it is committed; and its nack, made meanwhile, is not kept
+    waiting."""
+    consumer(conn)
+    (seq,) = send_all(conn, ["x"])
+    receive(conn, 1)
+    clock.end_leases(conn)
+    other, third = session(), session()
+    other.execute("begin")
+    claim = claim_of(receive(other, 1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cancel, third, seq)
+        time.sleep(0.05)
+        assert not waiting.done()
+        assert value(other, "extend", claim) == 1
+        other.execute("commit")
+        assert waiting.result(10) == 1
+    assert value(other, "ack", claim) == 0
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
+    race(conn, url, ordering, 2.0)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_long_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
+    race(conn, url, ordering, 10.0)
+
+
+def race(conn: Conn, url: str, ordering: str, lasts: float) -> None:
+    """Senders, workers that settle in every way, one whose backend is killed, and cancellers."""
+    settings = json.dumps({"keep_history": "1 day", "visibility_timeout": "50 ms"})
+    consumer(conn, ordering=ordering, p_settings=settings)
+    until = time.monotonic() + lasts
+    sent: list[int] = []
+    lock = threading.Lock()
+
+    def produce(rng: random.Random) -> None:
+        with connection.connect(url) as mine:
+            while time.monotonic() < until:
+                keys = [rng.choice("abcdefgh") for _ in range(rng.choice([1, 3, 30]))]
+                seqs = send_keys(mine, *keys)
+                with lock:
+                    sent.extend(seqs)
+                time.sleep(rng.choice([0, 0.002, 0.01]))
+
+    def settle(mine: Conn, rng: random.Random) -> None:
+        rows = receive(mine, rng.choice([1, 1, 5, 40]))
+        if not rows:
+            return
+        claim, what = claim_of(rows), rng.random()
+        part = [row.seq for row in rows if rng.random() < 0.5]
+        if what < 0.5:
+            value(mine, "ack", claim, part if what < 0.4 else None)
+        elif what < 0.8:
+            value(mine, "nack", claim, part if what < 0.7 else None)
+        else:
+            time.sleep(rng.choice([0, 0.06]))
+
+    def consume(rng: random.Random) -> None:
+        with connection.connect(url) as mine:
+            mine.execute("set client_min_messages = error")
+            while time.monotonic() < until:
+                settle(mine, rng)
+
+    def be_killed(rng: random.Random) -> None:
+        """Claims, in transactions, and settles nothing."""
+        while time.monotonic() < until:
+            with suppress(psycopg.OperationalError), connection.connect(url) as mine:
+                mine.execute("set application_name = 'victim'")
+                while time.monotonic() < until:
+                    mine.execute("begin")
+                    receive(mine, rng.choice([1, 20]))
+                    time.sleep(rng.choice([0, 0.01]))
+                    mine.execute(rng.choice([b"commit", b"rollback"]))
+
+    cancelled: list[int] = []
+
+    def stop(rng: random.Random) -> None:
+        with connection.connect(url) as mine:
+            while time.monotonic() < until:
+                with lock:
+                    recent = sent[-200:]
+                chosen = [seq for seq in recent if rng.random() < 0.1] + recent[-2:]
+                cancelled.append(cancel(mine, *chosen))
+                time.sleep(0.005)
+
+    def kill(rng: random.Random) -> None:
+        with connection.connect(url) as mine:
+            while time.monotonic() < until:
+                time.sleep(0.2)
+                mine.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where datname = current_database() and application_name = 'victim'"
+                )
+
+    jobs: list[Any] = [produce, produce, consume, consume, be_killed, stop, stop, kill]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        running = [pool.submit(job, random.Random(i)) for i, job in enumerate(jobs)]
+        while not all(job.done() for job in running):
+            checker.check(conn)
+            time.sleep(0.2)
+        for job in running:
+            job.result()
+    assert sum(cancelled) > 20
+    clock.end_leases(conn)
+    acked_all(conn)
+    kept = internals.rows(conn, "select seqs, claim_id from pgqueue.message_history")
+    ends = Counter(seq for row in kept for seq in checker.numbers(row.seqs))
+    assert max(ends.values()) == 1
+    assert ends.keys() == set(sent), "each was acknowledged or cancelled, once"
+    assert sum(cancelled) == sum(
+        len(checker.numbers(row.seqs)) for row in kept if row.claim_id is None
+    )
+    assert internals.count(conn, "runs") == 0
+
+
+def test_it_reads_no_more_than_it_must(conn: Conn) -> None:
+    """Far behind what is new: a look for its publication, and not a take of all before it."""
+    consumer(conn)
+    conn.execute("select pgqueue.send('s', 'x') from generate_series(1, 3000)")
+    assert cancel(conn, 2999) == 1
+    assert internals.count(conn, "runs") == 0
+    assert stats(conn).backlog == 2999

@@ -1,0 +1,78 @@
+"""`pgqueue up` and `down`: a Postgres of one's own in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_pgqueue import embedded
+
+
+@pytest.fixture
+def type_(tmp_path: Path):
+    """Type into a shell in an empty folder; returns what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def type_(commands: str, code: int = 0) -> str:
+        done = subprocess.run(
+            ["bash", "-c", "set -e\n" + commands],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr if code else done.stdout
+
+    yield type_
+    type_("for each in */data; do pgqueue down $(dirname $each); done")
+
+
+def test_from_nothing_to_the_first_message_and_down_again(type_, tmp_path: Path):
+    said = type_(
+        """
+        eval "$(pgqueue up --export)"
+        pgqueue stream create orders
+        pgqueue consumer create orders billing
+        pgqueue send orders --data hello
+        pgqueue receive orders billing
+        """
+    )
+    assert "hello" in said
+    folder = tmp_path / "pgqueue-data"
+    with embedded.start(folder) as server:
+        assert server.is_running()
+    assert server.is_running(), "it stays up, whoever used it and ended"
+
+    found = json.loads(type_("pgqueue up --json"))
+    assert found == {"url": server.url, "version": 18, "folder": str(folder)}
+    assert type_("pgqueue up").startswith(f"PostgreSQL 18 runs in {folder}, with the schema")
+    assert type_("pgqueue down") == f"PostgreSQL in {folder} is stopped.\n"
+    assert not server.is_running()
+    assert type_("pgqueue down") == f"PostgreSQL in {folder} does not run.\n"
+    again = type_('eval "$(pgqueue up --export)"; pgqueue stats; pgqueue down --json')
+    assert "billing" in again, "its data stays"
+    assert '"stopped": true' in again
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_stays_as_it_is(type_, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    assert "neither empty nor the directory of an embedded Postgres" in type_(
+        "pgqueue up photos", 1
+    )
+    assert type_("pgqueue down photos") == f"PostgreSQL in {tmp_path / 'photos'} does not run.\n"
+    assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_it_keeps_the_version_of_its_data(type_):
+    type_("pgqueue up old --version 16; pgqueue down old")
+    assert json.loads(type_("pgqueue up old --json"))["version"] == 16
+    assert "holds data of PostgreSQL 16, not 18" in type_("pgqueue up old --version 18", 1)
