@@ -129,7 +129,8 @@ def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    whole = consumers.combine_chunks()
+    # Of Spark's lists that hold no null, Arrow joins none.
+    whole = consumers.combine_chunks().cast(pa.list_(pa.string()))
     named = pc.call_function("list_value_length", [whole])
     empty = pc.call_function("sum", [pc.call_function("equal", [named, 0])]).as_py()
     joined = pc.call_function("binary_join", [whole, pa.scalar("\0")])

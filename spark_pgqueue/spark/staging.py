@@ -15,6 +15,7 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import (
     NOT_ALLOWED,
     UNFIT_DATA,
+    UNKNOWN_STREAM,
     PgQueueError,
     Said,
     sqlstate_of,
@@ -242,12 +243,12 @@ class Target:
 
         try:
             to = with_backoff(find, self._options.url, self._patience)
-        except Exception as error:
-            known = translate(error, self._name)
-            if known is None:
+        except PgQueueError as error:
+            if error.sqlstate != UNKNOWN_STREAM:
                 raise
-            known.message = f"{known.message} in column stream"
-            raise known from None
+            raise PgQueueError(
+                f"{error.message} in column stream", hint=error.hint, sqlstate=UNKNOWN_STREAM
+            ) from None
         check_kind(self._is_binary, to.name, to.kind)
         return to
 
