@@ -33,7 +33,9 @@ comment on function pgqueue.set_dedup_window is 'Says for how long a stream reme
 
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
+comment on function pgqueue.receive_where is 'Claims and reads messages that pass a condition, and leaves the others as they are.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
+comment on function pgqueue.is_suspected is 'Whether a claim holds messages that may kill their worker.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
@@ -61,6 +63,14 @@ comment on function pgqueue.read_partitions  is 'Reads the next messages of a wo
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
 
+comment on function pgqueue.scan_messages     is 'The published messages of a stream as ranges of numbers, to read them in bulk.';
+comment on function pgqueue.scan_pending      is 'What a consumer has not finished, and in which state, as ranges of numbers.';
+comment on function pgqueue.scan_claimed      is 'What is in live claims, and whose these are, as ranges of numbers.';
+comment on function pgqueue.scan_parts        is 'How to share out dead letters, history or publications among who reads them in parallel.';
+comment on function pgqueue.scan_dead         is 'Dead letters of a part as ranges of numbers, and why they died.';
+comment on function pgqueue.scan_archived     is 'What a consumer was done with, of a part, as ranges of numbers, with results and owners.';
+comment on function pgqueue.scan_publications is 'Publications of a part: when, what and to whom.';
+
 comment on function pgqueue.outcome          is 'What became of a message for a consumer: its state, the worker''s result, who had it, and when.';
 comment on function pgqueue.listen_done      is 'Lets this session hear when a consumer is done with messages.';
 comment on function pgqueue.start_waiting    is 'Waits for publications of a stream from now on: this session listens, and producers notify it.';
@@ -80,9 +90,10 @@ comment on function pgqueue.reader_query     is 'Records which Spark query a rea
 comment on function pgqueue.reader_lost      is 'How many messages of a micro-batch its reader has lost to other claimers.';
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
-comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.recent_size      is 'How many bytes of data the last messages of a stream have, on average.';
 comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
+comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
 
 comment on function pgqueue.open_sink      is 'A stream''s id and kind by its name, for a Spark sink that publishes to these consumers.';
 comment on function pgqueue.is_published   is 'Whether a batch of a sink, or a later one, was published.';

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -61,10 +60,10 @@ def delay(text: str) -> timedelta:
 
 
 def size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a size: 1000000, 500MB or 10GB")
-    return int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ")
+    try:
+        return options.size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a size: 1000000, 500MB or 10GB") from None
 
 
 def moment(text: str) -> datetime:

@@ -41,8 +41,7 @@ class Admission:
     def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
         """How many messages to ask for, so that what comes has about max_bytes; None: all.
 
-        It only has to be near. Asking for too many costs what is given back, asking for too few
-        makes a smaller micro-batch; what has more bytes than max_bytes is cut by the database.
+        It only has to be near: the database cuts what has more bytes, by claiming it again.
 
         Args:
             most: never more than so many; None: any number.
@@ -51,4 +50,5 @@ class Admission:
         if self.max_bytes is None or average is None:
             return most
         about = max(1, int(self.max_bytes / max(average, 1.0)))
+        about -= about // 100  # one in a hundred less, and most claims need not be cut
         return about if most is None else min(most, about)

@@ -8,6 +8,7 @@ never change.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
@@ -17,6 +18,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, READ_TWICE, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.application import Seat
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
@@ -81,6 +83,9 @@ class Session:
         self._bound: int | None = None
         self._backlog, self._lag, self._backlog_until = 0, None, 0.0
         self._told_of_others = False
+        self._had_messages = -math.inf  # when
+        self._average: float | None = None  # bytes of data of a message
+        self._acknowledged: Offset | None = None
         self._planned: Offset | None = None
         self.committed: Offset | None = None
         self.initial = self._last = Offset(str(uuid4()), 0, 0)
@@ -91,28 +96,68 @@ class Session:
             "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
         )
 
-    def claim(self, start: Offset, limit: int | None) -> Offset:
-        """Acknowledge up to `start` and claim up to `limit` messages, waiting for them a while."""
+    def claim(self, start: Offset, admission: Admission) -> Offset:
+        """Acknowledge up to `start` and claim what `admission` lets in, waiting for it a while."""
         self._lease.hold(start.reader)
         others_are_busy = self._seat.others_had_messages()
+        if self._bound is None and not self._is_enough(start, admission, others_are_busy):
+            self._last = start
+            return start
         self._wakeup.forget()
-        self._last, wait = self._claim(start, limit)
+        self._last, wait = self._claim(start, admission)
         if self._last != start:
             self._wakeup.note_messages()
         elif self._bound is None:
-            self._wait_and_claim(start, limit, min(wait, BRIEFLY) if others_are_busy else wait)
+            self._wait_and_claim(start, admission, min(wait, BRIEFLY) if others_are_busy else wait)
         if self._last == start:
             self._tell_of_others(start)
         else:
             self._seat.note_messages()
+            self._had_messages = time.monotonic()
         return self._last
 
-    def _wait_and_claim(self, start: Offset, limit: int | None, at_most: float) -> None:
+    def _wait_and_claim(self, start: Offset, admission: Admission, at_most: float) -> None:
         if self._wakeup.start():
-            self._last, wait = self._claim(start, limit)
+            self._last, wait = self._claim(start, admission)
             at_most = min(at_most, wait)
         if self._last == start and self._wakeup.wait(at_most):
-            self._last, _ = self._claim(start, limit)
+            self._last, _ = self._claim(start, admission)
+
+    def _is_enough(self, start: Offset, admission: Admission, others_are_busy: bool) -> bool:
+        """Whether there is what a batch begins with; acknowledges up to `start` if there is not."""
+        wait_time = self._options.wait_time.total_seconds()
+        end = time.monotonic() + (min(wait_time, BRIEFLY) if others_are_busy else wait_time)
+        while not admission.begins(self._available(admission), self._since_messages()):
+            self._acknowledge(start)
+            if self._wakeup.start():
+                continue
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            left = min(left, admission.max_delay.total_seconds() - self._since_messages())
+            if self._wakeup.wait(left):
+                time.sleep(BRIEFLY)  # not to count for each of many publications
+            self._wakeup.forget()
+        return True
+
+    def _since_messages(self) -> float:
+        return time.monotonic() - self._had_messages
+
+    def _available(self, admission: Admission) -> int:
+        if admission.min_messages is None or self._had_messages == -math.inf:
+            return 0  # nobody asks
+        return self._statements.row(
+            "select pgqueue.reader_available(%s)", [self._consumer.consumer_id]
+        )[0]
+
+    def _acknowledge(self, start: Offset) -> None:
+        if start.claim and start != self._acknowledged:
+            lost = self._statements.row(
+                "select lost from pgqueue.reader_ack(%s, %s, %s)",
+                [start.reader, self._consumer.consumer_id, start.claim],
+            )[0]
+            self._acknowledged = start
+            self._tell_of_loss(lost)
 
     def latest(self) -> dict:
         """For the query's progress: the last offset with the backlog added, whose it is, and the
@@ -220,34 +265,48 @@ class Session:
                 *(messages, self._options.consumer, until),
             )
 
-    def _claim(self, start: Offset, limit: int | None) -> tuple[Offset, float]:
+    def _claim(self, start: Offset, admission: Admission) -> tuple[Offset, float]:
         """The new end, and for how many seconds it makes no sense to ask again."""
         # A claim looks at a bounded part of a long line of messages that it may not have, and says
         # so: the next one goes on there.
-        end, wait = self._ask(start, limit)
+        end, wait = self._ask(start, admission)
         asked = 1
         while end == start and wait <= 0 and asked < ASKS:
             time.sleep(0.001 * min(asked, 20))
-            end, wait = self._ask(start, limit)
+            end, wait = self._ask(start, admission)
             asked += 1
         return end, wait
 
-    def _ask(self, start: Offset, limit: int | None) -> tuple[Offset, float]:
+    def _ask(self, start: Offset, admission: Admission) -> tuple[Offset, float]:
         self._parent.check()
-        claim, messages, lost, due = self._statements.row(
-            "select claim_id, messages, lost, "
+        if admission.max_bytes is not None and self._average is None:
+            (self._average,) = self._statements.row(
+                "select pgqueue.recent_size(%s)", [self._consumer.stream_id]
+            )
+        claim, messages, claimed, lost, size, due = self._statements.row(
+            "select claim_id, messages, claimed, lost, bytes, "
             "extract(epoch from next_due - clock_timestamp())::float8 "
-            "from pgqueue.reader_claim(%s, %s, %s, %s, %s, %s, %s)",
+            "from pgqueue.reader_claim(%s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 start.reader,
                 self._consumer.consumer_id,
                 start.claim,
                 start.messages,
-                limit,
+                admission.messages_to_ask(admission.max_messages, self._average),
                 self._options.visibility_timeout,
                 self._bound,
+                admission.max_bytes,
             ],
         )
+        self._tell_of_loss(lost)
+        if claim != start.claim:
+            self._backlog_until = 0.0
+        if size:
+            self._average = size / claimed
+        wait = self._options.wait_time.total_seconds()
+        return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
+
+    def _tell_of_loss(self, lost: int) -> None:
         if lost:
             warn(
                 "%s messages of consumer %s were processed here, but their lease had ended before "
@@ -255,10 +314,6 @@ class Session:
                 "visibilityTimeout helps",
                 *(lost, self._options.consumer),
             )
-        if claim != start.claim:
-            self._backlog_until = 0.0
-        wait = self._options.wait_time.total_seconds()
-        return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
 
     def _check_kind(self, schema: StructType) -> None:
         given, kind = schema["data"].dataType.simpleString(), self._consumer.kind

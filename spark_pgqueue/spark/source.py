@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece
 from spark_pgqueue.spark.reading import read_piece
@@ -70,7 +71,9 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             PgQueueError: the consumer is gone, the checkpoint belongs to another one, or Postgres
                 stayed away too long.
         """
-        rows = getattr(limit, "max_rows", None)
+        admission = self._options.admission
+        if isinstance(limit, ReadAllAvailable):
+            admission = Admission()
         if isinstance(limit, ReadAllAvailable) and not self._told_of_once:
             self._told_of_once = True
             warn(
@@ -78,7 +81,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "claimed until the query's next run, or until their visibilityTimeout passes and "
                 "another claimer asks for them; trigger(availableNow=True) acknowledges all"
             )
-        return asdict(self.session.claim(Offset.parse(start), None if rows == NO_LIMIT else rows))
+        return asdict(self.session.claim(Offset.parse(start), admission))
 
     def reportLatestOffset(self) -> dict | None:
         """What the query's progress shows: see `Session.latest`."""

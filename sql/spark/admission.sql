@@ -46,25 +46,40 @@ begin
             from pgqueue.consumer_messages m cross join lateral unnest(m.seqs) g
             where m.claim_id = $1 and m.state = 'claimed'
         ), block as materialized (
-            select r.no, r.lo, r.hi, m.seq / 1000 as block, count(*) as messages, sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))) as bytes
-            from range r cross join lateral (select * from pgqueue.messages_%1$s where seq >= r.lo and seq < r.hi) m
-            group by 1, 2, 3, 4
+            select r.no, b.lo, b.hi, m.messages, m.bytes
+            from range r
+            cross join lateral (select i as lo, least(i + 1000, r.hi) as hi from generate_series(r.lo, r.hi - 1, 1000) i) b
+            cross join lateral (select count(*) as messages, coalesce(sum(coalesce(octet_length(data), octet_length(data_bytes))), 0) as bytes
+                                from pgqueue.messages_%1$s where seq >= b.lo and seq < b.hi) m
         ), line as (
-            select *, sum(bytes) over (order by no, block) as upto, sum(messages) over (order by no, block) - messages as before
-            from block
+            select *, sum(bytes) over (order by no, lo) as upto, sum(messages) over (order by no, lo) - messages as before from block
         ), edge as materialized (
-            select * from line where upto > $2 order by no, block limit 1
+            select * from line where upto > $2 order by no, lo limit 1
         )
         select (select sum(bytes) from block),
                coalesce((select before from edge)
                         + (select count(*)
-                           from (select sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))) over (order by m.seq) as bytes
-                                 from edge e cross join lateral (
-                                     select * from pgqueue.messages_%1$s
-                                     where seq >= greatest(e.lo, e.block * 1000) and seq < least(e.hi, (e.block + 1) * 1000)) m) s, edge
-                           where edge.upto - edge.bytes + s.bytes <= $2),
+                           from edge e
+                           cross join lateral (select sum(coalesce(octet_length(data), octet_length(data_bytes))) over (order by seq) as bytes
+                                               from pgqueue.messages_%1$s where seq >= e.lo and seq < e.hi) m
+                           where e.upto - e.bytes + m.bytes <= $2),
                         9223372036854775807)
         $query$, p_stream_id)
     into o_bytes, o_fitting using p_claim_id, p_max_bytes;
     o_bytes := coalesce(o_bytes, 0);
+end $$;
+
+-- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For who is to read so many bytes, and asks for messages.
+create or replace function pgqueue.recent_size(p_stream_id int) returns float8
+language plpgsql stable
+as $$
+declare
+    v_size float8;
+begin
+    if exists (select from pgqueue.streams where stream_id = p_stream_id) then
+        execute format('select avg(coalesce(octet_length(data), octet_length(data_bytes))) from (select data, data_bytes from pgqueue.messages_%s '
+                       'order by seq desc limit 100) m', p_stream_id)
+        into v_size;
+    end if;
+    return v_size;
 end $$;

@@ -273,7 +273,7 @@ declare
     v_dedup_keys text[];          -- ... and these
     v_duplicates int8multirange := '{}';
     v_one        record;
-    v_notes      pgqueue.key_backlog[] := '{}';
+    v_entries    pgqueue.key_backlog[] := '{}';
 begin
     perform pgqueue._note_stream(p_sink, p_stream);
     select range_agg(int8range(k.seq, k.seq, '[]')), array_agg(k.dedup_key order by k.seq) into v_seqs, v_dedup_keys
@@ -294,7 +294,7 @@ begin
             order by c.consumer_id
         loop
             perform pgqueue._check_room(p_stream, v_one.message_count, array[v_one.consumer_id], true);
-            v_notes := v_notes || pgqueue._check_keys(p_stream, v_one.seqs, array[v_one.consumer_id]);
+            v_entries := v_entries || pgqueue._check_keys(p_stream, v_one.seqs, array[v_one.consumer_id]);
         end loop;
     end if;
     perform pgqueue._lock_publish(p_stream.stream_id);  -- before the publication id, as _publish
@@ -311,7 +311,7 @@ begin
         where b.seqs <> '{}'
     )
     select count(*), coalesce(sum(message_count), 0) into o_blocks, o_rows from block;
-    insert into pgqueue.key_backlog select n.consumer_id, n.key, n.seq, v_id from unnest(v_notes) n where v_notes <> '{}';
+    insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
     if p_stream.bound then
         perform pgqueue._route(p_stream.stream_id, seqs, priority, deliver_at, expires_at)
         from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_id and consumers is null;

@@ -22,6 +22,7 @@ def test_names_are_case_insensitive_and_values_are_converted():
         | {
             "maxmessagespertrigger": "1000",
             "MINPARTITIONS": "4",
+            "maxbytespertrigger": "100 MB",
             "visibilitytimeout": "2 minutes",
             "failOnDataLoss": "False",
             "createconsumer": "true",
@@ -31,6 +32,7 @@ def test_names_are_case_insensitive_and_values_are_converted():
     )
     assert options.max_messages_per_trigger == 1000
     assert options.min_partitions == 4
+    assert options.max_bytes_per_trigger == 100 << 20
     assert options.visibility_timeout == timedelta(minutes=2)
     assert options.fail_on_data_loss is False
     assert (options.create_consumer, options.starting_position, options.ordering) == (
@@ -80,6 +82,11 @@ def test_what_is_no_duration(text):
         ("maxMessagesPerTrigger", "many", "a whole number of at least 1"),
         ("maxMessagesPerTrigger", "0", "a whole number of at least 1"),
         ("maxMessagesPerTrigger", "1.5", "a whole number of at least 1"),
+        ("maxBytesPerTrigger", "0", "a number of bytes of at least 1"),
+        ("maxBytesPerTrigger", "10 elephants", "a number of bytes of at least 1"),
+        ("maxBytesPerTrigger", "9999999t", "a number of bytes of at least 1"),
+        ("minMessagesPerTrigger", "0", "a whole number of at least 1"),
+        ("maxTriggerDelay", "15", "a duration longer than 0 with a unit"),
         ("minPartitions", "-1", "a whole number of at least 1"),
         ("maxRecordsPerPartition", "0", "a whole number of at least 1"),
         ("quarantineAfter", "0", "a whole number of at least 1"),
@@ -145,6 +152,7 @@ def test_names_of_other_connectors_say_what_to_use(name):
         ("kafka.security.protocol", "goes into url"),
         ("startingOffsets", "use startingPosition"),
         ("maxOffsetsPerTrigger", "use maxMessagesPerTrigger"),
+        ("minOffsetsPerTrigger", "use minMessagesPerTrigger"),
     ],
 )
 def test_the_options_of_kafka_say_what_to_use(name, use):
@@ -201,6 +209,12 @@ def test_a_missing_option(missing):
 def test_options_that_need_each_other():
     with pytest.raises(PgQueueError, match="startingPosition has no effect without createConsumer"):
         parse_source(SOURCE | {"startingposition": "earliest"})
+    few = SOURCE | {"minmessagespertrigger": "10"}
+    with pytest.raises(PgQueueError, match="minMessagesPerTrigger is 10, and maxMessagesPerTrigge"):
+        parse_source(few | {"maxmessagespertrigger": "9"})
+    with pytest.raises(PgQueueError, match="maxTriggerDelay has no effect without minMessagesPer"):
+        parse_source(SOURCE | {"maxtriggerdelay": "1 minute"})
+    parse_source(few | {"maxmessagespertrigger": "10", "maxtriggerdelay": "1 minute"})
     with pytest.raises(PgQueueError, match="txnAppId and txnVersion must be given together"):
         parse_sink({"stream": "s", "txnappid": "a"}, streaming=False)
     with pytest.raises(PgQueueError, match="are for batch writes"):

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
@@ -363,7 +364,7 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
     options = {"url": queue.url, "stream": "s", "consumer": "c", "visibilitytimeout": "1s"}
     schema = source_schema("text", include_headers=True)
     session = Session(parse_source(options), schema)
-    end = session.claim(session.initial, None)
+    end = session.claim(session.initial, Admission())
     (piece,) = session.plan(session.initial, end)
     read = read_piece(parse_source(options), piece, schema, None)
     got = next(read).num_rows
@@ -631,12 +632,6 @@ class TestBadInput:
         reader = reader.options(url=queue.url, stream="s", consumer="c")
         with pytest.raises(Exception, match="the schema of pgqueue cannot be chosen"):
             queue.collect(reader.load()).awaitTermination()
-
-    def test_a_batch_read(self, queue: Queue):
-        queue.create("s", "c")
-        reader = queue.spark.read.format("pgqueue")
-        with pytest.raises(Exception, match=r"pgqueue cannot be read with spark\.read"):
-            reader.options(url=queue.url, stream="s", consumer="c").load().collect()
 
     def test_a_consumer_with_another_ordering(self, queue: Queue, fails):
         queue.create("s", "c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_messages_of_many_publications_and_priorities_are_measured_as_they_are_s
     assert [seq for batch in batches for seq in batch] == [*high, *low]
     sums = [sum(size_of[seq] for seq in batch) for batch in batches]
     assert max(sums) <= 3000
-    for batch, following in zip(batches, batches[1:], strict=False):
+    for batch, following in pairwise(batches):
         assert sum(size_of[seq] for seq in batch) + size_of[following[0]] > 3000
 
 
@@ -109,7 +110,6 @@ def test_beside_other_claimers_the_bound_holds(
     assert set(reader.plan(end)).isdisjoint(seqs_of(held))
 
 
-@pytest.mark.all_versions
 def test_what_a_query_has_finished_is_acknowledged_and_nothing_else(
     conn: Conn, reader: Reader
 ) -> None:
@@ -152,3 +152,10 @@ def test_what_is_delayed_or_in_a_claim_is_not_available(conn: Conn) -> None:
     value(conn, "nack", claim, p_delay=timedelta(hours=1))
     assert value(conn, "reader_available", id_) == 3
     assert value(conn, "reader_backlog", id_) == 5
+
+
+def test_the_recent_size_is_that_of_the_last_hundred(conn: Conn, stream: int) -> None:
+    assert value(conn, "recent_size", stream) is None
+    send_all(conn, ["x" * 1000] * 50)
+    send_all(conn, ["x" * 10, "x" * 20] * 50)
+    assert value(conn, "recent_size", stream) == 15

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.options.admission import (
+    ADMISSION_OPTIONS,
+    admission_of,
+    check_admission,
+)
 from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
@@ -29,6 +35,9 @@ class SourceOptions:
     stream: str
     consumer: str
     max_messages_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_messages_per_trigger: int | None
+    max_trigger_delay: timedelta | None
     min_partitions: int | None
     max_records_per_partition: int | None
     visibility_timeout: timedelta | None
@@ -42,6 +51,11 @@ class SourceOptions:
     quarantine_after: int | None
     retry_timeout: timedelta
 
+    @property
+    def admission(self) -> Admission:
+        """How large its micro-batches are."""
+        return admission_of(self)
+
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
     """Check and convert the options of `readStream`.
@@ -50,6 +64,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
         PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
     """
     options = SourceOptions(**parse(given, SOURCE_OPTIONS, "source"))
+    check_admission(options)
     if not options.create_consumer:
         for name, value in (
             ("startingPosition", options.starting_position),
@@ -75,13 +90,7 @@ SOURCE_OPTIONS = (
         "The consumer whose messages the query claims and acknowledges.",
         required=True,
     ),
-    Option(
-        "maxMessagesPerTrigger",
-        positive,
-        NUMBER,
-        None,
-        "Claim at most so many messages in a micro-batch. By default all that are available.",
-    ),
+    *ADMISSION_OPTIONS,
     Option(
         "minPartitions",
         positive,
@@ -172,5 +181,6 @@ SOURCE_NAMES = {
     "p_ordering": "option ordering",
     "p_visibility_timeout": "option visibilityTimeout",
     "p_max": "option maxMessagesPerTrigger",
+    "p_max_bytes": "option maxBytesPerTrigger",
     "p_quarantine_after": "option quarantineAfter",
 }

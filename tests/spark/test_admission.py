@@ -1,0 +1,95 @@
+"""How large micro-batches are: by messages and bytes, and how few of them a query waits for."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+import pytest
+
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.session import Session
+from tests.spark.conftest import Queue, wait_until
+
+BOUNDS = {"maxMessagesPerTrigger": 100, "maxBytesPerTrigger": 1000, "minMessagesPerTrigger": 90}
+
+
+def test_a_batch_begins_when_there_is_enough_or_the_delay_is_over():
+    admission = Admission(min_messages=10, max_delay=timedelta(seconds=60))
+    assert [admission.begins(n, 5.0) for n in (0, 9, 10, 11)] == [False, False, True, True]
+    assert [admission.begins(9, since) for since in (59.9, 60.0, math.inf)] == [False, True, True]
+    assert Admission().begins(0, 0.0)
+
+
+def test_how_many_messages_are_asked_for_goes_by_their_size():
+    admission = Admission(max_bytes=1000)
+    assert admission.messages_to_ask(None, None) is None
+    assert admission.messages_to_ask(50, None) == 50
+    assert admission.messages_to_ask(None, 10.5) == 95
+    assert admission.messages_to_ask(None, 1.0) == 990
+    assert admission.messages_to_ask(50, 10.0) == 50
+    assert admission.messages_to_ask(None, 5000.0) == 1
+    assert admission.messages_to_ask(None, 0.0) == 990
+    assert Admission().messages_to_ask(7, 10.0) == 7
+
+
+@pytest.mark.spark
+def test_available_now_takes_everything_whatever_the_bounds(queue: Queue):
+    """In batches that keep them: of messages, and of bytes."""
+    queue.create("s", "c")
+    sent = [n % 40 for n in range(300)]
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', "
+        "array(select repeat('x', n) from unnest(%s::int[]) n))",
+        sent,
+    )
+
+    def send_more(batch, batch_id):
+        queue.sql("select pgqueue.send('s', 'later')")
+
+    queue.collect(queue.load("s", "c", **BOUNDS), each=send_more).awaitTermination()
+    batches = [[len(row.data) for row in queue.seen[i]] for i in sorted(queue.seen)]
+    assert sorted(size for batch in batches for size in batch) == sorted(sent)
+    assert all(len(batch) <= 100 and sum(batch) <= 1000 for batch in batches)
+    assert len(batches) <= 7
+    assert queue.backlog("s", "c") == len(batches), "what was published later"
+
+
+@pytest.mark.spark
+def test_a_query_waits_for_its_minimum_or_for_the_delay(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 1)
+    options = {"minMessagesPerTrigger": 10, "maxTriggerDelay": "8s", "waitTime": "200ms"}
+    query = queue.collect(queue.load("s", "c", **options), available_now=False)
+    wait_until(lambda: len(queue.data()) == 1, query)  # the first one waits for none
+    start = time.monotonic()
+    queue.send("s", 2, 6)
+    wait_until(lambda: queue.backlog("s", "c") == 5, query)  # the first is acknowledged
+    assert queue.data() == [1]
+    queue.send("s", 7, 11)
+    wait_until(lambda: len(queue.data()) == 11, query)
+    assert time.monotonic() - start < 7, "it waited for the delay"
+    start = time.monotonic()
+    queue.send("s", 12, 12)
+    wait_until(lambda: len(queue.data()) == 12, query)
+    assert time.monotonic() - start > 4
+    assert [len(queue.seen[i]) for i in sorted(queue.seen)] == [1, 10, 1]
+
+
+@pytest.mark.spark
+def test_what_a_query_that_waits_has_finished_is_acknowledged(queue: Queue):
+    queue.create("s", "c")
+    options = {"url": queue.url, "stream": "s", "consumer": "c", "waittime": "1ms"}
+    options = parse_source(options | {"minmessagespertrigger": "10"})
+    session = Session(options, source_schema("text", include_headers=True))
+    queue.send("s", 1, 3)
+    end = session.claim(session.initial, options.admission)
+    assert end.messages == 3
+    queue.send("s", 4, 6)
+    assert session.claim(end, options.admission) == end
+    assert queue.backlog("s", "c") == 3
+    assert session.claim(end, Admission()).messages == 6
+    session.close()
