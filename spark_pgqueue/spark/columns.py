@@ -75,7 +75,7 @@ def _types(schema: StructType) -> list[tuple]:
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 # What each column may be, in words and in types; data depends on the stream's kind.
-_MESSAGE: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+MESSAGE_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "data": ("string, or binary for streams of that kind", (StringType, BinaryType)),
     "key": ("string", (StringType,)),
     "headers": ("map<string,string>, or string with a JSON object", (MapType, StringType)),
@@ -86,7 +86,7 @@ _MESSAGE: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "consumers": ("array<string>", (ArrayType,)),
     "stream": ("string", (StringType,)),
 }
-_ACTION: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+ACTION_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "action": ("string", (StringType,)),
     "stream": ("string", (StringType,)),
     "consumer": ("string", (StringType,)),
@@ -119,15 +119,15 @@ def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
     """
     names = [field.name.lower() for field in schema.fields]
     acts = options.action is not None or "action" in names
-    allowed = {**_MESSAGE, **_ACTION} if acts else _MESSAGE
+    allowed = {**MESSAGE_COLUMNS, **ACTION_COLUMNS} if acts else MESSAGE_COLUMNS
     _check_together(names, schema, options)
     for name, field in zip(names, schema.fields, strict=True):
         if name not in allowed and not (acts and name in READ_ALONG):
             raise PgQueueError(
-                f"column {field.name} is none of a message's: {', '.join(_MESSAGE)}"
-                + (f"; nor of an action's: {', '.join(_ACTION)}" if acts else ""),
+                f"column {field.name} is none of a message's: {', '.join(MESSAGE_COLUMNS)}"
+                + (f"; nor of an action's: {', '.join(ACTION_COLUMNS)}" if acts else ""),
                 hint="for an action, say which one: option action, or a column action"
-                if name in _ACTION and not acts
+                if name in ACTION_COLUMNS and not acts
                 else "drop it, or put it into data: to_json(struct(...)) as data",
             )
         if names.count(name) > 1:
