@@ -66,6 +66,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/admission.sql
 \ir spark/checkpoint.sql
 \ir spark/sink.sql
+\ir spark/actions.sql
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql

@@ -125,7 +125,8 @@ begin
     alter table pgqueue.claims
         alter column claim_id drop identity,
         add column arrival_nos int8multirange,
-        add column lanes int[];
+        add column lanes int[],
+        add column acted pgqueue.acted_run[];
     update pgqueue.claims c
     set arrival_nos = m.arrival_nos, lanes = m.lanes
     from (select claim_id, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
@@ -156,7 +157,8 @@ begin
     end loop;
 
     -- what was staged has a reservation of what is not published of it
-    alter table pgqueue.staged_writes add column reservation_id bigint, add column dedup_keys text[];
+    alter table pgqueue.staged_writes add column reservation_id bigint, add column dedup_keys text[], add column consumers int[],
+        add column expires_at timestamptz, add column routed boolean not null default false;
     for v_staged in select * from pgqueue.staged_writes order by staged_id loop
         insert into pgqueue.reservations (stream_id, xid, seqs, reserved_at)
         values (v_staged.stream_id, '0',

@@ -177,6 +177,16 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
+-- Messages of a Spark reader's claim on which its query has acted, as they were: they are of its micro-batch still (spark/actions.sql).
+-- And what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
+do $$
+begin
+    if to_regtype('pgqueue.acted_run') is null then
+        create type pgqueue.acted_run as (lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
+        create type pgqueue.action as (action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+    end if;
+end $$;
+
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
 -- The lease is on the claim, not on its messages. A claim's id is a rising number and random low bits (see _new_claim_id).
 create table if not exists pgqueue.claims (
@@ -195,7 +205,8 @@ create table if not exists pgqueue.claims (
     archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
-    lanes              int[]
+    lanes              int[],
+    acted              pgqueue.acted_run[]                  -- of seqs, what its query settled by actions; null: nothing
 );
 do $$
 begin
