@@ -33,7 +33,9 @@ comment on function pgqueue.set_dedup_window is 'Says for how long a stream reme
 
 comment on function pgqueue.claim       is 'Claims messages for a consumer, without reading their payloads.';
 comment on function pgqueue.receive     is 'Claims messages for a consumer and reads them, in the order of delivery.';
+comment on function pgqueue.receive_where is 'Claims and reads messages that pass a condition, and leaves the others as they are.';
 comment on function pgqueue.ack         is 'Acknowledges a claim, or some of its messages: they are done.';
+comment on function pgqueue.is_suspected is 'Whether a claim holds messages that may kill their worker.';
 comment on function pgqueue.nack        is 'Returns a claim, or some of its messages, to be delivered again.';
 comment on function pgqueue.read_dead   is 'Reads dead letters of a consumer with what they hold, why they died and how often they were delivered.';
 comment on function pgqueue.redrive     is 'Delivers dead letters again to the consumer that gave them up.';
@@ -60,6 +62,14 @@ comment on function pgqueue.leave_group      is 'Ends a worker of a group: its p
 comment on function pgqueue.read_partitions  is 'Reads the next messages of a worker''s partitions, in order.';
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
+
+comment on function pgqueue.scan_messages     is 'The published messages of a stream as ranges of numbers, to read them in bulk.';
+comment on function pgqueue.scan_pending      is 'What a consumer has not finished, and in which state, as ranges of numbers.';
+comment on function pgqueue.scan_claimed      is 'What is in live claims, and whose these are, as ranges of numbers.';
+comment on function pgqueue.scan_parts        is 'How to share out dead letters, history or publications among who reads them in parallel.';
+comment on function pgqueue.scan_dead         is 'Dead letters of a part as ranges of numbers, and why they died.';
+comment on function pgqueue.scan_archived     is 'What a consumer was done with, of a part, as ranges of numbers, with results and owners.';
+comment on function pgqueue.scan_publications is 'Publications of a part: when, what and to whom.';
 
 comment on function pgqueue.outcome          is 'What became of a message for a consumer: its state, the worker''s result, who had it, and when.';
 comment on function pgqueue.listen_done      is 'Lets this session hear when a consumer is done with messages.';

@@ -52,6 +52,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/capture.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
+\ir functions/receive_where.sql
 \ir functions/settle.sql
 \ir functions/dead.sql
 \ir functions/cancel.sql
@@ -68,6 +69,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir views/views.sql
 \ir functions/seeing.sql
 \ir functions/history.sql
+\ir functions/scanning.sql
 \ir functions/retention.sql
 \ir functions/maintain.sql
 \ir functions/recover.sql

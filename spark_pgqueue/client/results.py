@@ -544,6 +544,8 @@ class KeyStats:
         in_flight: in claims.
         first_seq: the first of all these.
         until: when the first of its delays ends; else when the last of its leases does.
+        unfinished: all that the consumer is not done with, where it has a
+            `per_key_capacity`; else None.
     """
 
     key: str | None
@@ -552,6 +554,7 @@ class KeyStats:
     in_flight: int
     first_seq: int
     until: datetime | None
+    unfinished: int | None
 
 
 @dataclass(frozen=True)

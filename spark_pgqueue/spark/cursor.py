@@ -109,7 +109,8 @@ class PgQueueCursorBatchReader(DataSourceReader):
         try:
             begun = {name: streams.begin(name, "earliest") for name in streams.find()}
             ends = {name: streams.end(name, begun[name]) for name in begun}
-            return streams.partitions(CursorOffset(begun), CursorOffset(ends))
+            partitions = streams.partitions(CursorOffset(begun), CursorOffset(ends))
+            return partitions or [CursorPartition(())]  # for none, Spark makes one of its own
         finally:
             streams.close()
 

@@ -97,15 +97,15 @@ class CursorSession:
         return end
 
     def latest(self) -> dict[str, Any]:
-        """For the query's progress: the last offset with the backlog, and how old its oldest
-        message is in seconds.
+        """For the query's progress: the last offset, what is read, and the backlog in messages and
+        seconds (of its oldest one).
         """
         if time.monotonic() >= self._backlog_at + BACKLOG_SECONDS:
             with contextlib.suppress(PgQueueError):  # who asks for messages next is told
                 self._backlog, self._lag = self._streams.lag(self._last.positions)
             self._backlog_at = time.monotonic()
         return CursorOffset(self._last.positions).as_json() | {
-            "stream": ", ".join(self._last.positions),
+            "stream": self._options.title,
             "backlog": self._backlog,
             "lagSeconds": round(self._lag or 0.0, 3),
         }

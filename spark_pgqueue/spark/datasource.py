@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import (
     check_cursor_schema,
     check_source_schema,
@@ -17,14 +18,23 @@ from spark_pgqueue.spark.columns import (
 from spark_pgqueue.spark.consumer import find_stream
 from spark_pgqueue.spark.cursor import PgQueueCursorBatchReader, PgQueueCursorReader
 from spark_pgqueue.spark.cursor_streams import find_streams, kind_of
-from spark_pgqueue.spark.options import parse_cursor, parse_sink, parse_source
+from spark_pgqueue.spark.looking import PgQueueTableReader, table_reader
+from spark_pgqueue.spark.options import (
+    as_pending,
+    names_table,
+    parse_cursor,
+    parse_sink,
+    parse_source,
+    parse_table,
+)
 from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
+from spark_pgqueue.spark.tables import find_for, table_schema
 
 
 class PgQueueDataSource(DataSource):
-    """Reads a consumer with `readStream`, or streams without one with `readStream` and `read`;
-    writes a stream with `writeStream` and `write`.
+    """Reads a consumer with `readStream`, streams without one with `readStream` and `read`, and
+    tables of a queue with `read`; writes a stream with `writeStream` and `write`.
 
     Options: see `spark_pgqueue.spark.options`.
     """
@@ -42,12 +52,16 @@ class PgQueueDataSource(DataSource):
         return any(name.lower() == "consumer" for name in self._given)
 
     def schema(self) -> StructType:
-        """The source's columns: `data` is binary for a stream of that kind, else string.
+        """The source's columns, or a table's: `data` is binary for a stream of that kind.
 
         Raises:
             PgQueueError: an option is wrong, the stream or the consumer does not exist, or Postgres
                 cannot be reached.
         """
+        if names_table(self._given):
+            table = parse_table(self._given)
+            stream = find_for(table)
+            return table_schema(table, stream.kind if stream else None)
         if not self._has_consumer:
             cursor = parse_cursor(self._given)
             kind = kind_of(find_streams(cursor))
@@ -55,23 +69,29 @@ class PgQueueDataSource(DataSource):
         options = parse_source(self._given)
         return source_schema(find_stream(options).kind, options.include_headers)
 
-    def reader(self, schema: StructType) -> PgQueueCursorBatchReader:
-        """The reader of a range of streams. There is none of a consumer: its messages are claimed
-        by a query, one micro-batch after another.
+    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueCursorBatchReader:
+        """The reader of a table, of what a consumer has pending, or of a range of streams.
 
         Raises:
-            PgQueueError: it is of a consumer; or the user specified another schema.
+            PgQueueError: an option is wrong, the stream or the consumer does not exist, or the user
+                specified another schema.
         """
+        if names_table(self._given):
+            return table_reader(parse_table(self._given), schema)
         if not self._has_consumer:
             cursor = parse_cursor(self._given, streaming=False)
             check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
             return PgQueueCursorBatchReader(cursor, schema)
-        raise PgQueueError(
-            "a consumer cannot be read with spark.read, which claims nothing",
-            hint="remove option consumer to read the stream itself; use spark.readStream with "
-            "trigger(availableNow=True) to read what is there and stop, or the view "
-            "pgqueue.message_states to look at messages without claiming them",
+        options = parse_source(self._given)
+        # Spark asks for the columns before it says which of read and readStream it is for.
+        columns = source_schema("text", options.include_headers).names
+        pending = table_reader(as_pending(self._given, columns), schema)
+        warn(
+            "spark.read of consumer %s looks at what it has pending, and claims nothing: "
+            'option("table", "pending") says so, and tells more; readStream claims',
+            options.consumer,
         )
+        return pending
 
     def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueCursorReader:
         """The reader of a consumer, or of streams without one.

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.spark.consumer import Consumer, Stream
-from spark_pgqueue.spark.options import CursorOptions, SourceOptions
+from spark_pgqueue.spark.options import CursorOptions, SourceOptions, TableOptions
 
 MESSAGES_PER_PARTITION = 125_000
 """By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
@@ -22,6 +22,14 @@ class Range(NamedTuple):
     hi: int
     priority: int
     deliver_count: int
+
+
+class Run(NamedTuple):
+    """Messages lo <= seq < hi, of which the same is known: row `no` of what is known of ranges."""
+
+    lo: int
+    hi: int
+    no: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ def cut_into_pieces(
     all messages of a key are in one partition, in order. With ordering by stream there is one.
     """
     total = sum(each.hi - each.lo for each in ranges)
-    count = 1 if consumer.ordering == "stream" else _piece_count(total, options)
+    count = 1 if consumer.ordering == "stream" else piece_count(total, options)
 
     def piece(index: int, ranges: list[Range], buckets: int) -> ClaimedPiece:
         return ClaimedPiece(
@@ -132,7 +140,7 @@ def cut_streams(
     """
     line = [_RangeOf(each.lo, each.hi, name) for name in ranges for each in ranges[name]]
     total = sum(each.hi - each.lo for each in line)
-    shares = split(line, _piece_count(total, options)) if total else []
+    shares = split(line, piece_count(total, options)) if total else []
     return [
         CursorPartition(
             tuple(
@@ -147,7 +155,7 @@ def cut_streams(
     ]
 
 
-R = TypeVar("R", Range, _RangeOf)
+R = TypeVar("R", Range, Run, _RangeOf)
 
 
 def split(ranges: list[R], count: int) -> list[list[R]]:
@@ -167,7 +175,8 @@ def split(ranges: list[R], count: int) -> list[list[R]]:
     return shares
 
 
-def _piece_count(total: int, options: SourceOptions | CursorOptions) -> int:
+def piece_count(total: int, options: SourceOptions | CursorOptions | TableOptions) -> int:
+    """How many partitions so many messages are read in."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, max(least, -(-total // most))))

@@ -6,8 +6,9 @@ every micro-batch, which import this package and need no Arrow; it would take 10
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,6 +24,8 @@ from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
 if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
+
+R = TypeVar("R", bound=tuple)
 
 BATCH_BYTES = 8 << 20
 """About the size of an Arrow batch; a few of them are what a task holds in memory."""
@@ -94,17 +97,46 @@ def read_rows(
         PgQueueError: Postgres stayed away too long.
     """
     target = to_arrow_schema(schema, timezone="UTC")
-    ranges, rows, failures = piece.ranges, 0, 0
-    while ranges:
-        last = None
+    ranges, rows, last = piece.ranges, 0, None
+
+    def rest() -> Generator[pa.RecordBatch]:
+        nonlocal ranges, rows, last
+        if last is not None:
+            ranges, last = after(ranges, last), None
+        if not ranges:
+            return
+        with kept_connection(url, patience) as conn, conn.cursor() as cursor:
+            if prepare is not None:
+                prepare(cursor)
+            for batch in _select(cursor, piece, ranges, target, constant or {}):
+                last, rows = batch["seq"][-1].as_py(), rows + batch.num_rows
+                yield batch
+
+    yield from going_on(rest, url, f"stream {piece.stream}")
+    return rows
+
+
+def going_on(
+    rest: Callable[[], Generator[pa.RecordBatch]], url: str | None, what: str
+) -> Iterator[pa.RecordBatch]:
+    """Batches, also after a connection broke.
+
+    Args:
+        rest: reads, with a connection of its own, what was not read by the calls before.
+        url: the database.
+        what: is read, for the log.
+
+    Raises:
+        PgQueueError: a known error, or a connection that cannot be made or breaks time and again.
+    """
+    failures = 0
+    while True:
         try:
-            with kept_connection(url, patience) as conn, conn.cursor() as cursor:
-                if prepare is not None:
-                    prepare(cursor)
-                for batch in _select(cursor, piece, ranges, target, constant or {}):
-                    last, failures, rows = batch["seq"][-1].as_py(), 0, rows + batch.num_rows
+            with closing(rest()) as batches:
+                for batch in batches:
+                    failures = 0
                     yield batch
-            break
+            return
         except Exception as error:
             failures += 1
             # What breaks in the middle of a COPY is an OSError without a code.
@@ -112,10 +144,7 @@ def read_rows(
             final = isinstance(error, PgQueueError)  # also a connection that took too long
             if final or not passing or failures > FAILURES_IN_A_ROW:
                 raise_clear(error, url)
-            warn("reading stream %s broke off and goes on: %s", piece.stream, error)
-        if last is not None:
-            ranges = after(ranges, last)
-    return rows
+            warn("reading %s broke off and goes on: %s", what, error)
 
 
 def _check_lease(url: str | None, piece: ClaimedPiece) -> None:
@@ -179,6 +208,23 @@ def _select(
     target: pa.Schema,
     given: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
+    set_up(cursor)
+    for some in slices(ranges):
+        # Nearly always all messages have the same, and COPY need not repeat it in every row.
+        constant = given | {
+            name: values.pop()
+            for name in ("priority", "deliver_count")
+            if len(values := {getattr(each, name) for each in some}) == 1
+        }
+        columns = [name for name in target.names if name not in constant]
+        cursor.execute(select_sql(piece, some, columns))
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield _as_spark(batch, constant, target)
+
+
+def set_up(cursor: dbapi.Cursor) -> None:
+    """Set the transaction up for statements with `ranges_sql`."""
     # Only one plan is right, whatever the statistics say: for each range in order, the index.
     # Settings local to the transaction, because a transaction pooler keeps no others.
     cursor.execute(
@@ -195,46 +241,35 @@ def _select(
     )
     cursor.fetchall()
     cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
-    for some in _slices(ranges):
-        # Nearly always all messages have the same, and COPY need not repeat it in every row.
-        constant = given | {
-            name: values.pop()
-            for name in ("priority", "deliver_count")
-            if len(values := {getattr(each, name) for each in some}) == 1
-        }
-        columns = [name for name in target.names if name not in constant]
-        cursor.execute(select_sql(piece, some, columns))
-        for batch in cursor.fetch_record_batch():
-            if batch.num_rows:
-                yield _as_spark(batch, constant, target)
 
 
-def _slices(ranges: tuple[Range, ...]) -> Iterator[tuple[Range, ...]]:
+def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
+    """Ranges in as many lists as there are statements to read them with."""
     for first in range(0, len(ranges), RANGES_PER_STATEMENT):
         yield ranges[first : first + RANGES_PER_STATEMENT]
 
 
 def select_sql(piece: Piece, ranges: tuple[Range, ...], columns: list[str]) -> str:
     """The statement that reads ranges, in order. COPY takes no parameters; all are integers."""
-    expressions = {
-        "data": "m.data_bytes as data" if piece.kind == "binary" else "m.data",
-        # Names and values in turn: one column is cheaper than two, above all where all are null.
-        "headers": "case when m.headers is not null then array(select x from "
-        "jsonb_each_text(m.headers) h, unnest(array[h.key, h.value]) x) end as headers",
-        "priority": "r.priority",
-        "deliver_count": "r.deliver_count",
-    }
-    wanted = ", ".join(expressions.get(name, f"m.{name}") for name in columns)
+    of_ranges = {name: f"r.{name}" for name in ("priority", "deliver_count")}
+    wanted = ", ".join(of_ranges.get(name) or expression(name, piece.kind) for name in columns)
     return f"select {wanted} from {_ranges_sql(piece, ranges)}"
 
 
-def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
-    lists = ", ".join(
-        f"'{{{','.join(str(value) for value in values)}}}'::{type_}[]"
-        for values, type_ in zip(
-            zip(*ranges, strict=True), ("int8", "int8", "int4", "int4"), strict=True
+def expression(column: str, kind: str) -> str:
+    """A column of a message, as it is read from m of `ranges_sql`."""
+    if column == "data" and kind == "binary":
+        return "m.data_bytes as data"
+    if column == "headers":
+        # Names and values in turn: one column is cheaper than two, above all where all are null.
+        return (
+            "case when m.headers is not null then array(select x from "
+            "jsonb_each_text(m.headers) h, unnest(array[h.key, h.value]) x) end as headers"
         )
-    )
+    return f"m.{column}"
+
+
+def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
     bucket = ""
     if piece.buckets > 1:
         # A message without a key is in no order with others.
@@ -242,23 +277,50 @@ def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
             f" where (hashtext(coalesce(key, seq::text))::int8 & 2147483647) % {piece.buckets}"
             f" = {piece.index}"
         )
+    return ranges_sql(piece.stream_id, ranges, priority="int4", deliver_count="int4") + bucket
+
+
+def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -> str:
+    """What to select from: r, the ranges, and m, the messages of each, in order.
+
+    Args:
+        stream_id: the stream's.
+        ranges: for each lo and hi, and what `more` says.
+        more: names and types of what the ranges have beside.
+    """
     # The bounds of all are for the planner: it leaves out the other tables of a stream.
     lo, hi = min(r[0] for r in ranges), max(r[1] for r in ranges)
     return (
-        f"unnest({lists}) as r (lo, hi, priority, deliver_count) cross join lateral "
-        f"(select * from pgqueue.messages_{piece.stream_id} "
-        f"where seq >= r.lo and seq < r.hi and seq >= {lo} and seq < {hi} order by seq) m{bucket}"
+        f"{unnest_sql(ranges, **more)} cross join lateral "
+        f"(select * from pgqueue.messages_{stream_id} "
+        f"where seq >= r.lo and seq < r.hi and seq >= {lo} and seq < {hi} order by seq) m"
     )
+
+
+def unnest_sql(ranges: Sequence[tuple[int, ...]], **more: str) -> str:
+    """Ranges as r, to select from; the arguments are those of `ranges_sql`."""
+    names = {"lo": "int8", "hi": "int8", **more}
+    lists = ", ".join(
+        f"'{{{','.join(str(value) for value in values)}}}'::{type_}[]"
+        for values, type_ in zip(zip(*ranges, strict=True), names.values(), strict=True)
+    )
+    return f"unnest({lists}) as r ({', '.join(names)})"
 
 
 def _count(url: str | None, piece: Piece) -> int:
     """How many messages of the ranges there are, whatever their keys."""
-    whole = Piece(0, piece.stream_id, piece.kind, piece.stream, ())
-    count = 0
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
-        for some in _slices(piece.ranges):
-            cursor.execute(f"select count(*) as n from {_ranges_sql(whole, some)}")
-            count += cursor.fetchall()[0][0]
+        return count_messages(cursor, piece.stream_id, piece.ranges)
+
+
+def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ...]) -> int:
+    """How many messages of ranges there are."""
+    count = 0
+    set_up(cursor)
+    for some in slices(ranges):
+        source = ranges_sql(stream_id, [each[:2] for each in some])
+        cursor.execute(f"select count(*) as n from {source}")
+        count += cursor.fetchall()[0][0]
     return count
 
 
@@ -270,13 +332,14 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema
         if field.name in constant:
             return pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
         if field.name == "headers":
-            return _map(batch["headers"], field.type)
+            return headers_map(batch["headers"], field.type)
         return batch[field.name]
 
     return pa.RecordBatch.from_arrays([column(field) for field in target], schema=target)
 
 
-def _map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
+def headers_map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
+    """Headers as Spark takes them, from names and values in turn."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -15,6 +15,7 @@ from threading import Event
 import psycopg
 
 from spark_pgqueue.client.client import Client, make_statements
+from spark_pgqueue.client.results import Claim
 from spark_pgqueue.client.waiting import ASK_AGAIN, Waiting
 from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of
 from spark_pgqueue.postgres.retrying import is_passing
@@ -85,6 +86,8 @@ class Keeper:
         self._grace = options.grace.total_seconds()
         self._claims: set[Held] = set()
         self._jobs: set[Job] = set()  # that are not over
+        self._suspect: Held | None = None  # nothing is worked on beside this claim ...
+        self._aside: list[Job] = []  # ... whose jobs wait until that is so
         self._call_takes: float | None = None  # seconds
         self._settle_at = self._look_at = 0.0
         self._is_short = False  # the last look found less than it wanted
@@ -179,6 +182,7 @@ class Keeper:
         self._give_up_overdue(now)
         self._extend(now)
         self._settle_and_claim(now)
+        self._look_after_suspect(now)
         if not self._is_over():
             self._rest()
 
@@ -212,7 +216,8 @@ class Keeper:
         if self._stop_by == _NEVER:
             self._stop_by = now + self._grace
             self._board.close()
-            self._take_back(self._board.take_back())
+            self._take_back(self._board.take_back() + self._aside)
+            self._aside = []
         self._stop_by = min(self._stop_by, now + self._grace)  # it may be less by now
         if now >= self._stop_by and self._jobs:
             warn("%s calls of the handler were not over", len(self._jobs), logger=_LOGGER)
@@ -277,9 +282,21 @@ class Keeper:
         if looks:
             self._claim(wanted, done)
 
+    def _look_after_suspect(self, now: float) -> None:
+        """Begin a claim that may kill the worker when there is no other one, and then go on."""
+        if self._suspect is None:
+            return
+        if self._suspect not in self._claims:
+            self._take_back(self._aside)
+            self._suspect, self._aside, self._look_at = None, [], now
+        elif self._aside and self._claims == {self._suspect}:
+            self._board.put(self._aside)
+            self._aside = []
+            self._crew.feed()
+
     def _wanted(self) -> int:
         """How many messages to claim now; at most 0 for none."""
-        if self._stopped.is_set():
+        if self._stopped.is_set() or self._suspect is not None:
             return 0
         each = self._options.batch or 1
         ahead = 0
@@ -318,14 +335,24 @@ class Keeper:
         jobs = [Job(held, calls) for calls in held.calls(self._ordering)]
         self._claims.add(held)
         self._jobs.update(jobs)
-        self._board.put(jobs)
-        self._crew.feed()
+        self._suspect, self._aside = held, jobs  # until it is known; also if Postgres goes away now
+        if not self._is_suspected(claim):
+            self._suspect, self._aside = None, []
+            self._board.put(jobs)
+            self._crew.feed()
         self._is_short = self._ordering == "none" and len(claim.messages) < wanted
         self._look_at = now + (_SOON if self._is_short else 0.0)
         self._waiting.note_messages(self._stream)
         if not self._has_heard:
             self._has_heard = True
             self._waiting.doubt(self._stream)
+
+    def _is_suspected(self, claim: Claim) -> bool:
+        """Whether it may kill the worker: then all that is in hand would look as if it had."""
+        if all(message.deliver_count == 1 for message in claim.messages):
+            return False
+        (suspected,) = self._statements.row("select pgqueue.is_suspected(%s)", [claim.claim_id])
+        return suspected
 
     def _rest(self) -> None:
         """Wait until there is something to do."""

@@ -74,11 +74,11 @@ begin
             exit when v_served.o_ended;
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
-                v_served := pgqueue._serve_ready(case when p_consumer.ageing is null then o_cursor else pgqueue._by_age(p_consumer, o_cursor) end,
-                                                 p_claim_id, p_want - o_count, p_want, o_count);
-                o_count := o_count + v_served.o_count;
+                v_served := pgqueue._serve_ready(p_consumer.consumer_id, pgqueue._by_age(p_consumer, o_cursor.scan_from), p_claim_id, p_want - o_count, p_want,
+                                                 o_count);
+                o_count := o_count + v_served.message_count;
                 o_cursor := pgqueue._raise_scan_from(o_cursor);
-                exit passes when v_served.o_ended;
+                exit passes when v_served.ended;
                 exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5;
                 -- all that is ready is held by other claimers, who are about to leave some of it or all: look again. (Waiting for the row would
                 -- follow it to a later version, which its owner may be settling while it waits for the lock that is held here.)
@@ -98,7 +98,8 @@ begin
     end loop;
 end $$;
 
--- Records a reader's claim, with the set that it has at first. Its lease is computed here, after all waiting.
+-- Records a claim, of a reader with the set that it has at first. Its lease is computed here, after all waiting.
+--   p_reader  null: a worker's
 create or replace function pgqueue._open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
                                                p_visibility_timeout interval, p_reader uuid) returns void
 language plpgsql
@@ -110,96 +111,102 @@ declare
 begin
     select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
     into v_set
-    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining,
                                 owner, archive, reader, seqs, arrival_nos, lanes)
     values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count, p_count,
-            current_setting('application_name'), p_consumer.keep_history is not null or p_consumer.notify_done or p_consumer.per_key_capacity is not null,
-            p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
+            current_setting('application_name'), p_consumer.archives, p_reader, v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
 -- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
--- Returns the claim, its number of messages (0: there is none), and the stream.
-create or replace function pgqueue._claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval, p_ack bigint,
-                                          out o_claim_id bigint, out o_count bigint, out o_stream_id int)
+-- Returns the claim; its number of messages is 0 or null where there is none.
+create or replace function pgqueue._claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval, p_ack bigint)
+returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
-    v_ack      bigint := p_ack;  -- what is still to be acknowledged
-    v_acked    bigint;
-    v_quick    record;
-    v_max      int;            -- null: p_max
-    v_done     boolean := false;
+    v_claim    pgqueue.claimed;
+    v_in_turn  boolean;          -- it needs the consumer's lock
+    v_acked    bigint;           -- null: p_ack is still to be acknowledged
+    v_quick    pgqueue.served;
+    v_max      int;              -- null: p_max
     v_now      timestamptz;
     v_timeout  interval;
 begin
     if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1 or p_visibility_timeout is not null then
         perform pgqueue._check_claim(p_max, p_visibility_timeout);
     end if;
-    select * into v_consumer from pgqueue.consumers
-    where stream_id = (select stream_id from pgqueue.streams where name = p_stream) and name = p_consumer;
-    if not found then
+    -- (a row as one value: column by column costs twice as much)
+    v_consumer := (select c from pgqueue.consumers c
+                   where c.stream_id = (select stream_id from pgqueue.streams where name = p_stream) and c.name = p_consumer);
+    if v_consumer.consumer_id is null then
         perform pgqueue._consumer(p_stream, p_consumer);
     end if;
-    if v_consumer.partitions is not null then
-        perform pgqueue._refuse_group(v_consumer);
+    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none of these)
+        if v_consumer.partitions is not null then
+            perform pgqueue._refuse_group(v_consumer);
+        end if;
+        if v_consumer.scheduled then
+            perform pgqueue._run_schedules(v_consumer.stream_id);
+        end if;
+        if v_consumer.paused then
+            perform pgqueue._ack(p_ack) where p_ack is not null;
+            return null;
+        end if;
+        v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null
+            or (v_consumer.max_backlog is not null and pgqueue._has_room(v_consumer) is not true);
     end if;
-    if v_consumer.scheduled then
-        perform pgqueue._run_schedules(v_consumer.stream_id);
-    end if;
-    o_count := 0;
-    if v_consumer.paused then
-        perform pgqueue._ack(p_ack) where p_ack is not null;
-        return;
-    end if;
-    o_claim_id := pgqueue._new_claim_id();
-    if v_consumer.ordering <> 'stream' and v_consumer.per_key_interval is null and (v_consumer.max_backlog is null or pgqueue._has_room(v_consumer)) then
+    v_claim.claim_id := pgqueue._new_claim_id();
+    v_claim.stream_id := v_consumer.stream_id;
+    if v_in_turn is not true then
         begin
             if p_ack is not null then
                 v_acked := pgqueue._ack(p_ack);
-                v_ack := null;
             end if;
-            if not v_consumer.by_key then
-                v_quick := pgqueue._claim_quickly(v_consumer, o_claim_id, p_max);
+            if v_consumer.by_key then
+                v_quick := pgqueue._claim_pieces(v_consumer, v_claim.claim_id, p_max);
             else
-                v_quick := pgqueue._claim_pieces(v_consumer, o_claim_id, p_max);
+                v_quick := pgqueue._claim_quickly(v_consumer, v_claim.claim_id, p_max);
             end if;
-            o_count := v_quick.o_count;
-            v_done := v_quick.o_done;
-            if not v_done and v_quick.o_ended then
-                v_max := o_count;
-            end if;
-            if not v_done and not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
-                -- another claimer is at it: what is ready will do
-                if o_count = 0 then
-                    o_count := (pgqueue._serve_ready(case when v_consumer.ageing is null then pgqueue._cursor(v_consumer.consumer_id)
-                                                          else pgqueue._by_age(v_consumer, pgqueue._cursor(v_consumer.consumer_id)) end, o_claim_id, p_max,
-                                                     case when not v_consumer.by_key then p_max end, 0)).o_count;
+            v_claim.message_count := v_quick.message_count;
+            v_in_turn := not v_quick.done;
+            if v_in_turn then
+                if v_quick.ended then
+                    v_max := v_claim.message_count;
                 end if;
-                if o_count = 0 then
-                    raise exception using errcode = 'PQ099';
+                if not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
+                    -- another claimer is at it: what is ready will do
+                    if v_claim.message_count = 0 then
+                        v_quick := pgqueue._serve_ready(v_consumer.consumer_id, pgqueue._by_age(v_consumer, (pgqueue._cursor(v_consumer.consumer_id)).scan_from),
+                                                        v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
+                        v_claim.message_count := v_quick.message_count;
+                    end if;
+                    if v_claim.message_count = 0 then
+                        raise exception using errcode = 'PQ099';
+                    end if;
+                    v_in_turn := false;
                 end if;
-                v_done := true;
             end if;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             -- unlocks the runs that it looked at and that were somebody else's, before it waits for the lock; and takes back the acknowledgement:
             -- who has the lock may come upon those runs, and wait for them although it skips what is locked, where Postgres follows a run to
             -- its last version
-            v_ack := case when v_acked > 0 then p_ack end;
+            v_acked := case when v_acked = 0 then 0 end;
         end;
     end if;
-    if not v_done then
-        o_count := pgqueue._claim_in_turn(v_consumer, o_claim_id, coalesce(v_max, p_max), o_count, v_ack);
+    if v_in_turn then
+        v_claim.message_count := pgqueue._claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max), coalesce(v_claim.message_count, 0),
+                                                        case when v_acked is null then p_ack end);
     end if;
-    o_stream_id := v_consumer.stream_id;
-    if o_count > 0 then
+    if v_claim.message_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
         v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout, message_count, remaining, owner, archive)
-        values (o_claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout, o_count, o_count,
-                current_setting('application_name'), v_consumer.keep_history is not null or v_consumer.notify_done or v_consumer.per_key_capacity is not null);
+        values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout, v_claim.message_count, v_claim.message_count,
+                current_setting('application_name'), v_consumer.archives);
     end if;
+    return v_claim;
 end $$;
 
 -- Claims for a consumer with ordering=none. What is so nearly always is found out by a few probes:
@@ -209,50 +216,51 @@ end $$;
 -- Returns the number of messages that the claim got; whether that is all, or the caller goes on with the consumer's lock; and whether the claim
 -- ends there, as _serve_ready does.
 -- Locks: the runs it takes; maybe the consumer.
-create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  out o_count bigint, out o_done boolean, out o_ended boolean)
+create or replace function pgqueue._claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int) returns pgqueue.served
 language plpgsql
 as $$
 declare
     v_cursor pgqueue.consumer_cursors;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
     v_calm   boolean;  -- nothing is due, and which publication is next is known, or the gaps were just looked into
-    v_served record;
+    v_served pgqueue.served;
 begin
-    o_count := 0;
-    o_done := false;
-    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    if not found then
+    v_served.message_count := 0;
+    v_served.done := false;
+    v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer.consumer_id order by c.version desc limit 1);
+    if v_cursor.consumer_id is null then
         v_cursor := pgqueue._cursor(p_consumer.consumer_id);  -- says so
     end if;
     v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or pgqueue._is_soon(v_cursor.gaps_probe))
-        and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor);
+        and v_cursor.scan_lanes_from is null and not pgqueue._is_due(v_cursor.consumer_id, v_cursor.due_from);
     if v_calm and not v_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
           and publication_id < v_cursor.next_publication + pgqueue._limit_unseen()
         order by publication_id, part limit 1;
         if not found and v_cursor.scan_from = '{}' and pgqueue._is_idle(p_consumer, v_cursor) then
-            o_done := true;
-            return;
+            v_served.done := true;
+            return v_served;
         end if;
     end if;
 
     if v_calm and pgqueue._is_soon(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}' and (v_new.publication_id is null or pgqueue._can_wait(p_consumer.stream_id, v_cursor)) then
-            v_served := pgqueue._serve_ready(case when p_consumer.ageing is null then v_cursor else pgqueue._by_age(p_consumer, v_cursor) end,
-                                             p_claim_id, p_max, p_max, 0);
-            o_count := v_served.o_count;
+            if p_consumer.ageing is not null then
+                v_cursor.scan_from := pgqueue._by_age(p_consumer, v_cursor.scan_from);
+            end if;
+            v_served := pgqueue._serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, p_max, 0);
             -- now and then the place where the line begins is stored anew, so that not all that was claimed is walked over
-            o_ended := v_served.o_ended;
-            o_done := (o_count = p_max or o_ended or (o_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
-                and random() * pgqueue._limit_behind() >= v_served.o_runs;
+            v_served.done := (v_served.message_count = p_max or v_served.ended
+                              or (v_served.message_count > 0 and v_new.publication_id is null and not v_cursor.take_was_cut))
+                and random() * pgqueue._limit_behind() >= v_served.runs;
         end if;
-        if o_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
-            o_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
-            o_done := o_count > 0;
+        if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
+            v_served.message_count := pgqueue._claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            v_served.done := v_served.message_count > 0;
         end if;
     end if;
+    return v_served;
 end $$;
 
 -- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and no lease ended.

@@ -77,30 +77,39 @@ exception when others then
     return false;
 end $$;
 
--- Which of some messages pass the filter of a consumer that has one.
---   p_safely  one after the other, whatever they hold
-create or replace function pgqueue._passing(p_consumer pgqueue.consumers, p_seqs int8multirange, p_safely boolean default false) returns int8multirange
+-- Which of some messages are of a topic, and pass a condition. It looks at them in the order of the ranges, and in them by number.
+--   p_topic, p_where  null: any
+--   p_max             ends with so many; null: all
+--   p_safely          one after the other, whatever they hold
+create or replace function pgqueue._matching(p_stream_id int, p_ranges int8range[], p_topic_regex text, p_where jsonpath, p_max bigint,
+                                             p_safely boolean default false) returns int8multirange
 language plpgsql
 as $$
 declare
-    v_filter  pgqueue.consumer_filters;
-    v_passing int8multirange;
+    v_matching int8multirange;
 begin
-    select * into v_filter from pgqueue.consumer_filters where consumer_id = p_consumer.consumer_id;
-    execute format('select range_agg(int8range(m.seq, m.seq + 1)) from unnest($1) g cross join lateral ('
-                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s) m', p_consumer.stream_id,
-                   case when v_filter.topic is not null then ' and pgqueue._words(key) ~ $2' end,
-                   case when v_filter.condition is not null then format(' and pgqueue.%I($3, %L, key, headers, data)',
+    execute format('select range_agg(int8range(f.seq, f.seq + 1)) from (select m.seq from unnest($1) g cross join lateral ('
+                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s order by seq) m limit $4) f', p_stream_id,
+                   case when p_topic_regex is not null then ' and pgqueue._words(key) ~ $2' end,
+                   case when p_where is not null then format(' and pgqueue.%I($3, %L, key, headers, data)',
                             case when p_safely then '_passes_safely' else '_passes' end,
-                            (select kind from pgqueue.streams where stream_id = p_consumer.stream_id)) end)
-    into v_passing using p_seqs, v_filter.topic_regex, v_filter.condition;
-    return coalesce(v_passing, '{}');
+                            (select kind from pgqueue.streams where stream_id = p_stream_id)) end)
+    into v_matching using p_ranges, p_topic_regex, p_where, p_max;
+    return coalesce(v_matching, '{}');
 exception when others then
     if p_safely then
         raise;
     end if;
-    return pgqueue._passing(p_consumer, p_seqs, true);
+    return pgqueue._matching(p_stream_id, p_ranges, p_topic_regex, p_where, p_max, true);
 end $$;
+
+-- Which of some messages pass the filter of a consumer that has one.
+create or replace function pgqueue._passing(p_consumer pgqueue.consumers, p_seqs int8multirange) returns int8multirange
+language sql
+as $$
+    select pgqueue._matching(p_consumer.stream_id, array(select unnest(p_seqs)), f.topic_regex, f.condition, null)
+    from pgqueue.consumer_filters f where f.consumer_id = p_consumer.consumer_id
+$$;
 
 -- Sifts the first unsifted messages, _limit_sift() of them: lane by lane, and in a lane by their place in the line.
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.

@@ -21,7 +21,7 @@ begin
         perform pg_notify(pgqueue._done_channel(p_claim.consumer_id), '');
     end if;
     if v_consumer.per_key_capacity is not null then
-        perform pgqueue._delete_done_notes(p_claim.consumer_id, p_seqs);
+        perform pgqueue._delete_done_entries(p_claim.consumer_id, p_seqs);
     end if;
 end $$;
 

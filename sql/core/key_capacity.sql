@@ -1,8 +1,8 @@
 -- Capacity of a key: while a consumer with per_key_capacity is not done with so many messages of a key, sends of that key fail.
 --
--- Who publishes a message with a key notes it, for each such consumer that is to get it, in key_backlog, in its own transaction; before, it counts what is noted
+-- Who publishes a message with a key enters it, for each such consumer that is to get it, in key_backlog, in its own transaction; before, it counts what is entered
 -- there of the key. That is too much where messages have left meanwhile: so where it reaches the capacity, and only then, who counts looks which of
--- these few messages the consumer still owes (_judge_keys), and deletes the notes of the others. An acknowledgement deletes those of its messages, so that
+-- these few messages the consumer still owes (_judge_keys), and deletes the entries of the others. An acknowledgement deletes those of its messages, so that
 -- there are few to look for; but nothing relies on that. What a consumer owes is told by its runs and by what it has not taken, and by nothing else: so
 -- however a message leaves, dead, expired, purged, skipped, its key has room again, and a new way out needs to know nothing of this. (Counters that are
 -- raised by sends and lowered by whatever settles would be a rule in each of these ways, and wrong for ever after one that forgot it. They would
@@ -11,19 +11,22 @@
 -- Runs have no index by number, so that to look for a message may be to look at all runs of the consumer. Most are found sooner: what is not taken by its
 -- publication, what waits for its key by that, and what is delayed as it was sent by its time. A look takes that first, and where that fills the key it is all.
 --
--- Nobody waits for anybody: notes that another transaction is about to delete are passed over, and open transactions do not see each other's. So producers
--- that race may exceed a capacity by what they have open; one alone never does. What a filter does not pass is not noted, because filters never change.
--- Where dead notes are kept by a long transaction elsewhere, to count a key reads those of its messages.
+-- Nobody waits for anybody: entries that another transaction is about to delete are passed over, and open transactions do not see each other's. So producers
+-- that race may exceed a capacity by what they have open; one alone never does. What a filter does not pass is not entered, because filters never change.
+-- Where dead entries are kept by a long transaction elsewhere, to count a key reads those of its messages.
 
 -- Raises PQ013 when messages that are about to be published are too many of a key for one of their consumers. Locks: none that anybody waits for.
--- Returns what is to be noted of them, without the publication.
-create or replace function pgqueue._check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[]) returns pgqueue.key_backlog[]
+--   p_key  of one message: an array with its key, which need not be read then; null: it, or they, are read
+-- Returns what is to be entered of them, without the publication.
+create or replace function pgqueue._check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[], p_key text[] default null)
+returns pgqueue.key_backlog[]
 language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
-    v_notes    pgqueue.key_backlog[];
+    v_entries  pgqueue.key_backlog[];
     v_all      pgqueue.key_backlog[] := '{}';
+    v_key      bigint;
     v_full     bigint[];
 begin
     for v_consumer in
@@ -31,39 +34,51 @@ begin
         where stream_id = p_stream.stream_id and per_key_capacity is not null and pgqueue._is_for(p_consumers, consumer_id)
         order by consumer_id
     loop
-        v_notes := pgqueue._notes_of(v_consumer, p_seqs);
-        continue when v_notes is null;
-        v_full := (select array_agg(k.key)
-                   from (select n.key, count(*) as n from unnest(v_notes) n group by n.key) k
-                   where k.n + (select count(*) from (select from pgqueue.key_backlog b where b.consumer_id = v_consumer.consumer_id and b.key = k.key
-                                                      limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b) > v_consumer.per_key_capacity);
-        if v_full is not null then
-            perform pgqueue._make_room(p_stream, v_consumer, v_full, v_notes);
+        if p_key is null or v_consumer.filtered then
+            v_entries := pgqueue._entries_of(v_consumer, p_seqs);
+        else
+            v_entries := case when p_key[1] is not null
+                            then array[(v_consumer.consumer_id, hashtextextended(p_key[1], 0), lower(p_seqs), 0)::pgqueue.key_backlog] end;
         end if;
-        v_all := v_all || v_notes;
+        continue when v_entries is null;
+        if cardinality(v_entries) = 1 then
+            v_key := v_entries[1].key;
+            v_full := (select case when count(*) = v_consumer.per_key_capacity then array[v_key] end
+                       from (select from pgqueue.key_backlog b where b.consumer_id = v_consumer.consumer_id and b.key = v_key
+                             limit v_consumer.per_key_capacity) b);
+        else
+            v_full := (select array_agg(k.key)
+                       from (select n.key, count(*) as n from unnest(v_entries) n group by n.key) k
+                       where k.n + (select count(*) from (select from pgqueue.key_backlog b where b.consumer_id = v_consumer.consumer_id and b.key = k.key
+                                                          limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b) > v_consumer.per_key_capacity);
+        end if;
+        if v_full is not null then
+            perform pgqueue._make_room(p_stream, v_consumer, v_full, v_entries);
+        end if;
+        v_all := v_all || v_entries;
     end loop;
     return v_all;
 end $$;
 
--- What is to be noted of messages for a consumer: those with a key that pass its filter. Null: none.
-create or replace function pgqueue._notes_of(p_consumer pgqueue.consumers, p_seqs int8multirange) returns pgqueue.key_backlog[]
+-- The entries of messages for a consumer: those with a key that pass its filter. Null: none.
+create or replace function pgqueue._entries_of(p_consumer pgqueue.consumers, p_seqs int8multirange) returns pgqueue.key_backlog[]
 language plpgsql
 as $$
 declare
     v_seqs  int8multirange := case when p_consumer.filtered then pgqueue._passing(p_consumer, p_seqs) else p_seqs end;
-    v_notes pgqueue.key_backlog[];
+    v_entries pgqueue.key_backlog[];
 begin
     execute format('select array_agg(($2, hashtextextended(m.key, 0), m.seq, 0)::pgqueue.key_backlog) from unnest($1) g cross join lateral ('
                    'select seq, key from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
                    'where m.key is not null', p_consumer.stream_id)
-    into v_notes using v_seqs, p_consumer.consumer_id, lower(v_seqs), upper(v_seqs);
-    return v_notes;
+    into v_entries using v_seqs, p_consumer.consumer_id, lower(v_seqs), upper(v_seqs);
+    return v_entries;
 end $$;
 
--- Looks which messages of keys a consumer still owes. Raises PQ013 where one has no room for what is about to be published; else deletes the notes of
+-- Looks which messages of keys a consumer still owes. Raises PQ013 where one has no room for what is about to be published; else deletes the entries of
 -- what it does not owe. (A transaction that sees an old state of the database leaves them.)
---   p_notes  what is to be noted, of these keys and of others
-create or replace function pgqueue._make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[], p_notes pgqueue.key_backlog[]) returns void
+--   p_entries  what is to be entered, of these keys and of others
+create or replace function pgqueue._make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[], p_entries pgqueue.key_backlog[]) returns void
 language plpgsql
 as $$
 declare
@@ -77,7 +92,7 @@ begin
                (array_agg(c.one order by c.new + c.held desc))[1] as one, range_agg(c.gone) as gone
         into v_key
         from (select n.key, n.new, n.one, coalesce(pgqueue._cardinality(j.owed), 0) as held, lower(j.owed) as first_seq, j.gone
-              from (select key, count(*) as new, min(seq) as one from unnest(p_notes) where key = any (p_keys) group by key) n
+              from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys) group by key) n
               left join pgqueue._judge_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
         if v_key.new + v_key.held > p_consumer.per_key_capacity then
             execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1', p_stream.stream_id) into v_name using v_key.one;
@@ -89,12 +104,12 @@ begin
                                                      else 'Nothing was sent. Send it when one of them is done, or alter_consumer.' end;
         end if;
     end loop;
-    perform pgqueue._delete_notes(p_consumer.consumer_id, p_keys, v_key.gone);
+    perform pgqueue._delete_entries(p_consumer.consumer_id, p_keys, v_key.gone);
 end $$;
 
--- Which of the messages that are noted of some keys a consumer owes, and which it does not owe any more.
+-- Which of the messages that are entered of some keys a consumer owes, and which it does not owe any more.
 --   p_quick  only what is told without looking at all runs; the rest counts as gone
--- Returns a row per key of which there are notes. One snapshot, that of the caller's statement.
+-- Returns a row per key of which there are entries. One snapshot, that of the caller's statement.
 create or replace function pgqueue._judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
 returns table (key bigint, owed int8multirange, gone int8multirange)
 language plpgsql stable
@@ -151,9 +166,9 @@ begin
         group by b.key;
 end $$;
 
--- Deletes notes of messages, but for those that somebody else is about to delete.
+-- Deletes entries of messages, but for those that somebody else is about to delete.
 --   p_keys  of these keys
-create or replace function pgqueue._delete_notes(p_consumer_id int, p_keys bigint[], p_seqs int8multirange) returns void
+create or replace function pgqueue._delete_entries(p_consumer_id int, p_keys bigint[], p_seqs int8multirange) returns void
 language plpgsql
 as $$
 begin
@@ -164,8 +179,8 @@ begin
     end if;
 end $$;
 
--- Deletes the notes of messages that were just acknowledged.
-create or replace function pgqueue._delete_done_notes(p_consumer_id int, p_seqs int8multirange) returns void
+-- Deletes the entries of messages that were just acknowledged.
+create or replace function pgqueue._delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void
 language plpgsql
 as $$
 begin
@@ -176,10 +191,10 @@ begin
                                                 for update skip locked) b));
 end $$;
 
--- Notes the messages with a key that a consumer owes and of which there is no note: it has a capacity from now on, or they came back to it. In proportion
+-- Enters the messages with a key that a consumer owes and that are not entered: it has a capacity from now on, or they came back to it. In proportion
 -- to what it owes.
 --   p_seqs  among these, which it has in hand; null: all that it owes
-create or replace function pgqueue._note_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null) returns void
+create or replace function pgqueue._enter_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null) returns void
 language plpgsql
 as $$
 declare
@@ -228,7 +243,7 @@ as $$
     where pgqueue._is_for(p.consumers, p_consumer.consumer_id)
 $$;
 
--- Makes what per_key_capacity needs, after it was changed: that the stream knows of it, and notes of what the consumer owes already.
+-- Makes what per_key_capacity needs, after it was changed: that the stream knows of it, and entries of what the consumer owes already.
 --   p_new  it had none before
 create or replace function pgqueue._limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
 language plpgsql
@@ -236,23 +251,23 @@ as $$
 begin
     perform pgqueue._note_limited(p_consumer.stream_id);
     if p_consumer.per_key_capacity is null then
-        perform pgqueue._forget_notes(p_consumer.consumer_id);
+        perform pgqueue._forget_entries(p_consumer.consumer_id);
     elsif p_new then
-        perform pgqueue._note_keys(p_consumer);
+        perform pgqueue._enter_keys(p_consumer);
     end if;
 end $$;
 
--- Deletes all notes of a consumer that nobody else is about to delete; what is noted meanwhile is left to maintain().
-create or replace function pgqueue._forget_notes(p_consumer_id int) returns void
+-- Deletes all entries of a consumer that nobody else is about to delete; what is entered meanwhile is left to maintain().
+create or replace function pgqueue._forget_entries(p_consumer_id int) returns void
 language sql
 as $$
     delete from pgqueue.key_backlog
     where ctid = any (array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id for update skip locked))
 $$;
 
--- Deletes notes of messages that left without being acknowledged, and whose keys nobody sends: looks at _limit_noted() notes of each consumer, from a place
--- by chance on, since keys are noted by their hash. Locks: those that it deletes; it waits for nobody.
-create or replace function pgqueue._tend_notes() returns void
+-- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends: looks at _limit_entries() entries of each consumer, from a place
+-- by chance on, since keys are known by their hash. Locks: those that it deletes; it waits for nobody.
+create or replace function pgqueue._tend_key_backlog() returns void
 language plpgsql
 as $$
 declare
@@ -266,16 +281,16 @@ begin
         exit when v_id is null;
         select * into v_consumer from pgqueue.consumers where consumer_id = v_id;
         if v_consumer.per_key_capacity is null then
-            perform pgqueue._forget_notes(v_id);
+            perform pgqueue._forget_entries(v_id);
             continue;
         end if;
         v_from := ((random() - 0.5) * 18446744073709549568)::bigint;
         v_keys := array(select distinct n.key
                         from ((select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key >= v_from
-                               order by b.key limit pgqueue._limit_noted())
+                               order by b.key limit pgqueue._limit_entries())
                               union all
                               (select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key < v_from
-                               order by b.key limit pgqueue._limit_noted())) n);
-        perform pgqueue._delete_notes(v_id, v_keys, (select range_agg(j.gone) from pgqueue._judge_keys(v_consumer, v_keys, false) j));
+                               order by b.key limit pgqueue._limit_entries())) n);
+        perform pgqueue._delete_entries(v_id, v_keys, (select range_agg(j.gone) from pgqueue._judge_keys(v_consumer, v_keys, false) j));
     end loop;
 end $$;

@@ -28,7 +28,7 @@ as $$
 declare
     v_deal   record;
     v_broken record;
-    v_served record;
+    v_served pgqueue.served;
     v_looked bigint := 0;
     v_since  timestamptz;
 begin
@@ -38,18 +38,18 @@ begin
     while o_count < p_want loop
         if p_consumer.ordering <> 'stream' then
             v_since := clock_timestamp();
-            v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want - o_count, null, p_held + o_count);
-            o_count := o_count + v_served.o_count;
-            if o_count = 0 and not v_served.o_ended then
+            v_served := pgqueue._serve_ready(o_cursor.consumer_id, o_cursor.scan_from, p_claim_id, p_want - o_count, null, p_held + o_count);
+            o_count := o_count + v_served.message_count;
+            if o_count = 0 and not v_served.ended then
                 v_broken := pgqueue._break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
-                    v_served := pgqueue._serve_ready(o_cursor, p_claim_id, p_want, null, p_held);
-                    o_count := v_served.o_count;
+                    v_served := pgqueue._serve_ready(o_cursor.consumer_id, o_cursor.scan_from, p_claim_id, p_want, null, p_held);
+                    o_count := v_served.message_count;
                 end if;
             end if;
-            o_ended := v_served.o_ended;
-            if v_served.o_count > 0 and p_consumer.per_key_interval is not null then
+            o_ended := v_served.ended;
+            if v_served.message_count > 0 and p_consumer.per_key_interval is not null then
                 o_cursor := pgqueue._set_gates(p_consumer, o_cursor, p_claim_id, v_since);
             end if;
         end if;
@@ -68,28 +68,26 @@ end $$;
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. What was published meanwhile comes after them.
 -- Returns as _claim_quickly. Locks: the pieces.
-create or replace function pgqueue._claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int, out o_count bigint, out o_done boolean,
-                                                 out o_ended boolean)
+create or replace function pgqueue._claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int) returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors;
-    v_served record;
+    v_cursor pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
+    v_served pgqueue.served;
 begin
-    o_count := 0;
-    o_done := false;
-    v_cursor := pgqueue._cursor(p_consumer.consumer_id);
-    if pgqueue._is_due(v_cursor) then
-        return;
+    v_served.message_count := 0;
+    v_served.done := false;
+    if pgqueue._is_due(v_cursor.consumer_id, v_cursor.due_from) then
+        return v_served;
     elsif (v_cursor.scan_from[1]).lane = 0 and pgqueue._is_soon(v_cursor.lease_probe) then
-        v_served := pgqueue._serve_ready(v_cursor, p_claim_id, p_max, null, 0);
-        o_count := v_served.o_count;
-        o_ended := v_served.o_ended;
-        o_done := o_count > 0 and (o_ended or 2 * o_count > p_max or pgqueue._has_ready_piece(v_cursor)) and random() * pgqueue._limit_behind() >= v_served.o_runs;
+        v_served := pgqueue._serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
+        v_served.done := v_served.message_count > 0 and random() * pgqueue._limit_behind() >= v_served.runs
+            and (v_served.ended or 2 * v_served.message_count > p_max or pgqueue._has_ready_piece(v_cursor));
     elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
-        o_done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
+        v_served.done := not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
             and pgqueue._is_idle(p_consumer, v_cursor);
     end if;
+    return v_served;
 end $$;
 
 -- Whether a piece is ready.

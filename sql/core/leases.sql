@@ -56,24 +56,27 @@ begin
 end $$;
 
 -- Releases an expired claim. Returns the cursor. Needs the claim's lock and the consumer's.
+-- A message that was alone in it is noted as one that may kill its worker, see is_suspected.
 create or replace function pgqueue._release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim pgqueue.claims)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null, '{"error": "the visibility timeout passed"}');
+    p_cursor := pgqueue._return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null,
+        jsonb_build_object('error', 'the visibility timeout passed')
+            || case when p_claim.remaining = 1 and p_claim.reader is null then '{"at_most": 1}' else '{}' end::jsonb);
     -- a reader's claim is kept, so that it can tell "taken over" from "gone"; a worker's was deleted with its last message
     update pgqueue.claims set live = false, settled = p_claim.settled where claim_id = p_claim.claim_id;
     return p_cursor;
 end $$;
 
--- Whether a delay of a consumer is over and its end not noted.
-create or replace function pgqueue._is_due(p_cursor pgqueue.consumer_cursors) returns boolean
+-- Whether a delay of a consumer is over and its end not noted: one from p_due_from on, see the cursor.
+create or replace function pgqueue._is_due(p_consumer_id int, p_due_from timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
     return ((select not_visible_until from pgqueue.consumer_messages
-             where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+             where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= p_due_from
              order by not_visible_until limit 1) <= clock_timestamp()) is true;
 end $$;
 
@@ -88,7 +91,7 @@ declare
     v_count  int;
     v_freed  int;
 begin
-    if not pgqueue._is_due(p_cursor) then
+    if not pgqueue._is_due(p_cursor.consumer_id, p_cursor.due_from) then
         return p_cursor;
     end if;
     with due as (

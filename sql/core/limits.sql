@@ -36,6 +36,8 @@ create or replace function pgqueue._limit_schedules() returns int language sql i
 create or replace function pgqueue._limit_sift() returns int language sql immutable parallel safe as 'select 10000';
 -- ... and how often for one claim.
 create or replace function pgqueue._limit_sifts() returns int language sql immutable parallel safe as 'select 20';
+-- Runs, and messages but for those of the last run, that are judged at once for a claim with a condition.
+create or replace function pgqueue._limit_looked_for() returns int language sql immutable parallel safe as 'select 1000';
 -- Publications that are counted where a consumer's backlog decides something, ...
 create or replace function pgqueue._limit_counted() returns int language sql immutable parallel safe as 'select 100000';
 -- ... and for its statistics, which some ask for every few seconds.
@@ -44,8 +46,8 @@ create or replace function pgqueue._limit_shown() returns int language sql immut
 create or replace function pgqueue._limit_read() returns int language sql immutable parallel safe as 'select 100000';
 -- Old dedup keys of a stream that maintain() deletes at once.
 create or replace function pgqueue._limit_forgotten() returns int language sql immutable parallel safe as 'select 100000';
--- Notes of keys that maintain() looks at, of a consumer with per_key_capacity.
-create or replace function pgqueue._limit_noted() returns int language sql immutable parallel safe as 'select 10000';
+-- Entries of key_backlog that maintain() looks at, of a consumer with per_key_capacity.
+create or replace function pgqueue._limit_entries() returns int language sql immutable parallel safe as 'select 10000';
 -- By key: messages of a piece, ...
 create or replace function pgqueue._limit_piece_by_key() returns int language sql immutable parallel safe as 'select 64';
 -- ... messages of the line that are dealt at once, ...

@@ -212,6 +212,15 @@ begin
     return v_offset;
 end $$;
 
+-- The publications that the second of two offsets has cut, and of which there is something between them.
+create or replace function pgqueue._cut_between(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset) returns int8multirange
+language sql immutable
+as $$
+    select coalesce(range_agg(int8range(t.id, t.id, '[]')), '{}')
+    from (select * from unnest(p_to.cut_publications, p_to.cut_messages)
+          except select * from unnest(p_from.cut_publications, p_from.cut_messages)) t (id, n)
+$$;
+
 -- Raises PQ010 when what lies between two offsets was trimmed, in part or whole: to be asked when it was read. (What is not stored any more was
 -- noted as trimmed before, see core/retention.sql.)
 create or replace function pgqueue._check_not_trimmed(p_stream pgqueue.streams, p_argument text, p_from pgqueue.reading_offset,
@@ -225,7 +234,8 @@ begin
         return;
     end if;
     v_gone := v_gone * (pgqueue._unread(p_from) + int8multirange(int8range(p_from.next_publication, null)))
-              - pgqueue._unread(p_to) - int8multirange(int8range(p_to.next_publication, null));
+              - (pgqueue._unread(p_to) + int8multirange(int8range(p_to.next_publication, null))
+                 - pgqueue._cut_between(p_from, p_to));
     if v_gone <> '{}' then
         raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read', p_argument,
                         pgqueue._cardinality(v_gone), quote_literal(p_stream.name)

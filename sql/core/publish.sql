@@ -1,20 +1,22 @@
 -- Publishing: one row says that messages are visible. Nothing is written per consumer.
 
 -- Makes messages visible: the last step of whoever publishes a statement's messages.
+--   p_key  see _check_keys
 -- Returns the publication id. Locks: the publish lock, shared (notify takes its global lock at commit).
 create or replace function pgqueue._publish(p_stream pgqueue.streams, p_seqs int8multirange, p_count bigint, p_priority int,
-                                            p_deliver_at timestamptz, p_consumers int[], p_expires_at timestamptz default null) returns bigint
+                                            p_deliver_at timestamptz, p_consumers int[], p_expires_at timestamptz default null,
+                                            p_key text[] default null) returns bigint
 language plpgsql
 as $$
 declare
-    v_id    bigint;
-    v_notes pgqueue.key_backlog[];
+    v_id      bigint;
+    v_entries pgqueue.key_backlog[];
 begin
     if p_stream.limited then
         perform pgqueue._check_room(p_stream, p_count, p_consumers);
     end if;
     if p_stream.keys_limited then
-        v_notes := pgqueue._check_keys(p_stream, p_seqs, p_consumers);
+        v_entries := pgqueue._check_keys(p_stream, p_seqs, p_consumers, p_key);
     end if;
     -- before the publication id: consumers rely on it to tell running from dead
     if not pgqueue._try_lock_publish(p_stream.stream_id) then
@@ -23,8 +25,8 @@ begin
     v_id := nextval(('pgqueue.publication_' || p_stream.stream_id)::regclass);
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority, seqs, consumers, expires_at)
     values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers, p_expires_at);
-    if v_notes is not null then
-        insert into pgqueue.key_backlog select n.consumer_id, n.key, n.seq, v_id from unnest(v_notes) n;
+    if v_entries is not null then
+        insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
     end if;
     if p_stream.bound and p_consumers is null then
         perform pgqueue._route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);

@@ -69,7 +69,7 @@ begin
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
     values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
     if v_settings ? 'per_key_capacity' then
-        perform pgqueue._note_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
+        perform pgqueue._enter_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
     end if;
     return v_consumer.consumer_id;
 end $$;
@@ -135,6 +135,6 @@ begin
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
-    perform pgqueue._forget_notes(p_consumer_id);
+    perform pgqueue._forget_entries(p_consumer_id);
     delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

@@ -88,7 +88,7 @@ begin
         v_cursor.taken := v_cursor.taken + v_count;
         v_cursor := pgqueue._lower_scan_from(v_cursor, array(select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l));
         perform pgqueue._save_cursor(v_stored, v_cursor, true);
-        perform pgqueue._note_keys(v_consumer, v_set);
+        perform pgqueue._enter_keys(v_consumer, v_set);
         perform pg_notify(pgqueue._channel(v_consumer.stream_id), '');
     end if;
     return v_count;

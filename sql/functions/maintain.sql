@@ -66,7 +66,7 @@ begin
     v_history := pgqueue._forget_history();
     return query values ('old sink batches', v_count), ('abandoned readers', pgqueue._forget_readers(p_reader_age)), ('old dedup keys', v_keys.o_deleted),
                         ('old history', v_history.o_deleted);
-    perform pgqueue._tend_notes();
+    perform pgqueue._tend_key_backlog();
     perform pgqueue._capture_partitions();
     perform pgqueue._note_decided(stream_id) from pgqueue.streams;
 

@@ -78,7 +78,7 @@ begin
     end if;
     v_cursor := pgqueue._cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
-    perform pgqueue._note_keys(p_consumer);
+    perform pgqueue._enter_keys(p_consumer);
     return v_count;
 end $$;
 
@@ -153,7 +153,7 @@ begin
         v_cursor := pgqueue._note_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;
     perform pgqueue._save_cursor(v_stored, v_cursor, true);
-    perform pgqueue._note_keys(v_consumer);
+    perform pgqueue._enter_keys(v_consumer);
     return v_less.o_count + pgqueue._messages_in(v_consumer, v_ids, v_kept, pgqueue._max_under_way());
 end $$;
 

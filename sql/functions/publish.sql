@@ -53,7 +53,8 @@ begin
     -- assigned, not performed: so it is called without a statement around it
     v_id := pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
                              case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end,
-                             case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
+                             case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end,
+                             case when v_stream.keys_limited then array[p_key] end);
     return v_seq;
 end $$;
 

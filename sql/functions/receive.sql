@@ -13,11 +13,11 @@ returns table (claim_id bigint, message_count bigint)
 language plpgsql
 as $$
 declare
-    v_claim record := pgqueue._claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
+    v_claim pgqueue.claimed := pgqueue._claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
 begin
-    if v_claim.o_count > 0 then
-        claim_id := v_claim.o_claim_id;
-        message_count := v_claim.o_count;
+    if v_claim.message_count > 0 then
+        claim_id := v_claim.claim_id;
+        message_count := v_claim.message_count;
         return next;
     end if;
 end $$;
@@ -27,14 +27,13 @@ end $$;
 -- Returns a row per message; the claim is the same in all of them. saved: what defer saved with it. Errors and locks: as claim.
 create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1, p_visibility_timeout interval default null,
                                            p_ack bigint default null)
-returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-               inserted_at timestamptz, saved jsonb)
+returns setof pgqueue.received
 language plpgsql
 as $$
 declare
-    v_claim record := pgqueue._claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
+    v_claim pgqueue.claimed := pgqueue._claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
 begin
-    if v_claim.o_count > 0 then
-        return query execute format('select * from pgqueue._payloads_%s($1)', v_claim.o_stream_id) using v_claim.o_claim_id;
+    if v_claim.message_count > 0 then
+        return query execute format('select * from pgqueue._payloads_%s($1)', v_claim.stream_id) using v_claim.claim_id;
     end if;
 end $$;

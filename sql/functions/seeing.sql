@@ -248,17 +248,19 @@ begin
 end $$;
 
 -- The keys that a consumer is busy with, those first of which it has most in hand: of a hot key the others wait. What stands in the line, or is new, is
--- of no key yet: nobody has looked at its keys. It reads 100,000 runs and 10,000 messages in claims at most, so it is not for each second.
+-- of no key yet: nobody has looked at its keys, but for a consumer with per_key_capacity. It reads 100,000 runs, as many entries of that, and 10,000 messages
+-- in claims at most, so it is not for each second.
 --   p_max  keys at most
 -- Returns per key, null for messages without one:
---   waiting    messages behind another one of their key
---   delayed    messages that are to be delivered later
---   in_flight  messages in claims
---   first_seq  the first of all these
---   until      when the first of its delays ends; else when the last of its leases does
+--   waiting     messages behind another one of their key
+--   delayed     messages that are to be delivered later
+--   in_flight   messages in claims
+--   first_seq   the first of all these
+--   unfinished  all that the consumer is not done with, new messages too: with per_key_capacity; else null
+--   until       when the first of its delays ends; else when the last of its leases does
 -- Errors: PQ001, PQ002; PQ003; PQ006 for ordering=stream. Locks: none.
 create or replace function pgqueue.key_stats(p_stream text, p_consumer text, p_max int default 100)
-returns table (key text, waiting bigint, delayed bigint, in_flight bigint, first_seq bigint, until timestamptz)
+returns table (key text, waiting bigint, delayed bigint, in_flight bigint, first_seq bigint, until timestamptz, unfinished bigint)
 language plpgsql stable
 as $$
 #variable_conflict use_column
@@ -288,17 +290,27 @@ begin
                   where c.consumer_id = $1 and c.live) h
             cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(h.g) and seq < upper(h.g) order by seq) m
             limit 10000
+        ), entered as (
+            select array_agg(key) as keys
+            from (select key from (select key from pgqueue.key_backlog where consumer_id = $1 limit 100000) b group by key order by count(*) desc limit $2) e
+        ), unfinished as (
+            select m.key, pgqueue._cardinality(j.owed) as unfinished, lower(j.owed) as first_seq
+            from entered e cross join lateral pgqueue._judge_keys($3, e.keys, false) j
+            left join lateral (select key from pgqueue.messages_%1$s where seq = lower(j.owed)) m on true
+            where j.owed <> '{}'
         ), any_key as (
-            select m.key, h.waiting, h.delayed, 0::bigint as in_flight, h.first_seq, h.due, null::timestamptz as lease_until
+            select m.key, h.waiting, h.delayed, 0::bigint as in_flight, h.first_seq, h.due, null::timestamptz as lease_until, null::bigint as unfinished
             from hashed h left join lateral (select key from pgqueue.messages_%1$s where seq = h.first_seq) m on true
             union all
-            select key, 0, 0, count(*), min(seq), null, max(lease_until) from held group by key
+            select key, 0, 0, count(*), min(seq), null, max(lease_until), null from held group by key
+            union all
+            select key, 0, 0, 0, first_seq, null, null, unfinished from unfinished
         )
         select key, coalesce(sum(waiting), 0)::bigint, coalesce(sum(delayed), 0)::bigint, sum(in_flight)::bigint, min(first_seq),
-               coalesce(min(due), max(lease_until))
+               coalesce(min(due), max(lease_until)), max(unfinished)
         from any_key
         group by key
-        order by coalesce(sum(waiting), 0) + coalesce(sum(delayed), 0) + sum(in_flight) desc, min(first_seq)
+        order by greatest(coalesce(sum(waiting), 0) + coalesce(sum(delayed), 0) + sum(in_flight), max(unfinished)) desc, min(first_seq)
         limit $2 $q$, v_consumer.stream_id)
-    using v_consumer.consumer_id, p_max;
+    using v_consumer.consumer_id, p_max, v_consumer;
 end $$;

@@ -10,8 +10,10 @@ create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] defaul
 language plpgsql
 as $$
 begin
-    return case when p_seqs is null then pgqueue._ack(p_claim_id, p_result)
-                else pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result) end;
+    if p_seqs is null then
+        return pgqueue._ack(p_claim_id, p_result);
+    end if;
+    return pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result);
 end $$;
 
 -- Returns a claim, or the messages of it that are given, to be delivered again. In an ordered consumer, the later messages of the same
@@ -53,6 +55,16 @@ begin
     end if;
     return pgqueue._give_back(p_claim_id, pgqueue._set_of(p_seqs), 'uncounted', p_delay,
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
+end $$;
+
+-- Whether a claim holds messages that may kill their worker: the claims that had them before failed, or their leases ended. For who has several claims in
+-- hand: as long as it works on such a one it should have no other, or else they look as if they had killed it, too. False for a claim that is not live.
+-- Locks nothing.
+create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and note ? 'at_most');
 end $$;
 
 -- Returns messages of a claim: what nack and defer have in common.

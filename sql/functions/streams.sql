@@ -112,8 +112,7 @@ begin
     from pgqueue.leaves where stream_id = p_stream_id;
     execute format($q$
         create or replace function pgqueue._payloads_%s(p_claim_id bigint)
-        returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-                       inserted_at timestamptz, saved jsonb)
+        returns setof pgqueue.received
         language plpgsql
         as $f$
         declare

@@ -138,6 +138,10 @@ begin
     update pgqueue.streams set max_bytes = 16777216, max_header_bytes = 65536;
     alter table pgqueue.streams alter column max_bytes set not null, alter column max_header_bytes set not null;
     alter table pgqueue.consumers add column partitions int, add column scheduled boolean not null default false;
+    alter table pgqueue.consumers
+        add column special boolean generated always as (partitions is not null or paused or scheduled or max_backlog is not null
+                                                        or per_key_interval is not null or ordering = 'stream') stored,
+        add column archives boolean generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored;
     alter table pgqueue.publications add column expires_at timestamptz;
     alter table pgqueue.streams add column incarnation uuid not null default gen_random_uuid();
     for v_object in

@@ -186,7 +186,7 @@ declare
     v_seqs      int8multirange;  -- what has dedup keys, ...
     v_dedup_keys text[];         -- ... and these
     v_duplicates int8multirange := '{}';
-    v_notes      pgqueue.key_backlog[];
+    v_entries    pgqueue.key_backlog[];
 begin
     perform pgqueue._check_batch(p_sink, p_batch);
     if p_staged is null or (p_rows >= 0) is not true then
@@ -228,7 +228,7 @@ begin
         perform pgqueue._check_room(v_stream, p_rows, v_consumers, true);
     end if;
     if v_stream.keys_limited then
-        v_notes := pgqueue._check_keys(v_stream, coalesce((
+        v_entries := pgqueue._check_keys(v_stream, coalesce((
             select range_agg(w.seqs) from pgqueue.staged_writes w
             where w.staged_id = any (p_staged) and w.stream_id = p_stream_id and w.sink = p_sink and w.batch = p_batch), '{}') - v_duplicates, v_consumers);
     end if;
@@ -253,7 +253,7 @@ begin
                         v_blocks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008', hint = 'The blocks were older than maintain() keeps them. Nothing was published; run the batch again.';
     end if;
-    insert into pgqueue.key_backlog select n.consumer_id, n.key, n.seq, v_id from unnest(v_notes) n where v_notes is not null;
+    insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e where v_entries is not null;
     if v_stream.bound and v_consumers is null then
         perform pgqueue._route(p_stream_id, seqs, priority, deliver_at, expires_at)
         from pgqueue.publications where stream_id = p_stream_id and publication_id = v_id;

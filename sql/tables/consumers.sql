@@ -29,6 +29,10 @@ create table if not exists pgqueue.consumers (
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
     limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
     scheduled          boolean     not null default false,  -- its stream has schedules
+    -- whether claims have more to ask than what is ready, and whether acknowledgements have more to do than to forget
+    special            boolean     generated always as (partitions is not null or paused or scheduled or max_backlog is not null
+                                                        or per_key_interval is not null or ordering = 'stream') stored,
+    archives           boolean     generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored,
     unique (stream_id, name)
 );
 
@@ -118,6 +122,22 @@ create table if not exists pgqueue.consumer_messages (
     piece             bigint                    -- ... and the piece that is ready or claimed
 );
 
+-- What claims get. Named: a function that returns columns of its own has them looked up at each call, for a fifth of the cost of a small claim.
+do $$
+begin
+    if to_regtype('pgqueue.served') is null then
+        create type pgqueue.served as (
+            message_count bigint,
+            runs          int,
+            ended         boolean,    -- the claim ends there: at a run with at_most
+            done          boolean);   -- that is all; or else the caller goes on with the consumer's lock
+        create type pgqueue.claimed as (claim_id bigint, message_count bigint, stream_id int);
+        create type pgqueue.received as (
+            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
+            inserted_at timestamptz, saved jsonb);
+    end if;
+end $$;
+
 -- Of ordered consumers: where messages of a key may wait; and messages by key: of which key each set is (null: of none), and of which run.
 do $$
 begin
@@ -164,7 +184,7 @@ create table if not exists pgqueue.claims (
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     reader             uuid,
     owner              text,                                -- the application_name of who claimed it
-    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or has notes of keys
+    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
     lanes              int[]

@@ -19,6 +19,7 @@ from tests.benchmarks.publish import publish
 from tests.benchmarks.queries import queries
 from tests.benchmarks.reading import reading
 from tests.benchmarks.retention import retention
+from tests.benchmarks.settings import settings
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
 from tests.benchmarks.worker import worker
@@ -36,6 +37,7 @@ BENCHMARKS = {
         reading,
         capture,
         worker,
+        settings,
     )
 }
 NAMES = ", ".join(BENCHMARKS)

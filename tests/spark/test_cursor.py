@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ import pytest
 from pyspark.sql import DataFrame
 
 import spark_pgqueue
-from spark_pgqueue.postgres.connection import connect
-from spark_pgqueue.postgres.errors import PgQueueError
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark
@@ -60,9 +58,95 @@ def test_a_query_reads_a_stream_in_batches_and_goes_on_from_its_checkpoint(queue
     latest = [json.loads(each) if isinstance(each, str) else each for each in latest]
     assert [each["backlog"] for each in latest] == [601, 201, 0]
     assert latest[0]["lagSeconds"] > 0
-    assert spark_pgqueue.history(query).first().source == "s"
+    assert {row.source for row in spark_pgqueue.history(query).collect()} == {"s"}
     queue.send("s", 1002, 1005)
     queue.collect(load(queue, includeHeaders="false")).awaitTermination()
     assert queue.data() == numbers(1, 1005)
     assert queue.backlog("s", "c") == 1005, "no consumer is touched"
     assert set(offset_of(queue, 3)["streams"]["s"]) == {"incarnation", "next", "messages"}
+
+
+def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_replayed(
+    queue: Queue, fails
+):
+    """Into our sink, each message once, though the first batch fails after it was read."""
+    queue.create("a 1")
+    queue.create("a 2")
+    queue.create("out")
+    queue.send("a 1", 1, 5)
+    queue.send("a 2", 1, 5)
+    failed: list[Any] = []
+
+    def fail(batch: DataFrame, batch_id: int) -> None:
+        failed.extend(batch.collect())
+        raise RuntimeError("the sink fails")
+
+    options = {"streamPattern": "a .", "maxMessagesPerTrigger": 6, "includeHeaders": "false"}
+    frame = load(queue, None, **options)
+    assert frame.columns == ["stream", "seq", "key", "data", "inserted_at"]
+    assert "the sink fails" in fails(queue.collect(frame, each=fail))
+    queue.send("a 1", 6, 7)
+    queue.publish(frame.selectExpr("concat(stream, '/', data) as data"), "out").awaitTermination()
+    assert sorted(f"{row.stream}/{row.data}" for row in failed) == [
+        f"a {stream}/{i}" for stream in (1, 2) for i in (1, 2, 3)
+    ]
+    assert queue.sent("out") == sorted(
+        [f"a 1/{i}" for i in numbers(1, 7)] + [f"a 2/{i}" for i in numbers(1, 5)]
+    )
+    ends = [offset_of(queue, batch)["streams"]["a 1"] for batch in (0, 1)]
+    assert ["from" in each for each in ends] == [True, False]
+
+    queue.sql("select pgqueue.drop_stream('a 1')")
+    queue.create("a 1")
+    message = fails(queue.collect(frame))
+    assert "PQ005" in message
+    assert "the checkpoint is of another stream that was named 'a 1'" in message
+
+
+def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
+    queue.create("s", "c")
+    queue.create("t")
+    queue.send("s", 1, 400)
+    ((at,),) = queue.sql("select clock_timestamp()")
+    queue.send("s", 401, 600)
+    queue.send("t", 1, 3)
+
+    def data(**options: Any) -> list[int]:
+        frame = load(queue, batch=True, **{"startingOffsets": None} | options)
+        return [int(row.data) for row in frame.collect()]
+
+    assert data(minPartitions=4) == numbers(1, 600)
+    assert data(startingTimestamp=at.isoformat()) == numbers(401, 600)
+    assert data(endingTimestamp=at.isoformat()) == numbers(1, 400)
+    assert data(endingTimestamp=at.isoformat(), startingTimestamp=at.isoformat()) == []
+    places = {"startingOffsets": '{"s": "seq 399"}', "endingOffsets": '{"s": "seq 402"}'}
+    assert data(**places) == [399, 400, 401]
+    both = load(queue, None, batch=True, streams="s,t", startingOffsets=None)
+    assert both.groupBy("stream").count().orderBy("stream").collect() == [("s", 600), ("t", 3)]
+    assert queue.backlog("s", "c") == 600
+    assert queue.sql("select count(*) from pgqueue.sink_batches") == [(0,)]
+
+    with pytest.raises(Exception, match="maxMessagesPerTrigger is for spark.readStream"):
+        data(maxMessagesPerTrigger=3)
+    with pytest.raises(Exception, match="option consumer") as error:
+        data(consumer="c")
+    assert "claims nothing" in str(error.value)
+    with pytest.raises(Exception, match="option visibilityTimeout needs consumer"):
+        load(queue, visibilityTimeout="3s")
+
+
+@pytest.mark.longer
+def test_a_query_that_waits_is_woken_up_outlives_its_connections_and_makes_no_empty_batches(
+    queue: Queue,
+):
+    queue.create("s")
+    query = queue.collect(load(queue, startingOffsets="latest"), available_now=False)
+    wait_until(lambda: 0 in queue.seen, query)
+    queue.send("s", 1, 3)
+    wait_until(lambda: queue.data() == [1, 2, 3], query)
+    queue.terminate_backends()
+    queue.send("s", 4, 4)
+    wait_until(lambda: queue.data() == [1, 2, 3, 4], query)
+    time.sleep(1.5)
+    idle = [each for each in query.recentProgress if each.numInputRows == 0 and each.batchId > 2]
+    assert not [each for each in idle if each.durationMs.get("addBatch")], "no empty batches"

@@ -633,12 +633,6 @@ class TestBadInput:
         with pytest.raises(Exception, match="the schema of pgqueue cannot be chosen"):
             queue.collect(reader.load()).awaitTermination()
 
-    def test_a_batch_read(self, queue: Queue):
-        queue.create("s", "c")
-        reader = queue.spark.read.format("pgqueue")
-        with pytest.raises(Exception, match=r"pgqueue cannot be read with spark\.read"):
-            reader.options(url=queue.url, stream="s", consumer="c").load().collect()
-
     def test_a_consumer_with_another_ordering(self, queue: Queue, fails):
         queue.create("s", "c")
         frame = queue.load("s", "c", createConsumer="true", ordering="key")

@@ -40,7 +40,7 @@ class Consumer:
     limits_keys: bool = False
     per_key_limit: int | None = None
     per_key_capacity: int | None = None
-    noted: list[Any] = field(default_factory=list)  # messages with a key, of that capacity
+    entries: list[Any] = field(default_factory=list)  # its messages with a key, for that
     publication_of: dict[int, int] = field(default_factory=dict)
     gates: set[int] = field(default_factory=set)
     places: list[Any] = field(default_factory=list)  # how far they are
@@ -144,9 +144,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
                     c.untaken |= seqs
                 elif any(p.publication_id in r for r in c.cursor.gap_ids):
                     c.untaken |= seqs - numbers(c.cursor.kept)
-    for note in cur.execute("select * from pgqueue.key_backlog").fetchall():
-        if note.consumer_id in consumers:  # one that was sent while it was dropped is left
-            consumers[note.consumer_id].noted.append(note)
+    for entry in cur.execute("select * from pgqueue.key_backlog").fetchall():
+        if entry.consumer_id in consumers:  # of what is sent while it is dropped some are left
+            consumers[entry.consumer_id].entries.append(entry)
     lost = cur.execute(
         "select d.* from pgqueue.dedup_keys d"
         " join pgqueue.messages m on m.stream_id = d.stream_id and m.seq = d.seq"
@@ -337,18 +337,20 @@ def check_limit(c: Consumer, in_flight: Counter[int | None]) -> None:
 
 
 def check_capacity(c: Consumer) -> None:
-    """With per_key_capacity, what a consumer owes of a key is noted; other notes do no harm."""
+    """With per_key_capacity, what a consumer owes of a key is entered; the rest does no harm."""
     if c.per_key_capacity is None:
         return
     owed = c.untaken | {s for run in c.runs for s in numbers(run.seqs) & c.published}
-    missing = {s for s in owed if c.keys.get(s) is not None} - {n.seq for n in c.noted}
-    assert not missing, f"not noted for its key: {sorted(missing)[:20]}"
-    for note in c.noted:
-        if note.seq in owed:
-            assert note.key == c.keys[note.seq], f"another key: {note}"
-            known = c.publication_of[note.seq]
-            assert note.publication_id in (0, known), f"published with {known}: {note}"
-            assert note.publication_id or note.seq not in c.untaken, f"not taken yet: {note}"
+    missing = {s for s in owed if c.keys.get(s) is not None} - {e.seq for e in c.entries}
+    assert not missing, f"not entered for its key: {sorted(missing)[:20]}"
+    for e in c.entries:
+        if e.seq in owed:
+            assert e.key == c.keys[e.seq], f"another key: {e}"
+            known = c.publication_of[e.seq]
+            assert e.publication_id in (0, known), f"published with {known}: {e}"
+    known_new = {e.seq for e in c.entries if e.publication_id}
+    missing = {s for s in c.untaken if c.keys.get(s) is not None} - known_new
+    assert not missing, f"entered as if taken: {sorted(missing)[:20]}"
 
 
 def check_order(c: Consumer) -> None:

@@ -42,7 +42,7 @@ TABLES = {
     "bindings": "bindings",
     "filters": "consumer_filters",
     "dedup keys": "dedup_keys",
-    "notes of keys": "key_backlog",
+    "key backlog": "key_backlog",
 }
 
 

@@ -325,6 +325,8 @@ class QueueMachine(RuleBasedStateMachine):
         suspect = None
         if worker and not named and max(c.messages[s].deliver_count for s in claim.held) > 1:
             suspect = (len(claim.held) + 1) // 2
+        if worker and expiry and len(claim.held) == 1:
+            suspect = 1  # for workers with several claims
         since = claim.ended if expiry else self.clock
         failing = set()
         left = 0

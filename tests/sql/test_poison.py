@@ -171,6 +171,24 @@ def test_the_last_message_of_a_claim_is_the_one_to_blame(conn: Conn) -> None:
     assert states(conn) == {sent[2]: "dead"}
 
 
+def test_who_has_several_claims_is_told_which_one_may_kill_it(conn: Conn) -> None:
+    """A message that was alone in a claim that expired, and what was halved."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 4)
+    first, second = receive(conn, 1), receive(conn, 3)
+    assert not any(value(conn, "is_suspected", claim_of(rows)) for rows in (first, second))
+    value(conn, "nack", claim_of(second))
+    clock.end_lease(conn, claim_of(first))
+    first = receive(conn, 4)
+    assert seqs_of(first) == sent[:1], "it is a claim of its own"
+    assert value(conn, "is_suspected", claim_of(first))
+    second = receive(conn, 4)
+    assert not value(conn, "is_suspected", claim_of(second))
+    clock.end_lease(conn, claim_of(second))
+    assert value(conn, "is_suspected", claim_of(receive(conn, 4)))
+    assert not value(conn, "is_suspected", 0)
+
+
 def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
     conn: Conn,
 ) -> None:

@@ -160,6 +160,21 @@ def test_retry_ends_delays(queue, run):
     assert queue.receive("s", "c") is None
 
 
+def test_receive_takes_what_passes_a_condition(queue, run):
+    for key in "abab":
+        queue.send("s", "x", key=key)
+    condition = ["--where", '$.key == "b"']
+    assert run("receive", "s", "c", "--max", "5", *condition) == "2\tb\tx\n4\tb\tx\n"
+    assert run("receive", "s", "c", *condition, "--look", "1") == ""
+    assert "where is a jsonpath" in run("receive", "s", "c", "--where", "$.a >", code=1)
+    claim = queue.receive("s", "c", 5, where='$.key == "a"', wait=timedelta(seconds=1))
+    assert [m.seq for m in claim.messages] == [1, 3]
+    queue.send("s", "x", key="c")
+    again = queue.receive("s", "c", 5, where='$.key == "c"', ack=claim)
+    assert [m.seq for m in again.messages] == [5]
+    assert queue.receive("s", "c", where="$", wait=timedelta(milliseconds=100)) is None
+
+
 def test_cancel_takes_messages_away(queue, run):
     for data in "abc":
         queue.send("s", data)

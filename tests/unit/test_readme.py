@@ -17,7 +17,7 @@ import pytest
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
-from spark_pgqueue.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
+from spark_pgqueue.spark.options import CURSOR_OPTIONS, SINK_OPTIONS, SOURCE_OPTIONS
 from tests.pages import GIVEN_URL, blocks_of, environment_of, run_commands
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -147,7 +147,12 @@ def options_of(section: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("section", "options"), [("The source", SOURCE_OPTIONS), ("The sink", SINK_OPTIONS)]
+    ("section", "options"),
+    [
+        ("The source", SOURCE_OPTIONS),
+        ("Reading a stream without a consumer", CURSOR_OPTIONS),
+        ("The sink", SINK_OPTIONS),
+    ],
 )
 def test_every_option_is_in_the_table(section, options):
     assert options_of(section) == {each.name: (each.allowed, each.help) for each in options}

@@ -15,6 +15,17 @@ from spark_pgqueue.client.results import (
     Message,
 )
 
+_COLUMNS = (
+    "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
+    " inserted_at, saved::text"
+)
+_RECEIVE = f"{_COLUMNS} from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval, %s::bigint)"
+_RECEIVE_WHERE = (
+    f"{_COLUMNS} from pgqueue.receive_where(%s::text, %s::text, p_max => %s::int,"
+    " p_visibility_timeout => %s::interval, p_ack => %s::bigint,"
+    " p_where => pgqueue._jsonpath('p_where', %s::text), p_look => %s::int)"
+)
+
 
 class ClaimCalls(Calls):
     """Messages claimed by a consumer's workers, and what becomes of a claim."""
@@ -28,6 +39,8 @@ class ClaimCalls(Calls):
         visibility_timeout: timedelta | None = None,
         ack: Claim | int | None = None,
         wait: timedelta | None = None,
+        where: str | None = None,
+        look: int = 10_000,
     ) -> Claim | None:
         """Claim messages for a consumer, and read them.
 
@@ -43,6 +56,10 @@ class ClaimCalls(Calls):
                 at once with a publication, with a delay or another worker's lease that is over, or
                 with the time of a schedule; behind a pooler it looks once a second. Other threads
                 that share the client wait too. The connection goes on listening to the stream.
+            where: only messages for which this jsonpath finds something, neither false nor null, in
+                {key, headers, data}: "$.data.total > 100". The others stay as they are. For
+                ordering "none" alone.
+            look: with `where`, look at so many messages that are ready, at most.
 
         Returns:
             the claim, or None when there is nothing to deliver now, or was nothing in that time. A
@@ -56,7 +73,9 @@ class ClaimCalls(Calls):
         patience = arguments.maybe(arguments.patience, "wait", wait)
         if patience is not None:
             self._check_can_wait()
-        claim_now = partial(self._claim, stream, consumer, max_messages, visibility_timeout)
+        claim_now = partial(
+            self._claim, stream, consumer, max_messages, visibility_timeout, where=where, look=look
+        )
         if patience:
             first, again = partial(claim_now, ack), partial(claim_now, None)
             due = partial(self._due, stream, consumer)
@@ -122,21 +141,24 @@ class ClaimCalls(Calls):
         max_messages: int,
         visibility_timeout: timedelta | None,
         ack: Claim | int | None,
+        *,
+        where: str | None,
+        look: int,
     ) -> Claim | None:
-        rows = self._statements.rows(
-            "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
-            " inserted_at, saved::text from pgqueue.receive(%s::text, %s::text, %s::int,"
-            " %s::interval, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("max_messages", max_messages, 1, 2**31 - 1),
-                arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
-                arguments.maybe(
-                    arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
-                ),
-            ],
-        )
+        given = [
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.number("max_messages", max_messages, 1, 2**31 - 1),
+            arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
+            arguments.maybe(
+                arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
+            ),
+        ]
+        if where is None:
+            rows = self._statements.rows(_RECEIVE, given)
+        else:
+            given += [arguments.text("where", where), arguments.number("look", look)]
+            rows = self._statements.rows(_RECEIVE_WHERE, given)
         if not rows:
             return None
         messages = tuple(_message(*row[1:]) for row in rows)

@@ -82,7 +82,7 @@ class SeeCalls(StreamCalls, ConsumerCalls):
             PgQueueError: PQ006 a consumer with ordering "stream", and as `explain`.
         """
         return self._statements.rows(
-            "select key, waiting, delayed, in_flight, first_seq, until"
+            "select key, waiting, delayed, in_flight, first_seq, until, unfinished"
             " from pgqueue.key_stats(%s::text, %s::text, %s::int)",
             [
                 arguments.text("stream", stream),

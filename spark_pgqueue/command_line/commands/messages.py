@@ -131,6 +131,16 @@ def receive(
         timedelta | None,
         typer.Option(parser=duration, metavar="DURATION", help="Wait so long if there is none."),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSONPATH",
+            help="Only messages that pass, such as '$.data.total > 100'; the others stay.",
+        ),
+    ] = None,
+    look: Annotated[
+        int, typer.Option(min=1, help="With --where: look at so many that are ready, at most.")
+    ] = 10_000,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -141,7 +151,13 @@ def receive(
     """
     with connect(url) as queue:
         claim = queue.receive(
-            stream, consumer, max_messages, visibility_timeout=visibility_timeout, wait=wait
+            stream,
+            consumer,
+            max_messages,
+            visibility_timeout=visibility_timeout,
+            wait=wait,
+            where=where,
+            look=look,
         )
         if claim is None:
             print("Nothing to receive.", file=sys.stderr)

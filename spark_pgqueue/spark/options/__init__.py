@@ -18,22 +18,38 @@ from spark_pgqueue.spark.options.source import (
     SourceOptions,
     parse_source,
 )
+from spark_pgqueue.spark.options.table import (
+    CONSUMER_OF,
+    TABLE_NAMES,
+    TABLE_OPTIONS,
+    TableOptions,
+    as_pending,
+    names_table,
+    parse_table,
+)
 from spark_pgqueue.spark.options.values import duration, size
 
 __all__ = [
+    "CONSUMER_OF",
     "CURSOR_NAMES",
     "CURSOR_OPTIONS",
     "SINK_NAMES",
     "SINK_OPTIONS",
     "SOURCE_NAMES",
     "SOURCE_OPTIONS",
+    "TABLE_NAMES",
+    "TABLE_OPTIONS",
     "CursorOptions",
     "Option",
     "SinkOptions",
     "SourceOptions",
+    "TableOptions",
+    "as_pending",
     "duration",
+    "names_table",
     "parse_cursor",
     "parse_sink",
     "parse_source",
+    "parse_table",
     "size",
 ]

@@ -67,6 +67,13 @@ class CursorOptions:
         return self.stream is None
 
     @property
+    def title(self) -> str:
+        """What is read, for people."""
+        if self.names is not None:
+            return ", ".join(self.names)
+        return self.stream_pattern.pattern if self.stream_pattern is not None else ""
+
+    @property
     def names(self) -> tuple[str, ...] | None:
         """The streams to read; None: those of the pattern."""
         return (self.stream,) if self.stream is not None else self.streams

@@ -9,6 +9,10 @@ FOREIGN = {
     "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
     "numpartitions": "use minPartitions, when reading",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
+    # of spark.read
+    "table": "it is for spark.read, which looks into a queue",
+    "columns": 'it goes with table, for spark.read: option("table", "pending")',
+    "pushdown": 'it goes with table, for spark.read: option("table", "pending")',
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
     "topic": "use stream",

@@ -1,0 +1,71 @@
+"""The batch readers: `spark.read`, which looks and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.options import TableOptions
+from spark_pgqueue.spark.pushdown import push
+from spark_pgqueue.spark.scanning import Part, Scan, plan, read_part
+from spark_pgqueue.spark.tables import check_table_schema, find_for, table_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PgQueueTableReader(DataSourceReader):
+    """Reads a table of a queue: made and planned on the driver, and pickled to executors."""
+
+    def __init__(self, options: TableOptions, schema: StructType):
+        stream = find_for(options)
+        check_table_schema(schema, table_schema(options, stream.kind if stream else None))
+        self._scan = Scan(options, stream, schema)
+
+    def partitions(self) -> list[Part]:  # type: ignore[override]
+        """Plan the reading: of most tables, all partitions show the queue as it is now.
+
+        Raises:
+            PgQueueError: see `scanning.plan`.
+        """
+        return plan(self._scan)
+
+    def read(self, partition: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor.
+
+        Raises:
+            PgQueueError: see `scanning.read_part`.
+        """
+        # Of a plan without partitions Spark makes one that is none of ours.
+        return read_part(self._scan, partition) if isinstance(partition, Part) else iter(())
+
+
+class PgQueuePushdownReader(PgQueueTableReader):
+    """... with filters. Spark refuses a reader with this method unless it is told to push any."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what the database can evaluate; return the others."""
+        taken, left = push(filters, self._scan.table)
+        if len(left) < len(filters):
+            warn(
+                "filters were pushed into a table of pgqueue: Spark keeps them for all that is "
+                "read of the same DataFrame from now on, also without them; load() it again for "
+                "another query"
+            )
+        self._scan = replace(self._scan, filters=taken)
+        return left
+
+
+def table_reader(options: TableOptions, schema: StructType) -> PgQueueTableReader:
+    """The reader of a table.
+
+    Raises:
+        PgQueueError: the stream or the consumer does not exist, or the user has given a schema
+            that is not the table's.
+    """
+    return (PgQueuePushdownReader if options.pushdown else PgQueueTableReader)(options, schema)

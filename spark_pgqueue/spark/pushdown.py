@@ -1,0 +1,172 @@
+"""Filters that a table evaluates in place of Spark.
+
+What users give never becomes text of a statement as it is: numbers are of seq, texts go as
+hexadecimal digits, and times as Python writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
+
+from spark_pgqueue.spark.tables import HELD, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST = 2**63 - 1
+MOST_VALUES = 1000
+"""Of a list that is longer, Spark looks for its values itself."""
+
+_COMPARED = {LessThan: "<", LessThanOrEqual: "<=", GreaterThan: ">", GreaterThanOrEqual: ">="}
+
+Seqs = tuple[tuple[int, int], ...]
+"""Numbers from lo to below hi, in ascending order."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which rows of a table are wanted.
+
+    Attributes:
+        seqs: messages of these numbers.
+        told: for each of some columns that are told of ranges its values.
+        conditions: SQL conditions on what a message m holds; all of them are false for null.
+    """
+
+    seqs: Seqs = ((1, MOST),)
+    told: tuple[tuple[str, tuple], ...] = ()
+    conditions: tuple[str, ...] = ()
+
+    def within(self, lo: int | None, hi: int | None) -> str:
+        """Those of the numbers from lo to below hi, as the text of an int8multirange."""
+        found = _both(self.seqs, ((lo or 1, MOST if hi is None else hi),))
+        return "{" + ",".join(f"[{lo},{hi})" for lo, hi in found) + "}"
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """The rows that have what is wanted of columns that are told."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for name, values in self.told:
+            column = rows[name]
+            wanted = pa.array(values, column.type)
+            rows = rows.filter(pc.call_function("is_in", [column], pc.SetLookupOptions(wanted)))
+        return rows
+
+
+def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]]:
+    """What a table takes over of filters, all of which are to hold, and what is left to Spark."""
+    taken, left = Filters(), []
+    for each in filters:
+        narrowed = _narrowed(taken, each, table)
+        if narrowed is None:
+            left.append(each)
+        else:
+            taken = narrowed
+    return taken, left
+
+
+def _narrowed(filters: Filters, given: Filter, table: Table) -> Filters | None:
+    """The filters and one more; None where that is Spark's to evaluate."""
+    name, values = _named(given), _values(given)
+    if values is not None and name in HELD and table.of_messages:
+        condition = _condition(name, given, values)
+        if condition is None:
+            return None
+        return replace(filters, conditions=(*filters.conditions, condition))
+    if values is None or name not in [each.name for each in table.columns]:
+        return None
+    if name == "seq":
+        seqs = _numbers(given, values)
+        return seqs if seqs is None else replace(filters, seqs=_both(filters.seqs, seqs))
+    simple = (StringType, IntegerType, LongType, BooleanType)
+    if isinstance(given, EqualTo | In) and isinstance(table[name].type, simple):
+        return replace(filters, told=(*filters.told, (name, tuple(values))))
+    return None
+
+
+def _named(given: Filter) -> str:
+    attribute = getattr(given, "attribute", ())
+    return attribute[0] if len(attribute) == 1 else ""
+
+
+def _values(given: Filter) -> list | None:
+    """The values that a filter compares with; None if it does something else, or to null."""
+    if isinstance(given, In):
+        values = list(given.value)
+    elif isinstance(given, (EqualTo, StringStartsWith, *_COMPARED)):
+        values = [given.value]  # type: ignore[attr-defined]
+    else:
+        return None
+    return values if len(values) <= MOST_VALUES and None not in values else None
+
+
+def _numbers(given: Filter, values: list) -> Seqs | None:
+    if not all(type(each) is int for each in values):
+        return None
+    value = values[0] if values else 0
+    if isinstance(given, EqualTo | In):
+        return tuple((each, each + 1) for each in sorted(set(values)) if 1 <= each < MOST)
+    bounds = {
+        LessThan: (1, value),
+        LessThanOrEqual: (1, value + 1),
+        GreaterThan: (value + 1, MOST),
+        GreaterThanOrEqual: (value, MOST),
+    }
+    return (bounds[type(given)],) if type(given) in bounds else None
+
+
+def _both(some: Seqs, others: Seqs) -> Seqs:
+    """The numbers that are in both."""
+    found = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
+    return tuple((lo, min(hi, MOST)) for lo, hi in sorted(found) if lo < hi)
+
+
+def _condition(name: str, given: Filter, values: list) -> str | None:
+    """A condition on m that is true of the same messages as the filter; None: there is none."""
+    if name == "inserted_at":
+        if not all(isinstance(each, datetime) and each.tzinfo for each in values):
+            return None
+        return _compared("m.inserted_at", given, [f"'{each.isoformat()}'" for each in values])
+    if name != "key":
+        return None
+    # As bytes, which are equal where Spark's are, whatever the collation. What is less or more is
+    # for Spark to say.
+    texts = [_bytes(each) for each in values]
+    if any(each is None for each in texts):
+        return None
+    key = "convert_to(m.key, 'UTF8')"
+    known = [f"decode('{each}', 'hex')" for each in texts]
+    if isinstance(given, StringStartsWith):
+        return f"substr({key}, 1, {len(texts[0] or '') // 2}) = {known[0]}"
+    return _compared(key, given, known) if isinstance(given, EqualTo | In) else None
+
+
+def _compared(column: str, given: Filter, values: list[str]) -> str | None:
+    if isinstance(given, EqualTo | In):
+        return f"{column} in ({', '.join(values)})" if values else "false"
+    operator = _COMPARED.get(type(given))
+    return operator and f"{column} {operator} {values[0]}"
+
+
+def _bytes(value: object) -> str | None:
+    """A text in hexadecimal digits; None where Spark has it and Postgres cannot."""
+    try:
+        return value.encode().hex() if isinstance(value, str) and "\0" not in value else None
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,289 @@
+"""The tables that `spark.read` has: their columns, and where these come from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
+
+HELD = ("key", "data", "headers", "inserted_at")
+"""The columns that are stored with a message, and cost to read it."""
+
+_LONG, _INT, _STRING, _TIME = LongType(), IntegerType(), StringType(), TimestampType()
+_NAMES = ArrayType(StringType(), containsNull=True)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: its name, in SQL too.
+        type: its type; of `data` that of a stream of text.
+        nullable: whether it may be null.
+        usual: whether it is there when no columns are named.
+    """
+
+    name: str
+    type: DataType
+    nullable: bool = True
+    usual: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        columns: all that it has, in their order.
+        shared_out: by parts (`pgqueue.scan_parts`), and not as a whole when it is planned.
+        of_messages: a row is a message; its numbers come as ranges.
+        outlives: its rows are there even when their messages were deleted.
+    """
+
+    columns: tuple[Column, ...]
+    shared_out: bool = False
+    of_messages: bool = True
+    outlives: bool = False
+
+    def __getitem__(self, name: str) -> Column:
+        return next(each for each in self.columns if each.name == name)
+
+
+_SEQ = Column("seq", _LONG, nullable=False)
+_CONSUMER = Column("consumer", _STRING, nullable=False)
+_PRIORITY = Column("priority", _INT, nullable=False)
+_DELIVER_COUNT = Column("deliver_count", _INT, nullable=False)
+_OWNER = Column("owner", _STRING)
+_ERROR = Column("error", _STRING)
+
+
+def _held(deleted: bool) -> tuple[Column, ...]:
+    """The columns of what messages hold, and whether these may be deleted."""
+    return (
+        Column("key", _STRING),
+        Column("data", _STRING, nullable=deleted),
+        Column("headers", MapType(StringType(), StringType())),
+    )
+
+
+def _sent(deleted: bool) -> Column:
+    return Column("inserted_at", _TIME, nullable=deleted)
+
+
+TABLES = {
+    "messages": Table(
+        (
+            _SEQ,
+            *_held(deleted=False),
+            _PRIORITY,
+            _sent(deleted=False),
+            Column("published_at", _TIME, nullable=False, usual=False),
+            Column("deliver_at", _TIME, usual=False),
+            Column("expires_at", _TIME, usual=False),
+            Column("consumers", _NAMES, usual=False),
+        )
+    ),
+    "pending": Table(
+        (
+            _CONSUMER,
+            _SEQ,
+            *_held(deleted=False),
+            Column("state", _STRING, nullable=False),
+            _PRIORITY,
+            _DELIVER_COUNT,
+            Column("not_visible_until", _TIME),
+            _OWNER,
+            Column("lease_until", _TIME),
+            _ERROR,
+            _sent(deleted=False),
+        )
+    ),
+    "claimed": Table(
+        (
+            _CONSUMER,
+            _SEQ,
+            *_held(deleted=False),
+            Column("claim_id", _LONG, nullable=False),
+            _OWNER,
+            Column("claimed_at", _TIME, nullable=False),
+            Column("lease_until", _TIME, nullable=False),
+            _PRIORITY,
+            _DELIVER_COUNT,
+            _ERROR,
+            _sent(deleted=False),
+        )
+    ),
+    "dead": Table(
+        (
+            _CONSUMER,
+            _SEQ,
+            *_held(deleted=True),
+            Column("reason", _STRING),
+            _ERROR,
+            Column("details", _STRING),
+            _PRIORITY,
+            _DELIVER_COUNT,
+            _OWNER,
+            Column("died_at", _TIME, nullable=False),
+            _sent(deleted=True),
+        ),
+        shared_out=True,
+        outlives=True,
+    ),
+    "archived": Table(
+        (
+            _CONSUMER,
+            _SEQ,
+            *_held(deleted=True),
+            Column("result", _STRING),
+            _DELIVER_COUNT,
+            _OWNER,
+            Column("claimed_at", _TIME, nullable=False),
+            Column("done_at", _TIME, nullable=False),
+            _sent(deleted=True),
+        ),
+        shared_out=True,
+        outlives=True,
+    ),
+    "publications": Table(
+        (
+            Column("publication_id", _LONG, nullable=False),
+            Column("part", _INT, nullable=False),
+            Column("published_at", _TIME, nullable=False),
+            Column("deliver_at", _TIME),
+            Column("expires_at", _TIME),
+            _PRIORITY,
+            Column("message_count", _LONG, nullable=False),
+            Column("first_seq", _LONG, nullable=False),
+            Column("last_seq", _LONG, nullable=False),
+            Column("consumers", _NAMES),
+        ),
+        shared_out=True,
+        of_messages=False,
+    ),
+    "stats": Table(
+        (
+            Column("stream", _STRING, nullable=False),
+            _CONSUMER,
+            Column("ordering", _STRING, nullable=False),
+            *(
+                Column(name, _LONG, nullable=False)
+                for name in ("new", "ready", "delayed", "waiting", "claimed", "dead", "backlog")
+            ),
+            Column("claims", _LONG, nullable=False),
+            Column("expired", _LONG, nullable=False),
+            Column("next_expiry", _TIME),
+            Column("skipped", _LONG, nullable=False),
+            Column("paused", BooleanType(), nullable=False),
+            Column("taken", _LONG, nullable=False),
+            Column("settled", _LONG, nullable=False),
+            Column("oldest_at", _TIME),
+            Column("oldest_claim_at", _TIME),
+        ),
+        of_messages=False,
+    ),
+}
+
+
+def find_for(options: TableOptions) -> Stream | None:
+    """The stream of a table, None where there is none; also checks that the consumer exists.
+
+    Raises:
+        PgQueueError: PQ001 or PQ002 when one does not exist; PQ011 for another schema version; or
+            Postgres cannot be reached.
+    """
+    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    statements = Statements(options.url, patience=0, names=TABLE_NAMES.get)
+    try:
+        if options.stream is None:
+            statements.row("select pgqueue.schema_version()")
+            return None
+        if options.consumer is None:
+            found = "select stream_id, kind from pgqueue.open_stream(%s)"
+            return Stream(*statements.row(found, [options.stream]))
+        found = "select stream_id, kind from pgqueue.open_consumer(%s, %s)"
+        return Stream(*statements.row(found, [options.stream, options.consumer]))
+    finally:
+        statements.close()
+
+
+def table_schema(options: TableOptions, kind: str | None) -> StructType:
+    """The columns that are read.
+
+    Args:
+        options: of the table.
+        kind: of the stream: text, json or binary; None where there is none.
+
+    Raises:
+        PgQueueError: option columns names what the table does not have, or something twice.
+    """
+    table = TABLES[options.table]
+    names = options.columns
+    if names is None:
+        names = tuple(
+            each.name
+            for each in table.columns
+            if each.usual and (options.include_headers or each.name != "headers")
+        )
+    _check_names(names, options.table)
+    return StructType(
+        [
+            StructField(
+                name,
+                BinaryType() if name == "data" and kind == "binary" else table[name].type,
+                table[name].nullable,
+            )
+            for name in names
+        ]
+    )
+
+
+def _check_names(names: Sequence[str], table: str) -> None:
+    allowed = [each.name for each in TABLES[table].columns]
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name.lower(), allowed, n=1)
+            raise PgQueueError(
+                f"option columns: table {table} has no column {name}",
+                hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(allowed)}",
+            )
+        if names.count(name) > 1:
+            raise PgQueueError(f"option columns: column {name} is there twice")
+
+
+def check_table_schema(schema: StructType, expected: StructType) -> None:
+    """Refuse a schema that the user has given, and that is not the table's.
+
+    Raises:
+        PgQueueError: it is another one.
+    """
+
+    def types(each: StructType) -> list[tuple]:
+        return [(field.name, field.dataType) for field in each.fields]
+
+    if types(schema) != types(expected):
+        raise PgQueueError(
+            f"the schema of a table cannot be chosen: given {schema.simpleString()}, must be "
+            f"{expected.simpleString()}",
+            hint="remove schema(...) from read, and use option columns, or select() afterwards",
+        )

@@ -1,0 +1,193 @@
+-- Receiving with a condition: of what is ready, what passes it; the others are left as they are.
+
+-- Claims at most p_max messages that pass a condition, and reads them: those that come first by priority and arrival. The others stay where they are, and
+-- this was no delivery of them. It looks at the first p_look messages that are ready; what stands behind these it finds once they are gone.
+--   p_where  a jsonpath, asked as that of a filtered consumer: of {key, headers, data}
+--   p_look   messages to look at, at most, 1 to 1,000,000
+--   p_visibility_timeout, p_ack  as in claim
+-- Returns as receive. Errors: PQ001, PQ002, PQ003, PQ006 for an ordered consumer, one with limits of keys or a group, PQ007.
+-- Locks, to the end of the transaction: those of ack; the runs of what it claims; if it found nothing in what was ready, or something was due, the consumer.
+create or replace function pgqueue.receive_where(p_stream text, p_consumer text, p_where jsonpath, p_max int default 1,
+                                                 p_visibility_timeout interval default null, p_look int default 10000, p_ack bigint default null)
+returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
+               inserted_at timestamptz, saved jsonb)
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
+    v_claim_id bigint := pgqueue._new_claim_id();
+    v_count    bigint := 0;
+begin
+    perform pgqueue._check_claim(p_max, p_visibility_timeout);
+    perform pgqueue._check_number('p_look', p_look, 1, 1000000);
+    if p_where is null then
+        raise exception 'p_where is a jsonpath such as $.data.total > 100, not null' using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
+    end if;
+    perform pgqueue._check_condition(p_where);
+    if v_consumer.partitions is not null then
+        perform pgqueue._refuse_group(v_consumer);
+    elsif v_consumer.by_key then
+        raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing out of its turn', quote_literal(p_consumer)
+            using errcode = 'PQ006', hint = 'Receive with a condition from a consumer with ordering=none; or make one with a filter, p_where of create_consumer.';
+    end if;
+    perform from pgqueue.claims c where c.claim_id = p_ack for update;  -- in the order of locks
+    if v_consumer.scheduled then
+        perform pgqueue._run_schedules(v_consumer.stream_id);
+    end if;
+    if not v_consumer.paused then
+        v_count := pgqueue._claim_where(v_consumer, v_claim_id, p_where, p_max, p_look);
+    end if;
+    perform pgqueue._ack(p_ack) where p_ack is not null;
+    if v_count > 0 then
+        perform pgqueue._open_claim(v_consumer, v_claim_id, v_count, p_visibility_timeout, null);
+        return query execute format('select * from pgqueue._payloads_%s($1)', v_consumer.stream_id) using v_claim_id;
+    end if;
+end $$;
+
+-- Claims what passes a condition: of what is ready, without a lock of the consumer, if nothing else has to be done first; then, if that has
+-- nothing of it, with that lock also of what is due, expired or new. Returns how many messages.
+create or replace function pgqueue._claim_where(p_consumer pgqueue.consumers, p_claim_id bigint, p_where jsonpath, p_max int, p_look int) returns bigint
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
+    v_cursor pgqueue.consumer_cursors;
+    v_look   record;
+    v_seen   int8multirange := '{}';  -- what was looked at in vain
+    v_left   bigint := p_look;
+begin
+    if v_stored.scan_lanes_from is null and pgqueue._is_soon(v_stored.lease_probe) and not pgqueue._is_due(v_stored) and pgqueue._has_room(p_consumer)
+       and (not pgqueue._has_new(p_consumer.stream_id, v_stored, false) or pgqueue._can_wait(p_consumer.stream_id, v_stored)) then
+        v_look := pgqueue._look_for(p_consumer, v_stored, p_claim_id, p_where, p_max, v_left, '{}', false);
+        if v_look.o_count > 0 or v_look.o_looked >= p_look then
+            return v_look.o_count;
+        end if;
+        v_seen := v_look.o_seen;
+        v_left := v_left - v_look.o_looked;
+    end if;
+    perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    v_stored := pgqueue._cursor(p_consumer.consumer_id);
+    v_cursor := v_stored;
+    if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
+        v_cursor := pgqueue._drop_oldest(p_consumer, v_cursor);
+    end if;
+    for v_pass in 1..2 loop
+        v_cursor := pgqueue._refresh(p_consumer, v_cursor, 0, v_pass > 1, v_left, null);
+        v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
+        v_seen := v_seen + v_look.o_seen;
+        v_left := v_left - v_look.o_looked;
+        exit when v_look.o_count > 0 or v_left <= 0;
+    end loop;
+    perform pgqueue._save_cursor(v_stored, pgqueue._raise_scan_from(v_cursor), v_look.o_count > 0);
+    return v_look.o_count;
+end $$;
+
+-- Looks at what is ready, and claims what passes a condition. Runs that another claimer is at are passed over.
+--   p_look  messages at most
+--   p_seen  runs of these alone are passed over: they were looked at
+--   p_tidy  give up runs that have expired, a bounded number; else they are passed over
+-- Returns how many messages it claimed, how many it looked at, and which ones. Locks the runs of what it claims.
+create or replace function pgqueue._look_for(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_where jsonpath, p_max bigint,
+                                             p_look bigint, p_seen int8multirange, p_tidy boolean, out o_count bigint, out o_looked bigint, out o_seen int8multirange)
+language plpgsql
+as $$
+declare
+    v_places  pgqueue.line_place[] := (case when p_consumer.ageing is null then p_cursor else pgqueue._by_age(p_consumer, p_cursor) end).scan_from;
+    v_place   pgqueue.line_place;
+    v_runs    pgqueue.consumer_messages[];
+    v_run     pgqueue.consumer_messages;
+    v_judged  pgqueue.consumer_messages[];
+    v_ranges  int8range[];
+    v_match   int8multirange;
+    v_expired int := 0;
+begin
+    o_count := 0;
+    o_looked := 0;
+    o_seen := '{}';
+    if p_cursor.scan_lanes_from is not null then
+        v_places := v_places || array(select (l.lane, 0, 0)::pgqueue.line_place
+                                      from (select distinct lane from pgqueue.consumer_messages
+                                            where consumer_id = p_consumer.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from) l order by l.lane);
+    end if;
+    foreach v_place in array v_places loop
+        loop
+            v_runs := array(select w.m from (select m, sum(m.message_count) over (order by m.line_no, m.first_seq) - m.message_count as before
+                                             from (select * from pgqueue.consumer_messages r
+                                                   where r.consumer_id = p_consumer.consumer_id and r.state = 'ready' and r.lane = v_place.lane
+                                                     and (r.line_no, r.first_seq) >= (v_place.line_no, v_place.first_seq)
+                                                   order by r.line_no, r.first_seq limit pgqueue._limit_looked_for()) m) w
+                            where w.before < pgqueue._limit_looked_for() order by (w.m).line_no, (w.m).first_seq);
+            exit when v_runs = '{}';
+            v_place.line_no := v_runs[cardinality(v_runs)].line_no;
+            v_place.first_seq := v_runs[cardinality(v_runs)].first_seq + 1;
+            v_judged := '{}';
+            foreach v_run in array v_runs loop
+                continue when v_run.seqs <@ p_seen;
+                if pgqueue._has_expired(v_run.note) then
+                    if p_tidy and v_expired < pgqueue._limit_due() then
+                        v_expired := v_expired + 1;
+                        perform pgqueue._give_up_expired(t.tid, 0) from pgqueue._lock_run(v_run) t (tid) where t.tid is not null;
+                    end if;
+                    continue;
+                end if;
+                if v_run.message_count > p_look - o_looked then
+                    v_run.message_count := p_look - o_looked;
+                    v_run.seqs := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_run.message_count));
+                end if;
+                v_judged := v_judged || v_run;
+                o_looked := o_looked + v_run.message_count;
+                exit when o_looked >= p_look;
+            end loop;
+            -- the runs of one line_no interleave
+            v_ranges := array(select g from unnest(v_judged) j cross join lateral unnest(j.seqs) g order by j.line_no, g);
+            v_match := pgqueue._matching(p_consumer.stream_id, v_ranges, null, p_where, p_max - o_count);
+            o_seen := o_seen + (select coalesce(range_agg(r), '{}') from unnest(v_ranges) r);
+            if v_match <> '{}' then
+                foreach v_run in array v_runs loop
+                    continue when not v_run.seqs && v_match;
+                    o_count := o_count + pgqueue._claim_part(v_run, v_match, p_claim_id, o_count);
+                    if v_run.note ? 'at_most' and o_count > 0 then
+                        return;  -- such a run is a claim of its own, or the next one's
+                    end if;
+                end loop;
+            end if;
+            exit when o_count >= p_max or o_looked >= p_look;
+        end loop;
+        exit when o_count >= p_max or o_looked >= p_look;
+    end loop;
+end $$;
+
+-- Locks a run that is ready, if it is as it was and nobody else has it. Returns where it is; null: not.
+create or replace function pgqueue._lock_run(p_run pgqueue.consumer_messages) returns tid
+language plpgsql
+as $$
+begin
+    return (select m.ctid from pgqueue.consumer_messages m
+            where m.consumer_id = p_run.consumer_id and m.state = 'ready' and m.lane = p_run.lane and m.line_no = p_run.line_no
+              and m.first_seq = p_run.first_seq and m.seqs = p_run.seqs
+            for update skip locked);
+end $$;
+
+-- Claims those of some messages that a ready run has; the others stay ready, at their place. Nothing if the run is another one now.
+--   p_held  messages that the claim has already: then it gets nothing of a run with at_most
+-- Returns how many messages. Locks the run.
+create or replace function pgqueue._claim_part(p_run pgqueue.consumer_messages, p_set int8multirange, p_claim_id bigint, p_held bigint) returns bigint
+language plpgsql
+as $$
+declare
+    v_run     pgqueue.consumer_messages;
+    v_part    int8multirange;
+    v_at_most bigint;
+begin
+    delete from pgqueue.consumer_messages where ctid = pgqueue._lock_run(p_run) returning * into v_run;
+    if not found then
+        return 0;
+    end if;
+    v_part := v_run.seqs * p_set;
+    v_at_most := case when p_held > 0 and v_run.note ? 'at_most' then 0 else (v_run.note ->> 'at_most')::bigint end;
+    if v_at_most < pgqueue._cardinality(v_part) then
+        v_part := case v_at_most when 0 then '{}' else pgqueue._below(v_part, pgqueue._bound_of(v_part, v_at_most)) end;
+    end if;
+    perform pgqueue._store_run(v_run, v_run.seqs - v_part);
+    return pgqueue._claim_run(v_run, v_part, p_claim_id);
+end $$;

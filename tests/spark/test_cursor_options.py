@@ -1,0 +1,171 @@
+"""The options of a reader without a consumer: what is accepted, and the errors for all else."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import CURSOR_OPTIONS, parse_cursor, parse_source
+
+OFFSET = {"incarnation": "6fd9", "next": 3, "messages": 4}
+
+
+def test_defaults_and_conversions():
+    options = parse_cursor({"stream": "s"})
+    assert (options.fail_on_data_loss, options.include_headers) == (True, True)
+    assert (options.start_of("s", "latest"), options.end_of("s")) == ("latest", "latest")
+    assert options.retry_timeout == timedelta(minutes=5)
+    assert not options.has_several
+    given = {"STREAMS": "b, a", "maxtriggerdelay": "2 minutes", "minMessagesPerTrigger": "5"}
+    options = parse_cursor(given | {"maxBytesPerTrigger": "2MB", "startingoffsets": "Earliest"})
+    assert options.names == ("b", "a")
+    assert options.has_several
+    assert options.admission.min_messages == 5
+    assert options.admission.max_bytes == 2 << 20
+    assert options.admission.max_delay == timedelta(minutes=2)
+    assert options.start_of("a", "latest") == "earliest"
+    assert parse_cursor({"streamPattern": "orders_.*"}).names is None
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("latest", "latest"),
+        (" Earliest ", "earliest"),
+        ({"s": "earliest"}, "earliest"),
+        ({"s": "seq 17"}, "seq 17"),
+        ({"s": "2026-01-31T12:00:00Z"}, "2026-01-31T12:00:00Z"),
+        ({"s": "1769860800000"}, "2026-01-31T12:00:00+00:00"),
+        ({"s": OFFSET}, OFFSET),
+        (OFFSET | {"stream": "s"}, OFFSET),
+        ({"streams": {"s": OFFSET | {"from": OFFSET}}}, OFFSET),
+    ],
+)
+def test_places(given, place):
+    text = given if isinstance(given, str) else json.dumps(given)
+    assert parse_cursor({"stream": "s", "startingOffsets": text}).start_of("s", "-") == place
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("stream", " ", "a stream's name"),
+        ("streams", "a,,b", "names of streams"),
+        ("streams", "a,b,a", "names of streams"),
+        ("streamPattern", "orders_(", "a regular expression"),
+        ("startingOffsets", "yesterday", "earliest, latest, or JSON"),
+        ("startingOffsets", "17", "earliest, latest, or JSON"),
+        ("startingOffsets", "{}", "earliest, latest, or JSON"),
+        ("startingOffsets", '{"s": 17}', "earliest, latest, or JSON"),
+        ("startingOffsets", '{"s": "soon"}', "earliest, latest, or JSON"),
+        ("startingOffsets", '{"s": {"0": 17}}', "earliest, latest, or JSON"),
+        ("endingOffsets", "now", "latest, or JSON"),
+        ("startingTimestamp", "2026-01-31T12:00:00", "a timestamp with time zone"),
+        ("startingTimestamp", "9" * 16, "a timestamp with time zone"),
+        ("endingTimestamp", "", "milliseconds since 1970"),
+        ("maxMessagesPerTrigger", "0", "a whole number of at least 1"),
+        ("maxBytesPerTrigger", "much", "a number of bytes"),
+        ("minMessagesPerTrigger", "-1", "a whole number of at least 1"),
+        ("maxTriggerDelay", "5", "a duration"),
+        ("minPartitions", "0", "a whole number of at least 1"),
+        ("maxRecordsPerPartition", "1.5", "a whole number of at least 1"),
+        ("waitTime", "30", "a duration"),
+        ("failOnDataLoss", "no", "true or false"),
+        ("includeHeaders", "", "true or false"),
+        ("retryTimeout", "-1s", "a duration"),
+    ],
+)
+def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, allowed):
+    streams = {} if name.startswith("stream") else {"stream": "s"}
+    with pytest.raises(PgQueueError) as error:
+        parse_cursor(streams | {name.lower(): value})
+    assert f"option {name} is {value!r}, and must be " in error.value.message
+    assert allowed in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "says", "hint"),
+    [
+        ({}, True, "option stream is missing", "streams or streamPattern"),
+        ({"stream": "s", "streams": "t"}, True, "options stream and streams are", "one of them"),
+        ({"streams": "s", "streamPattern": "t"}, True, "streams and streamPattern", "one of them"),
+        (
+            {"stream": "s", "startingOffsets": "latest", "startingTimestamp": "0"},
+            *(True, "startingOffsets and startingTimestamp are given", "one of them"),
+        ),
+        (
+            {"stream": "s", "endingOffsets": "latest", "endingTimestamp": "0"},
+            *(False, "endingOffsets and endingTimestamp are given", "one of them"),
+        ),
+        (
+            {"streams": "s,t", "startingOffsets": '{"s": "latest"}'},
+            *(True, "startingOffsets lacks 't', one of the streams", "each of them"),
+        ),
+        (
+            {"stream": "s", "endingOffsets": '{"s": "latest", "t": "latest"}'},
+            *(False, "endingOffsets names 't', which is none of the streams", "each of them"),
+        ),
+        (
+            {"stream": "s", "endingOffsets": "earliest"},
+            *(False, "endingOffsets is 'earliest'", "latest, or JSON"),
+        ),
+        (
+            {"stream": "s", "endingTimestamp": "0"},
+            *(True, "endingTimestamp is for spark.read", "availableNow"),
+        ),
+        (
+            {"stream": "s", "waitTime": "1s"},
+            *(False, "waitTime is for spark.readStream", "reads its range once"),
+        ),
+        (
+            {"stream": "s", "minMessagesPerTrigger": "3", "maxMessagesPerTrigger": "2"},
+            *(True, "minMessagesPerTrigger is 3", "at most maxMessagesPerTrigger"),
+        ),
+        (
+            {"stream": "s", "maxTriggerDelay": "3s"},
+            *(True, "maxTriggerDelay has no effect without", "minMessagesPerTrigger"),
+        ),
+        (
+            {"stream": "s", "visibilitytimeout": "3s"},
+            *(True, "option visibilityTimeout needs consumer", 'add option("consumer"'),
+        ),
+        (
+            {"stream": "s", "createConsumer": "true"},
+            *(None, "option createConsumer needs consumer", 'add option("consumer"'),
+        ),
+        (
+            {"stream": "s", "startingOffset": "latest"},
+            *(True, "no option startingOffset", "did you mean startingOffsets?"),
+        ),
+        ({"stream": "s", "subscribe": "t"}, True, "no option subscribe", "use stream"),
+        ({"stream": "s", "group": "g"}, True, "no option group", "leave it out"),
+        (
+            {"stream": "s", "startingOffsetsByTimestamp": "{}"},
+            *(True, "no option startingOffsetsByTimestamp", "with a time for each stream"),
+        ),
+    ],
+)
+def test_options_that_do_not_fit_say_so_and_what_to_do(given, streaming, says, hint):
+    with pytest.raises(PgQueueError) as error:
+        parse_cursor(given, streaming=streaming)
+    assert says in error.value.message
+    assert hint in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["streams", "streamPattern", "startingOffsets", "endingTimestamp"])
+def test_with_a_consumer_they_are_refused_with_the_way_out(name):
+    with pytest.raises(PgQueueError, match=f"no option {name}") as error:
+        parse_source({"stream": "s", "consumer": "c", name: "x"})
+    assert "did you mean" not in (error.value.hint or "")
+
+
+def test_the_options_show_no_password():
+    options = parse_cursor({"stream": "s", "url": "postgresql://me:secret@host/d"})
+    assert "secret" not in repr(options)
+
+
+def test_every_option_says_what_it_does_and_what_is_allowed():
+    assert all(option.help and option.allowed for option in CURSOR_OPTIONS)

@@ -1,0 +1,472 @@
+"""`spark.read`: every table says what SQL says, in any number of partitions; nothing changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+from pyspark.sql import DataFrame
+from pyspark.sql import datasource as spark_filters
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.postgres import schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark import scanning
+from spark_pgqueue.spark.datasource import PgQueueDataSource
+from spark_pgqueue.spark.options import CONSUMER_OF
+from spark_pgqueue.spark.tables import TABLES
+from tests.spark.conftest import Queue
+from tests.spark.tables import Look, look
+from tests.sql import internals, owing
+from tests.sql.queue import Conn, acked, call, claim_of, maintain, value
+from tests.sql.test_bad_input import content
+
+KEEP = json.dumps({"keep_history": "1 day"})
+NASTY = ["", "o'clock", "back\\slash", "'; drop table x; --", "§ü€😀", "%_", "line\nbreak", "k"]
+
+
+def asked(conn: Conn, query: str, *args: Any) -> list[dict[str, Any]]:
+    return conn.cursor(row_factory=dict_row).execute(query.encode(), args or None).fetchall()
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    def plain(value: Any) -> Any:
+        return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+
+    def all_of(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(repr(sorted((name, plain(row[name])) for name in row)) for row in rows)
+
+    assert all_of(found) == all_of(expected)
+    return bool(expected)
+
+
+@pytest.fixture
+def used(conn: Conn, url: str) -> owing.Known:
+    """A database in use, with every state in it, history and dead letters."""
+    known = owing.use(conn, url, internals.insert_messages)
+    value(conn, "create_consumer", "s", "keeper", "earliest", p_settings=KEEP)
+    for size in (1, 2, 30):
+        claim = claim_of(call(conn, "receive", "s", "keeper", size))
+        value(conn, "dead_letter", claim, [3], "bad", Jsonb({"field": "total"}))
+        value(conn, "ack", claim, p_result=Jsonb({"of": size}))
+    return known
+
+
+MESSAGE = "m.key, m.data, m.headers, m.inserted_at"
+
+
+def test_tables_say_what_the_views_say(conn: Conn, url: str, used: owing.Known) -> None:
+    for more in ({}, {"maxRecordsPerPartition": 3}):
+        check_tables(conn, url, used, more)
+
+
+def check_tables(conn: Conn, url: str, used: owing.Known, more: dict[str, int]) -> None:
+    of = f"join pgqueue.messages_{used.stream} m using (seq)"
+    published = f"select seq, {MESSAGE}, priority from pgqueue.peek_at('s', 1, 1000) m"
+    assert same(look(url, "messages", **more), asked(conn, published))
+    states = (
+        f"select consumer, x.seq, {MESSAGE}, state, priority, deliver_count, not_visible_until,"
+        " x.lease_until, last_error as error, c.owner from pgqueue.message_states x"
+        f" {of} left join pgqueue.open_claims c using (stream, consumer, claim_id)"
+        " where state <> 'dead' and consumer = %s"
+    )
+    for name in used.consumers:
+        assert same(look(url, "pending", consumer=name, **more), asked(conn, states, name))
+    claimed = (
+        f"select x.consumer, x.seq, {MESSAGE}, claim_id, owner, claimed_at, c.lease_until,"
+        " priority, deliver_count, last_error as error from pgqueue.message_states x"
+        f" {of} join pgqueue.open_claims c using (claim_id) where state = 'claimed'"
+    )
+    assert same(look(url, "claimed", **more), asked(conn, claimed))
+    dead = (
+        "select c.consumer, d.seq, key, data, headers, reason, error, details::text, priority,"
+        " deliver_count, owner, died_at, inserted_at from pgqueue.consumer_settings c"
+        " cross join lateral pgqueue.read_dead('s', c.consumer) d where c.stream = 's'"
+    )
+    assert same(look(url, "dead", **more), asked(conn, dead))
+    some = look(url, "dead", consumer="keeper", columns="seq,reason,details,consumer", **more)
+    assert some == [
+        {"seq": 3, "reason": "bad", "details": '{"field": "total"}', "consumer": "keeper"}
+    ]
+    history = (
+        f"select h.consumer, m.seq, {MESSAGE}, result::text, deliver_count, owner, claimed_at,"
+        f" done_at from pgqueue.message_history h join pgqueue.messages_{used.stream} m"
+        " on h.seqs @> m.seq"
+    )
+    assert same(look(url, "archived", **more), asked(conn, history))
+    publications = "select * from pgqueue.scan_publications('s', 1, 1000)"
+    assert same(look(url, "publications", **more), asked(conn, publications))
+    stats = "select * from pgqueue.consumer_stats"
+    assert same(look(url, "stats", stream=None), asked(conn, stats))
+    assert same(
+        look(url, "stats", consumer="key"), [asked(conn, stats + " where consumer = 'key'")[0]]
+    )
+    assert look(url, "stats", stream="j") == []
+
+
+def test_partitions_are_as_many_and_as_large_as_options_say(
+    conn: Conn, url: str, used: owing.Known
+) -> None:
+    for table, more in {
+        "messages": {},
+        "pending": {"consumer": "untouched"},
+        "claimed": {},
+        "dead": {},
+        "archived": {},
+        "publications": {},
+    }.items():
+        whole = look(url, table, **more)
+        for options in ({"minPartitions": 3}, {"maxRecordsPerPartition": 2}):
+            found = Look(url, table=table, stream="s", **options, **more)
+            sizes = [sum(batch.num_rows for batch in some) for some in found.batches()]
+            assert sum(sizes) == len(whole) > 0, table
+            if "minPartitions" in options:
+                assert len(sizes) >= min(3, len(whole)), table
+            else:
+                assert max(sizes) <= 2, table
+        assert len(Look(url, table=table, stream="s", **more).parts) == 1, table
+
+
+def test_what_was_planned_is_read_whatever_happens_meanwhile(
+    conn: Conn, url: str, used: owing.Known
+) -> None:
+    planned = [
+        Look(url, stream="s", minPartitions=3, **more)
+        for more in (
+            {"table": "messages"},
+            {"table": "pending", "consumer": "none"},
+            {"table": "claimed", "consumer": "none"},
+        )
+    ]
+    before = [each.rows() for each in planned]
+    for claim in used.claims["none"]:
+        value(conn, "ack", claim)
+    acked(conn, "s", "none")
+    value(conn, "send", "s", "later")
+    assert [each.rows() for each in planned] == before
+    assert all(before)
+    assert len(look(url, "messages")) == len(before[0]) + 1
+    assert len(look(url, "pending", consumer="none")) < len(before[1])
+
+
+def test_looking_changes_nothing_and_needs_no_right_to(
+    conn: Conn, url: str, used: owing.Known
+) -> None:
+    """... in the whole database, and in sessions that may not write."""
+    reading = make_conninfo(url, options="-c default_transaction_read_only=on")
+    before = content(conn)
+    for table, rule in CONSUMER_OF.items():
+        more = {"consumer": "keeper"} if rule != "refused" else {}
+        assert look(reading, table, **more) or table == "claimed"
+    assert content(conn) == before
+
+
+@pytest.fixture
+def members(conn: Conn, url: str) -> Iterator[dict[str, str]]:
+    """The urls of a role that may look, of one that may receive, and of one that may do both."""
+    groups = {"observer": ["observer"], "consumer": ["consumer"], "both": ["observer", "consumer"]}
+    roles = {name: f"pgqueue_test_{uuid.uuid4().hex[:12]}" for name in groups}
+    for name, role in roles.items():
+        conn.execute(f"create role {role} login".encode())
+        for group in groups[name]:
+            schema.grant(conn, group, role)
+    yield {name: make_conninfo(url, user=role) for name, role in roles.items()}
+    for role in roles.values():
+        conn.execute(f"drop owned by {role}".encode())
+        conn.execute(f"drop role {role}".encode())
+
+
+def test_who_may_look_needs_more_only_for_what_messages_hold(
+    conn: Conn, url: str, used: owing.Known, members: dict[str, str]
+) -> None:
+    for table, rule in CONSUMER_OF.items():
+        more = {"consumer": "key"} if rule == "required" else {}
+        names = [each.name for each in TABLES[table].columns if each.name not in scanning.HELD]
+        columns = ",".join(names)
+        assert look(members["observer"], table, columns=columns, **more), table
+        assert look(members["both"], table, **more), table
+        if table in ("publications", "stats"):
+            continue
+        with pytest.raises(PgQueueError, match="may not read what messages of stream s hold") as no:
+            look(members["observer"], table, **more)
+        assert "pgqueue grant consumer ROLE" in str(no.value)
+        assert "key, data, headers, inserted_at" in str(no.value)
+    for table in ("claimed", "stats"):  # the ids of others' claims, and the views
+        with pytest.raises(PgQueueError, match="permission denied"):
+            look(members["consumer"], table)
+    assert look(members["consumer"], "pending", consumer="key")
+
+
+def test_what_was_deleted_is_missed_where_it_was_promised(
+    conn: Conn, url: str, used: owing.Known, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = Look(url, table="messages", stream="s")
+    lenient = Look(url, table="messages", stream="s", failOnDataLoss="false")
+    (dead,) = look(url, "dead", consumer="keeper")
+    before = look(url, "archived", consumer="keeper")
+    conn.execute(f"delete from pgqueue.messages_{used.stream} where seq <= 3".encode())
+    with pytest.raises(PgQueueError, match="3 messages of stream s were deleted") as lost:
+        messages.rows()
+    assert "failOnDataLoss" in str(lost.value)
+    assert min(row["seq"] for row in lenient.rows()) == 4
+    assert "3 messages of stream s were deleted" in caplog.text
+    held = dict.fromkeys(("key", "data", "headers", "inserted_at"))
+    assert look(url, "dead", consumer="keeper") == [dead | held]
+    after = look(url, "archived", consumer="keeper")
+    assert same(after, [row | held if row["seq"] <= 3 else row for row in before])
+    key = spark_filters.EqualTo(("key",), "k")
+    filtered = Look(url, key, table="messages", stream="s", pushdown="true", failOnDataLoss="false")
+    assert {row["key"] for row in filtered.rows()} == {"k"}
+
+
+def test_a_connection_that_breaks_loses_nothing_and_repeats_nothing(
+    conn: Conn, url: str, used: owing.Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a partition, at a message of any of its ranges."""
+    monkeypatch.setattr("spark_pgqueue.spark.reading.RANGES_PER_STATEMENT", 2)
+    original, left = scanning.slices, [3]
+
+    def breaking(runs: Any) -> Iterator[Any]:
+        for number, some in enumerate(original(runs)):
+            if number == 1 and left[0]:
+                left[0] -= 1
+                raise OSError("[libpq] connection lost")
+            yield some
+
+    expected = {
+        table: look(url, table, consumer="keeper") for table in ("pending", "dead", "archived")
+    }
+    monkeypatch.setattr(scanning, "slices", breaking)
+    for table, rows in expected.items():
+        left[0] = 3
+        assert same(look(url, table, consumer="keeper"), rows)
+    assert left[0] == 3 or not left[0]
+
+
+@pytest.fixture
+def filtered(conn: Conn, url: str) -> str:
+    """Messages with keys of all kinds, sent at several times, some of them dead."""
+    value(conn, "create_stream", "s")
+    for name in ("c", "o'c"):
+        value(conn, "create_consumer", "s", name, "earliest")
+    for key in [*NASTY, None]:
+        value(conn, "send", "s", "x", key)
+        claim = claim_of(call(conn, "receive", "s", "c"))
+        value(conn, "dead_letter", claim, p_reason=f"reason {key}")
+    call(conn, "receive", "s", "o'c", 3)
+    return url
+
+
+def starts(row: dict[str, Any], start: str) -> bool:
+    return row["key"] is not None and row["key"].startswith(start)
+
+
+def test_filters_that_are_pushed_keep_the_rows_that_spark_would(conn: Conn, filtered: str) -> None:
+    """Alone and together; what is not taken over is returned to Spark."""
+    s = spark_filters
+    whole = look(filtered, "dead")
+    times = sorted(row["inserted_at"] for row in whole)
+    pushed = [
+        *((s.EqualTo(("key",), key), lambda row, key=key: row["key"] == key) for key in NASTY),
+        *(
+            (s.StringStartsWith(("key",), key), lambda row, key=key: starts(row, key))
+            for key in NASTY
+        ),
+        (s.In(("key",), tuple(NASTY[:3])), lambda row: row["key"] in NASTY[:3]),
+        (s.In(("key",), ()), lambda row: False),
+        (s.EqualTo(("seq",), 3), lambda row: row["seq"] == 3),
+        (s.EqualTo(("seq",), -3), lambda row: False),
+        (s.In(("seq",), (5, 1, 5)), lambda row: row["seq"] in (5, 1)),
+        (s.GreaterThan(("seq",), 3), lambda row: row["seq"] > 3),
+        (s.GreaterThanOrEqual(("seq",), 3), lambda row: row["seq"] >= 3),
+        (s.LessThan(("seq",), 3), lambda row: row["seq"] < 3),
+        (s.LessThanOrEqual(("seq",), 3), lambda row: row["seq"] <= 3),
+        (s.GreaterThan(("seq",), 2**63 - 1), lambda row: False),
+        (s.LessThanOrEqual(("seq",), 2**63 - 1), lambda row: True),
+        (s.GreaterThan(("inserted_at",), times[3]), lambda row: row["inserted_at"] > times[3]),
+        (s.LessThanOrEqual(("inserted_at",), times[3]), lambda row: row["inserted_at"] <= times[3]),
+        (s.EqualTo(("inserted_at",), times[3]), lambda row: row["inserted_at"] == times[3]),
+        (s.In(("inserted_at",), tuple(times[:2])), lambda row: row["inserted_at"] in times[:2]),
+        (s.EqualTo(("consumer",), "c"), lambda row: row["consumer"] == "c"),
+        (s.EqualTo(("consumer",), "nobody"), lambda row: False),
+        (s.In(("reason",), ("reason o'clock", "x")), lambda row: row["reason"] == "reason o'clock"),
+        (s.EqualTo(("deliver_count",), 1), lambda row: row["deliver_count"] == 1),
+    ]  # fmt: skip
+    for given, holds in pushed:
+        found = Look(filtered, given, table="dead", stream="s", pushdown="true")
+        assert found.left == [], given
+        same(found.rows(), [row for row in whole if holds(row)])
+    both = [pushed[0][0], s.GreaterThan(("seq",), 0), s.In(("seq",), (1, 2))]
+    found = Look(filtered, *both, table="dead", stream="s", pushdown="true")
+    assert [row["key"] for row in found.rows()] == [""]
+    for given in (
+        s.EqualTo(("key",), "nul\0"),
+        s.EqualTo(("key",), "\ud800"),
+        s.LessThan(("key",), "k"),
+        s.Not(s.EqualTo(("key",), "k")),
+        s.IsNull(("key",)),
+        s.IsNotNull(("key",)),
+        s.EqualNullSafe(("key",), None),
+        s.EqualTo(("data",), "x"),
+        s.EqualTo(("headers", "h"), "x"),
+        s.EqualTo(("inserted_at",), times[3].replace(tzinfo=None)),
+        s.In(("seq",), tuple(range(2000))),
+        s.GreaterThan(("died_at",), times[3]),
+        s.StringContains(("key",), "k"),
+    ):
+        found = Look(filtered, given, table="dead", stream="s", pushdown="true")
+        assert found.left == [given]
+        assert len(found.rows()) == len(whole)
+
+
+def test_filters_of_other_tables(conn: Conn, filtered: str) -> None:
+    s = spark_filters
+    options = {"stream": "s", "pushdown": "true"}
+    found = Look(
+        filtered,
+        s.EqualTo(("state",), "claimed"), s.GreaterThan(("seq",), 1),
+        table="pending", consumer="o'c", columns="seq", **options,
+    )  # fmt: skip
+    assert [row["seq"] for row in found.rows()] == [2, 3]
+    found = Look(filtered, s.EqualTo(("consumer",), "o'c"), table="claimed", **options)
+    assert [row["seq"] for row in found.rows()] == [1, 2, 3]
+    found = Look(filtered, s.EqualTo(("consumer",), "o'c"), table="stats", **options)
+    assert [row["claimed"] for row in found.rows()] == [3]
+    found = Look(filtered, s.In(("publication_id",), (2, 3)), table="publications", **options)
+    assert [row["publication_id"] for row in found.rows()] == [2, 3]
+    found = Look(filtered, s.EqualTo(("key",), "k"), table="messages", **options)
+    assert [row["key"] for row in found.rows()] == ["k"]
+
+
+BAD_INPUT = [
+    ({"table": "ded", "stream": "s"}, "option table is 'ded', and must be messages, pending"),
+    ({"table": "dead"}, "option stream is missing"),
+    ({"table": "stats", "consumer": "c"}, "option stream is missing"),
+    ({"table": "pending", "stream": "s"}, "option consumer is missing: table pending"),
+    ({"table": "messages", "stream": "s", "consumer": "c"}, "option consumer is given, but"),
+    ({"table": "publications", "stream": "s", "consumer": "c"}, 'option("table", "pending")'),
+    ({"table": "dead", "stream": "no"}, "unknown stream 'no'"),
+    ({"table": "dead", "stream": "s", "consumer": "no"}, "unknown consumer 'no'"),
+    ({"table": "dead", "stream": "s", "columns": "seq,raeson"}, "did you mean reason"),
+    ({"table": "dead", "stream": "s", "columns": "xyz"}, "it has consumer, seq, key"),
+    ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq is there twice"),
+    ({"table": "dead", "stream": "s", "columns": ""}, "option columns is ''"),
+    ({"table": "dead", "stream": "s", "minPartitions": "0"}, "at least 1"),
+    ({"table": "dead", "stream": "s", "pushdown": "yes"}, "option pushdown is 'yes'"),
+    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "batch reader has no option waittime"),
+    ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
+    ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),
+    ({"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"}, "claims nothing"),
+    ({"stream": "s", "consumer": "c", "createConsumer": "true"}, "no meaning for spark.read"),
+]
+
+
+def test_bad_input_is_refused_by_name(conn: Conn, filtered: str) -> None:
+    for given, says in BAD_INPUT:
+        with pytest.raises(PgQueueError, match=re.escape(says)):
+            Look(filtered, **given)
+
+
+def test_a_schema_cannot_be_chosen_and_a_table_is_not_streamed(conn: Conn, filtered: str) -> None:
+    source = PgQueueDataSource({"url": filtered, "table": "dead", "stream": "s"})
+    with pytest.raises(PgQueueError, match="the schema of a table cannot be chosen"):
+        source.reader(StructType().add("seq", "long").add("why", "string"))
+    with pytest.raises(PgQueueError, match="has no option table") as error:
+        source.streamReader(source.schema())
+    assert "spark.read" in str(error.value)
+
+
+def test_a_consumer_without_a_table_is_read_as_what_it_has_pending(
+    conn: Conn, filtered: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """... with the columns of readStream, and it says that it claims nothing."""
+    with caplog.at_level(logging.WARNING):
+        found = Look(filtered, stream="s", consumer="o'c")
+    assert "claims nothing" in caplog.text
+    assert (
+        found.schema.names
+        == PgQueueDataSource({"url": filtered, "stream": "s", "consumer": "o'c"}).schema().names
+    )
+    assert [row["seq"] for row in found.rows()] == list(range(1, len(NASTY) + 2))
+    bare = Look(filtered, stream="s", consumer="o'c", includeHeaders="false")
+    assert "headers" not in bare.schema.names
+    assert "headers" not in bare.rows()[0]
+
+
+def test_a_binary_stream_has_bytes_and_other_columns_when_asked_for(conn: Conn, url: str) -> None:
+    value(conn, "create_stream", "b", "binary")
+    value(conn, "create_consumer", "b", "c", "earliest")
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    for more in ({"p_consumers": ["c"], "p_deliver_at": due}, {"p_headers": Jsonb({"a": "1"})}):
+        value(conn, "send", "b", None, p_data_bytes=b"\x00\xff", **more)
+    columns = "data,consumers,deliver_at,published_at,headers"
+    rows = look(url, "messages", stream="b", columns=columns)
+    assert [row["data"] for row in rows] == [b"\x00\xff"] * 2
+    assert [row["consumers"] for row in rows] == [["c"], None]
+    assert [row["deliver_at"] for row in rows] == [due, None]
+    assert [row["headers"] for row in rows] == [None, {"a": "1"}]
+    assert all(row["published_at"] > due - timedelta(days=40_000) for row in rows)
+
+
+def test_retention_leaves_what_is_kept(conn: Conn, url: str) -> None:
+    value(conn, "create_stream", "s")
+    for i in range(6):
+        value(conn, "send", "s", str(i))
+        conn.execute("select pgqueue.set_retention('s', p_messages => 2)")
+        maintain(conn)
+    kept = look(url, "messages")
+    assert [row["seq"] for row in kept] == [row["first_seq"] for row in look(url, "publications")]
+    assert [row["data"] for row in kept][-2:] == ["4", "5"]
+    assert len(kept) < 6
+
+
+@pytest.mark.spark
+def test_spark_reads_filters_and_mends_dead_letters(queue: Queue) -> None:
+    """Through Spark: types, times far away, actions anew, filters pushed or refused."""
+    queue.create("s", "c")
+    queue.send("s", 1, 100, deliver_at=None)
+    (claim,) = {row[0] for row in queue.sql("select claim_id from pgqueue.receive('s', 'c', 100)")}
+    queue.sql("select pgqueue.dead_letter(%s, '{3,5}', 'bad', '{\"at\": 1}')", claim)
+    far = "20000-01-01"
+    queue.sql("select pgqueue.send('s', 'far', p_deliver_at => %s::timestamptz)", far)
+
+    def load(**options: str) -> DataFrame:
+        reader = queue.spark.read.format("pgqueue").option("url", queue.url).option("stream", "s")
+        return reader.options(**options).load()
+
+    dead = load(table="dead", pushdown="true")
+    with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+        dead.count()
+    queue.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        since = dead.agg({"inserted_at": "min"}).collect()[0][0]
+        kept = dead.where("consumer = 'c' and seq > 3 and key = 'k5' and reason = 'bad'")
+        kept = kept.where(dead.inserted_at >= since)
+        (row,) = kept.collect()
+        assert (row.seq, row.data, row.details, row.deliver_count) == (5, "5", '{"at": 1}', 1)
+        plan = kept._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+        assert "= k5" not in plan.split("Scan")[0], "Spark evaluates what was pushed"
+    finally:
+        queue.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    pending = load(table="pending", consumer="c")
+    states = {row.state: row["count"] for row in pending.groupBy("state").count().collect()}
+    assert states == {"claimed": 98, "new": 1}
+    (year,) = pending.where("state = 'new'").selectExpr("year(not_visible_until)").collect()[0]
+    assert year == 9999
+    queue.sql("select pgqueue.ack(%s)", claim)
+    assert pending.count() == 99, "a DataFrame shows what it has shown before"
+    assert load(table="pending", consumer="c").count() == 1
+    plain = load(consumer="c")
+    assert [row.data for row in plain.collect()] == ["far"]
+    mended = load(table="dead").selectExpr("key", "concat('mended ', data) as data")
+    queue.write(mended, "s")
+    assert {"mended 3", "mended 5"} <= set(queue.sent("s"))

@@ -1,0 +1,104 @@
+"""What settings cost who does not have them: nothing.
+
+No function is called for them, no table asked, no row written. That holds on a busy machine; what
+it takes is measured by `make bench ARGS=settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql import internals
+from tests.sql.queue import Conn, call, consumer, send, value
+
+FUNCTIONS = """
+select funcname, calls from pg_stat_xact_user_functions where schemaname = 'pgqueue'
+"""
+TABLES = """
+select relname || ' ' || what, n
+from pg_stat_xact_user_tables
+cross join lateral (values ('scans', seq_scan + idx_scan),
+                           ('writes', n_tup_ins + n_tup_upd + n_tup_del)) v (what, n)
+where schemaname = 'pgqueue' and n > 0
+"""
+
+# A claim of what is ready, its payloads, and the acknowledgement.
+BOTH = {
+    "receive": 1, "_claim": 1, "_is_due": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
+    "streams scans": 1, "consumers scans": 1, "messages_1 scans": 1, "claims scans": 1,
+    "consumer_messages writes": 2, "claims writes": 2,
+}  # fmt: skip
+# asked for what is delayed, what is ready, what was claimed, and at the acknowledgement
+PLACED = {"_serve_ready": 1, "consumer_messages scans": 4, "consumer_cursors scans": 1}
+READY = {
+    "none": BOTH | PLACED | {"_claim_quickly": 1, "publications scans": 1},
+    "key": BOTH | PLACED | {"_claim_pieces": 1, "_cursor": 1},
+}
+# A claim of the only message, which was just published: taken and claimed at once.
+NEW = BOTH | {
+    "_claim_quickly": 1, "_claim_new": 1, "_next_plain": 1, "_try_lock_consumer": 1,
+    "publications scans": 2, "consumer_messages scans": 3,
+    "consumer_cursors scans": 2, "consumer_cursors writes": 2,
+}  # fmt: skip
+
+ALL: dict[str, dict[str, Any]] = {
+    "backoff": {"backoff": "exponential", "max_deliver_count": 5},
+    "history": {"keep_history": "1 day", "notify_done": True},
+    "back_pressure": {"max_backlog": 1000, "on_full": "drop_oldest"},
+    "ageing": {"ageing": "1 hour"},
+    "in_flight": {"per_key_limit": 2},
+    "rate": {"per_key_interval": "1 s"},
+    "capacity": {"per_key_capacity": 100_000},
+    "fair": {"fair": True},
+}
+
+
+def counts(conn: Conn) -> dict[str, int]:
+    """How often this session has called each function, asked each table, and written to it."""
+    rows = conn.execute(f"{FUNCTIONS} union all {TABLES}".encode())
+    # how large limits are is asked when a statement is planned
+    return {name: int(n) for name, n in rows if not name.startswith("_limit")}
+
+
+def work(conn: Conn, name: str, size: int, before: Callable[[], Any]) -> dict[str, int]:
+    """What a claim that is received and acknowledged does; the least of several.
+
+    Now and then one has more to do: the first takes what is new, others store how far they came.
+    """
+    found = []
+    for _ in range(8):
+        before()
+        with conn.transaction():
+            conn.execute("set local track_functions = 'all'")
+            then = counts(conn)
+            (row, *_) = call(conn, "receive", "s", name, size)
+            assert value(conn, "ack", row.claim_id) == size
+            found.append({k: n - then.get(k, 0) for k, n in counts(conn).items()})
+    return {k: n for k, n in min(found, key=lambda each: sum(each.values())).items() if n}
+
+
+@pytest.fixture
+def others(request: pytest.FixtureRequest, conn: Conn, stream: int) -> None:
+    """Consumers of the same stream that have every setting, if the test is given any."""
+    if request.param:
+        for name, settings in ALL.items():
+            consumer(conn, name, p_settings=Jsonb(settings))
+
+
+@pytest.mark.parametrize("others", [False, True], indirect=True, ids=["alone", "beside"])
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_claim_of_what_is_ready(conn: Conn, others: None, ordering: str) -> None:
+    consumer(conn, "c", ordering, p_visibility_timeout=timedelta(days=1))
+    internals.publish_together(conn, 1, 1000, "'k' || i")
+    assert work(conn, "c", 10, lambda: None) == READY[ordering]
+
+
+@pytest.mark.parametrize("others", [False, True], indirect=True, ids=["alone", "beside"])
+def test_a_claim_of_what_is_new(conn: Conn, others: None) -> None:
+    consumer(conn, "c", p_visibility_timeout=timedelta(days=1))
+    assert work(conn, "c", 1, lambda: send(conn)) == NEW
