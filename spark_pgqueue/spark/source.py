@@ -29,6 +29,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Offset, Session
 
@@ -39,6 +40,7 @@ NO_LIMIT = 2**62
 """As many rows as there are, for Spark."""
 
 
+@plain_errors
 class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the messages of one consumer. See `DataSourceStreamReader` for who calls what."""
 

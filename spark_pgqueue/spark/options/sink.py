@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import a_name, names, not_negative
 
 
@@ -44,7 +44,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 SINK_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option("stream", a_name, "a stream's name", None, "The stream to write.", required=True),
     Option(
         "consumers",

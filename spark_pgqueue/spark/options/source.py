@@ -15,7 +15,7 @@ from spark_pgqueue.spark.options.admission import (
     admission_of,
     check_admission,
 )
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
@@ -83,7 +83,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
 
 
 SOURCE_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option("stream", a_name, "a stream's name", None, "The stream to read.", required=True),
     Option(
         "consumer",
