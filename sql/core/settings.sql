@@ -1,7 +1,8 @@
 -- Settings of consumers and streams: what can be changed while they are in use. All of them are in one list.
 
 -- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name; the column's default is the one given here.
--- To add one: the column (tables/, and migrations/2.sql), a row here, and in _check_policies what it contradicts.
+-- To add one: the column (tables/, and migrations/2.sql), a row here, and in _check_policies what it contradicts. What each claim would have to ask for goes
+-- into the column special or by_key, what each acknowledgement into archives: so who has no settings pays nothing for them (test_settings_cost.py).
 --   type     integer, number, interval, boolean; or text, which is one of the choices
 --   low      and high: from, and to; with an interval 0 as low may be given, and '1 us' is longer than 0
 create or replace function pgqueue._settings()

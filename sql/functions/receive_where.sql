@@ -102,7 +102,7 @@ create or replace function pgqueue._look_for(p_consumer pgqueue.consumers, p_cur
 language plpgsql
 as $$
 declare
-    v_places  pgqueue.line_place[] := case when p_consumer.ageing is null then p_cursor.scan_from else pgqueue._by_age(p_consumer, p_cursor.scan_from) end;
+    v_places  pgqueue.line_place[] := pgqueue._by_age(p_consumer, p_cursor.scan_from);
     v_place   pgqueue.line_place;
     v_runs    pgqueue.consumer_messages[];
     v_run     pgqueue.consumer_messages;
