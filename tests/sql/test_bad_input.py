@@ -445,6 +445,16 @@ CASES: list[Case] = [
     ("reader_ack({new}, {consumer}, 7)", "PQ005", ["claim 7", "another database"]),
     ("reader_ack({reader}, {other}, 1)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
     ("reader_ack({reader}, {consumer}, 900000000000000000)", "PQ005", ["claim 900000000000000000", "ahead"]),
+    ("reader_release(null, {consumer}, 0)", "PQ003", ["p_reader", "not null"]),
+    ("reader_release({reader}, null, 0)", "PQ002", ["consumer", "dropped"]),
+    ("reader_release({reader}, {consumer}, null)", "PQ003", ["p_start_claim", "not null"]),
+    ("reader_release({new}, {consumer}, 7)", "PQ005", ["claim 7", "another database"]),
+    ("reader_release({reader}, {consumer}, 0)", "55006", ["runs, or ran just now", "Stop it, and try again after"]),
+    ("reader_fork(null, {consumer}, 0, 0)", "PQ003", ["p_reader", "not null"]),
+    ("reader_fork({reader}, null, 0, 0)", "PQ002", ["consumer", "dropped"]),
+    ("reader_fork({reader}, {consumer}, null, 0)", "PQ003", ["p_start_claim", "not null"]),
+    ("reader_fork({reader}, {consumer}, 0, null)", "PQ003", ["p_start_messages", "not null"]),
+    ("reader_fork({new}, {consumer}, 7, 7)", "PQ005", ["claim 7", "another database"]),
     ("reader_resume(null, {consumer}, 0, 0)", "PQ003", ["p_reader", "not null"]),
     ("reader_resume({reader}, null, 0, 0)", "PQ002", ["consumer", "dropped"]),
     ("reader_resume({reader}, {consumer}, null, 0)", "PQ003", ["p_start_claim", "not null"]),
@@ -559,6 +569,7 @@ READ_COMMITTED_ONLY = [
     "reader_ack({reader}, {consumer}, 0)",
     "settle_messages('txn:a', 0, '[]')",
     "revive_messages('txn:a', 0, '[]')",
+    "reader_release({reader}, {consumer}, 0)",
 ]
 
 
@@ -716,6 +727,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "reader_backlog": "0 for an unknown consumer",
         "reader_available": "0 for an unknown consumer",
         "recent_size": "null for an unknown stream",
+        "reader_state": "no row for an unknown reader",
         "reader_lag": "null for an unknown consumer",
         "reader_plan": "no rows for an unknown reader",
         "is_suspected": "false for an unknown claim",
