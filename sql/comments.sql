@@ -91,6 +91,9 @@ comment on function pgqueue.reader_lost      is 'How many messages of a micro-ba
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
 comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.reader_state     is 'What a Spark query holds, for who looks at its checkpoint.';
+comment on function pgqueue.reader_release   is 'Gives back what a Spark query holds, and forgets its checkpoint.';
+comment on function pgqueue.reader_fork      is 'Makes a reader for a copy of a checkpoint.';
 comment on function pgqueue.recent_size      is 'How many bytes of data the last messages of a stream have, on average.';
 comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
 comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';
@@ -101,6 +104,8 @@ comment on function pgqueue.reserve        is 'Takes new numbers of a stream for
 comment on function pgqueue.publish_written is 'Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction.';
 comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
+comment on function pgqueue.settle_messages is 'Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once.';
+comment on function pgqueue.revive_messages is 'Redrives or retries messages by their numbers, for a batch of a sink, once.';
 
 comment on function pgqueue.set_retention  is 'Sets how long the messages of a stream are kept.';
 comment on function pgqueue.maintain       is 'Trims what need not be kept, and deletes what failed writers left behind: a bounded part of it.';

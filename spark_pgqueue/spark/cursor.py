@@ -24,6 +24,7 @@ from spark_pgqueue.spark.cursor_session import CursorSession
 from spark_pgqueue.spark.cursor_streams import Streams
 from spark_pgqueue.spark.options import CursorOptions
 from spark_pgqueue.spark.partitions import CursorPartition
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import check_complete, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@plain_errors
 class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow, by offsets in Spark's checkpoint."""
 
@@ -90,6 +92,7 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._session.close()
 
 
+@plain_errors
 class PgQueueCursorBatchReader(DataSourceReader):
     """Reads a range of streams, once."""
 

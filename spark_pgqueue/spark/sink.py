@@ -20,12 +20,14 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.staging import Staged, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@plain_errors
 class PgQueueStreamWriter(DataSourceStreamArrowWriter):
     """Writes a micro-batch, exactly once by the query's id and the batch's number."""
 
@@ -46,7 +48,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
                 "this version of Spark does not tell the sink which query and batch it writes",
                 hint="use foreachBatch with df.write, and options txnAppId and txnVersion",
             )
-        return self._target.stage(iterator, query_id, int(batch))
+        return self._target.stage(iterator, query_id, int(batch), query_id)
 
     def commit(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Does nothing when it was published before.
@@ -62,6 +64,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         """Nothing: it is also called after a commit that failed, and may run beside one."""
 
 
+@plain_errors
 class PgQueueBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all or nothing; once per txnAppId and txnVersion if these are given."""
 
@@ -74,7 +77,9 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
-        return self._target.stage(iterator, self._sink, self._batch, skip_published=True)
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        return self._target.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""

@@ -17,6 +17,7 @@ import pytest
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.spark.columns import ACTION_COLUMNS, MESSAGE_COLUMNS
 from spark_pgqueue.spark.options import (
     CURSOR_OPTIONS,
     SINK_OPTIONS,
@@ -162,6 +163,15 @@ def options_of(section: str) -> dict[str, tuple[str, str]]:
 )
 def test_every_option_is_in_the_table(section, options):
     assert options_of(section) == {each.name: (each.allowed, each.help) for each in options}
+
+
+def test_every_column_of_the_sink_is_in_a_table():
+    text = README.split("\n## The sink\n")[1].split("\n## ")[0]
+    tables = [table.split("\n\n")[0] for table in text.split("| column | type | |\n")[1:]]
+    found = [
+        set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", t, re.M)))) for t in tables
+    ]
+    assert found == [set(MESSAGE_COLUMNS), set(ACTION_COLUMNS)]
 
 
 def test_the_commands_are_in_the_makefile():

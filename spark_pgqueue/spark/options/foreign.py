@@ -5,8 +5,6 @@ FOREIGN = {
     "uri": "use url",
     "dbtable": "use stream",
     "path": "use stream: load, save and start take no path here",
-    "user": "put the user into url, or set PGUSER",
-    "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
     "numpartitions": "use minPartitions, when reading",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
     # of spark.read
@@ -36,6 +34,9 @@ FOREIGN = {
     "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
     "endingoffsetsbytimestamp": "use endingTimestamp, or endingOffsets with a time for each "
     "stream, in a batch without consumer",
+    "fetchoffset.numretries": "use retryTimeout",
+    "fetchoffset.retryintervalms": "leave it out: see retryTimeout",
+    "kafkaconsumer.polltimeoutms": "use retryTimeout",
     "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
     "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }
