@@ -24,14 +24,19 @@ create table if not exists pgqueue.consumers (
     per_key_interval   interval,                                 -- in each such time ...
     per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
+    max_in_flight      int,                                      -- messages that may be in open claims, see core/throttle.sql; null: any
+    rate_limit         int,                                      -- so many messages are delivered at most ...
+    rate_interval      interval,                                 -- ... within any such time; null: any
     ageing             interval,                                 -- so much longer waiting is worth a priority; null: nothing is
     -- whether it deals by key, and whether it has limits of keys
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
     limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
+    throttled          boolean     generated always as (max_in_flight is not null or rate_limit is not null) stored,
     scheduled          boolean     not null default false,  -- its stream has schedules
     -- whether claims have more to ask than what is ready, and whether acknowledgements have more to do than to forget
     special            boolean     generated always as (partitions is not null or paused or scheduled or max_backlog is not null
-                                                        or per_key_interval is not null or ordering = 'stream') stored,
+                                                        or per_key_interval is not null or max_in_flight is not null or rate_limit is not null
+                                                        or ordering = 'stream') stored,
     archives           boolean     generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored,
     unique (stream_id, name)
 );
@@ -76,6 +81,9 @@ create table if not exists pgqueue.consumer_cursors (
     gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
     -- Filtered consumers only.
     sift_from        bigint,                                             -- something is unsifted, nothing of it before this line_no; null: nothing is
+    -- With rate_limit only: how many messages were delivered lately, and up to when. See core/throttle.sql.
+    delivered        int[],
+    delivered_at     timestamptz[],
     -- Ordered consumers only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys

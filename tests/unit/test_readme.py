@@ -18,7 +18,12 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.spark.columns import ACTION_COLUMNS, MESSAGE_COLUMNS
-from spark_pgqueue.spark.options import CURSOR_OPTIONS, SINK_OPTIONS, SOURCE_OPTIONS
+from spark_pgqueue.spark.options import (
+    CURSOR_OPTIONS,
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    TABLE_OPTIONS,
+)
 from tests.pages import GIVEN_URL, blocks_of, environment_of, run_commands
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -152,6 +157,7 @@ def options_of(section: str) -> dict[str, tuple[str, str]]:
     [
         ("The source", SOURCE_OPTIONS),
         ("Reading a stream without a consumer", CURSOR_OPTIONS),
+        ("Reading in batches", TABLE_OPTIONS),
         ("The sink", SINK_OPTIONS),
     ],
 )
