@@ -11,8 +11,8 @@
 -- reader's lock, the locks of its claims and the consumer's.
 --   p_reader  as it was before this start, which is by another process than the last one
 -- Returns the cursor, how many messages went back, and how many are dead letters now.
-create or replace function pgqueue._quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_reader pgqueue.readers, p_start_claim bigint,
-                                               p_end_claim bigint, p_quarantine_after bigint, out o_returned bigint, out o_poison bigint)
+create or replace function pgqueue._quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_reader pgqueue.readers,
+                                               p_start_claim bigint, p_end_claim bigint, p_quarantine_after bigint, out o_returned bigint, out o_poison bigint)
 language plpgsql
 as $$
 declare
