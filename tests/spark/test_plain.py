@@ -39,6 +39,11 @@ def test_an_error_begins_with_what_is_wrong_wherever_it_comes_from(queue: Queue)
     one = queue.spark.range(1).selectExpr("'x' as data")
     check(text_of(lambda: queue.write(one, "nope")), "[PQ001] unknown stream 'nope'")
 
+    reader = queue.spark.readStream.format("pgqueue").schema("data string")
+    refused = queue.collect(reader.options(url=queue.url, stream="s").load())
+    sentence = "the schema of pgqueue cannot be chosen"
+    check(text_of(lambda: refused.awaitTermination(60)), sentence, BEFORE + 150)
+
     queue.send("s", 1, 10)
     queue.collect(queue.load("s", "c")).awaitTermination()
     queue.sql("select pgqueue.drop_consumer('s', 'c')")
