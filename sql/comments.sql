@@ -91,6 +91,9 @@ comment on function pgqueue.reader_lost      is 'How many messages of a micro-ba
 comment on function pgqueue.reader_others    is 'What other readers of a consumer hold, and until when.';
 comment on function pgqueue.reader_backlog   is 'How many messages a consumer has not claimed yet.';
 comment on function pgqueue.reader_available is 'How many messages a consumer could claim now, about.';
+comment on function pgqueue.reader_state     is 'What a Spark query holds, for who looks at its checkpoint.';
+comment on function pgqueue.reader_release   is 'Gives back what a Spark query holds, and forgets its checkpoint.';
+comment on function pgqueue.reader_fork      is 'Makes a reader for a copy of a checkpoint.';
 comment on function pgqueue.recent_size      is 'How many bytes of data the last messages of a stream have, on average.';
 comment on function pgqueue.reader_ack       is 'Acknowledges what a Spark query has finished, up to an offset.';
 comment on function pgqueue.reader_lag       is 'How far a consumer is behind, in messages and since when.';

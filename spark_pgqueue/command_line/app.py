@@ -60,7 +60,7 @@ PANELS = {
         "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",
         "dead", "purge",
     ],
-    "Seeing it": ["stats", "top", "web", "metrics"],
+    "Seeing it": ["stats", "top", "web", "metrics", "checkpoint"],
     "The database": [
         "up", "down", "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall",
         "demo",

@@ -6,6 +6,7 @@ help has them, and the order in which it lists commands is there too.
 
 from spark_pgqueue.command_line.app import app
 from spark_pgqueue.command_line.commands import (
+    checkpoint,
     consumers,
     dead,
     groups,
@@ -24,6 +25,7 @@ from spark_pgqueue.command_line.commands import (
 
 __all__ = [
     "app",
+    "checkpoint",
     "consumers",
     "dead",
     "groups",

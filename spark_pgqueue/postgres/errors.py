@@ -108,6 +108,8 @@ class PgQueueError(Exception):
             `p_deliver_at`, when the database said so.
     """
 
+    __module__ = "spark_pgqueue"  # where users import it from, and so what errors call it
+
     def __init__(
         self,
         message: str,

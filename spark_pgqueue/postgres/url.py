@@ -7,7 +7,9 @@ and so on), service files and password file decide.
 
 from __future__ import annotations
 
+import platform
 import re
+from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -27,6 +29,59 @@ _SECRET = re.compile(
         \s* = \s* (?: '(?:\\.|[^'\\])*'? | (?:\\.|\S)+ )"""
 )
 _USERINFO = re.compile(r"(\w+://[^:/@\s]*):.*@")
+
+
+# What `with_credentials` adds for a password that is to be read whenever somebody connects.
+_PASSWORD_FILE = re.compile(r" passwordfile='((?:\\.|[^'\\])*)'\Z", re.DOTALL)
+
+
+def with_credentials(
+    url: str | None, user: str | None, password: str | None, password_file: str | None
+) -> str | None:
+    """`url` with these in it, as all of this package takes it.
+
+    Args:
+        url: a libpq URI or conninfo string; None for libpq's environment.
+        user: the user, unless None.
+        password: the password, unless None.
+        password_file: a file that holds the password, read at each connection; unless None.
+
+    Raises:
+        PgQueueError: it is not valid, has a user or password already, or both are given.
+    """
+    given = parse(url)
+    for name, value in (("user", user), ("password", password), ("password", password_file)):
+        if value is not None and given.get(name):
+            raise PgQueueError(
+                f"the {name} is given twice: in url, and by an option of its own",
+                hint="give it in one of them",
+            )
+    if password is not None and password_file is not None:
+        raise PgQueueError(
+            "options password and passwordFile are given both",
+            hint="give one of them",
+        )
+    added = {name: value for name, value in (("user", user), ("password", password)) if value}
+    if added:
+        url = make_conninfo("", **{**given, **added})
+    if password_file is not None:
+        quoted = re.sub(r"(['\\])", r"\\\1", password_file)
+        url = f"{make_conninfo('', **parse(url))} passwordfile='{quoted}'"
+    return url
+
+
+def _password_in(file: str) -> str:
+    try:
+        password = Path(file).read_text().rstrip("\r\n")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise PgQueueError(
+            f"the passwordFile {file} cannot be read on {platform.node()}: {reason}",
+            hint="it has to be there, and readable, on the driver and the executors",
+        ) from None
+    if not password:
+        raise PgQueueError(f"the passwordFile {file} is empty", hint="write the password into it")
+    return password
 
 
 def conninfo(url: str | None) -> str:
@@ -86,6 +141,9 @@ def parse(url: str | None) -> dict[str, str]:
     )
     if url is not None and not isinstance(url, str):
         raise PgQueueError(f"url must be a string, not {type(url).__name__}", hint=hint)
+    if url is not None and (file := _PASSWORD_FILE.search(url)):
+        plain = parse(url[: file.start()])
+        return {**plain, "password": _password_in(re.sub(r"\\(.)", r"\1", file[1]))}
     if url is not None and re.match(r"\s*jdbc:", url, re.IGNORECASE):
         # Only what is surely a host, a port and a database is repeated.
         same = re.match(r"\s*jdbc:(postgresql://[\w.:-]+(?:/[\w-]+)?)(?![^?])", url, re.IGNORECASE)

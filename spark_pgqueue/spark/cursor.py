@@ -24,6 +24,7 @@ from spark_pgqueue.spark.cursor_session import CursorSession
 from spark_pgqueue.spark.cursor_streams import Streams
 from spark_pgqueue.spark.options import CursorOptions
 from spark_pgqueue.spark.partitions import CursorPartition
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import check_complete, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@plain_errors
 class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow, by offsets in Spark's checkpoint."""
 
@@ -78,7 +80,8 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.session.plan(CursorOffset.parse(start), CursorOffset.parse(end))
 
     def commit(self, end: dict) -> None:
-        """Nothing: the checkpoint has it."""
+        """Note that the checkpoint has an offset."""
+        self.session.note_logged(CursorOffset.parse(end))
 
     def read(self, partition: CursorPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor. Errors as `read_partition`."""
@@ -90,6 +93,7 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._session.close()
 
 
+@plain_errors
 class PgQueueCursorBatchReader(DataSourceReader):
     """Reads a range of streams, once."""
 

@@ -28,11 +28,13 @@ from spark_pgqueue.spark.options import (
     parse_source,
     parse_table,
 )
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
 from spark_pgqueue.spark.tables import find_for, table_schema
 
 
+@plain_errors
 class PgQueueDataSource(DataSource):
     """Reads a consumer with `readStream`, streams without one with `readStream` and `read`, and
     tables of a queue with `read`; writes a stream with `writeStream` and `write`.

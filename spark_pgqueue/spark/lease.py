@@ -48,13 +48,14 @@ class Lease:
         self._every = visibility_timeout.total_seconds() / 3
         self._statements = Statements(url, patience=self._every, repeat=True)
         self._parent = parent
-        self._reader: str | None = None
+        self.reader: str | None = None
+        """Whose claims it extends."""
         self._stopped = threading.Event()
 
     def hold(self, reader: str) -> None:
         """Extend the claims of `reader` (a uuid) from now on. Idempotent."""
-        starting = self._reader is None
-        self._reader = reader
+        starting = self.reader is None
+        self.reader = reader
         if starting:
             threading.Thread(target=self._run, name="pgqueue lease", daemon=True).start()
 
@@ -65,11 +66,11 @@ class Lease:
     def _run(self) -> None:
         while not self._stopped.wait(self._every) and self._parent.lives():
             try:
-                self._statements.row("select pgqueue.reader_extend(%s)", [self._reader])
+                self._statements.row("select pgqueue.reader_extend(%s)", [self.reader])
             except Exception as error:
                 # The next beat tries again. A lease that is lost meanwhile is reported by the
                 # claim that finds it so, in the main thread.
-                warn("could not extend the claims of reader %s: %s", self._reader, error)
+                warn("could not extend the claims of reader %s: %s", self.reader, error)
         self._statements.close()
 
 

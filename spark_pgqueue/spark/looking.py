@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.options import TableOptions
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.scanning import Part, Scan, plan, read_part
 from spark_pgqueue.spark.tables import check_table_schema, table_schema
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 
+@plain_errors
 class PgQueueTableReader(DataSourceReader):
     """Reads a table of a queue: made and planned on the driver, and pickled to executors."""
 
@@ -45,6 +47,7 @@ class PgQueueTableReader(DataSourceReader):
         return read_part(self._scan, partition) if isinstance(partition, Part) else iter(())
 
 
+@plain_errors
 class PgQueuePushdownReader(PgQueueTableReader):
     """... with filters. Spark refuses a reader with this method unless it is told to push any."""
 

@@ -20,6 +20,7 @@ from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.application import Seat
+from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
@@ -32,6 +33,9 @@ BACKLOG_SECONDS = 10
 BRIEFLY = 0.05
 """Seconds that a source without messages waits while others of its application have some: Spark
 asks the sources of a query one after the other."""
+
+ENDING_SECONDS = 10.0
+"""How long a source that ends tries to reach Postgres."""
 
 ASKS = 1000
 """How often a query that ends when it finds nothing asks again, when it is told to."""
@@ -52,7 +56,15 @@ class Offset:
         Raises:
             PgQueueError: another source, or a newer version of this one, has written it.
         """
-        if list(offset) != ["reader", "claim", "messages"]:
+        if list(offset) == ["streams"]:
+            raise PgQueueError(
+                "the checkpoint is of a query that reads streams without a consumer, and this one "
+                "has one",
+                hint="remove the option consumer again, or give the query a checkpointLocation of "
+                "its own",
+                sqlstate=FOREIGN_CHECKPOINT,
+            )
+        if list(offset) != FIELDS:
             raise PgQueueError(
                 f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
                 hint="upgrade spark-pgqueue if a newer version has written it, else give the query "
@@ -229,11 +241,29 @@ class Session:
         )
 
     def close(self) -> None:
-        """Stop the lease and close the connections."""
+        """Stop the lease and close the connections; acknowledge what the query has finished."""
         self._lease.stop()
         self._wakeup.close()
         self._statements.close()
         self._seat.leave()
+        if self._options.checkpoint_location is not None and self._lease.reader is not None:
+            self._acknowledge_finished(str(self._options.checkpoint_location), self._lease.reader)
+
+    def _acknowledge_finished(self, checkpoint: str, reader: str) -> None:
+        # What is in Spark's commit log never comes again, however the query ends.
+        statements = Statements(self._options.url, patience=ENDING_SECONDS, repeat=True)
+        try:
+            finished = Checkpoint.read(checkpoint).finished_offsets.values()
+            for each, claim, _ in filter(None, map(position_of, finished)):
+                if each == reader:
+                    statements.row(
+                        "select lost from pgqueue.reader_ack(%s, %s, %s)",
+                        [reader, self._consumer.consumer_id, claim],
+                    )
+        except Exception as error:
+            warn("could not acknowledge what the query of %s has finished: %s", checkpoint, error)
+        finally:
+            statements.close()
 
     def _take_seat(self) -> None:
         if not self._seat.take():

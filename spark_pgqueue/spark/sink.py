@@ -20,12 +20,14 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.staging import Staged, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@plain_errors
 class PgQueueStreamWriter(DataSourceStreamArrowWriter):
     """Writes a micro-batch, exactly once by the query's id and the batch's number."""
 
@@ -62,6 +64,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         """Nothing: it is also called after a commit that failed, and may run beside one."""
 
 
+@plain_errors
 class PgQueueBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all or nothing; once per txnAppId and txnVersion if these are given."""
 

@@ -8,6 +8,9 @@ first needs.
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -26,6 +29,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece
+from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import read_piece
 from spark_pgqueue.spark.session import Offset, Session
 
@@ -36,6 +40,7 @@ NO_LIMIT = 2**62
 """As many rows as there are, for Spark."""
 
 
+@plain_errors
 class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the messages of one consumer. See `DataSourceStreamReader` for who calls what."""
 
@@ -49,6 +54,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def session(self) -> Session:
         """The state of the driver-side process, made on first use."""
         if self._session is None:
+            if self._options.checkpoint_location is not None:
+                _end_at_sigterm()
             self._session = Session(self._options, self._schema)
         return self._session
 
@@ -74,12 +81,14 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         admission = self._options.admission
         if isinstance(limit, ReadAllAvailable):
             admission = Admission()
-        if isinstance(limit, ReadAllAvailable) and not self._told_of_once:
+        knows_its_end = self._options.checkpoint_location is not None
+        if isinstance(limit, ReadAllAvailable) and not self._told_of_once and not knows_its_end:
             self._told_of_once = True
             warn(
                 "trigger(once=True) ends without acknowledging its batch: its messages stay "
                 "claimed until the query's next run, or until their visibilityTimeout passes and "
-                "another claimer asks for them; trigger(availableNow=True) acknowledges all"
+                "another claimer asks for them; with the option checkpointLocation here, or with "
+                "trigger(availableNow=True), all is acknowledged"
             )
         return asdict(self.session.claim(Offset.parse(start), admission))
 
@@ -116,3 +125,14 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let go of connections and of the lease."""
         if self._session is not None:
             self._session.close()
+
+
+def _end_at_sigterm() -> None:
+    """Let `stop` be called when the query ends: Spark sends SIGTERM then, and another at once."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)
+
+    with contextlib.suppress(ValueError):  # not in the main thread: then there is no process to end
+        signal.signal(signal.SIGTERM, end)

@@ -470,8 +470,6 @@ declare
     v_reader   pgqueue.readers;
     v_consumer pgqueue.consumers;
     v_stored   pgqueue.consumer_cursors;
-    v_cursor   pgqueue.consumer_cursors;
-    v_claim    pgqueue.claims;
     v_locked   bigint;
     v_count    bigint := 0;
 begin
@@ -487,15 +485,8 @@ begin
         continue when not found;  -- used, or forgotten, while this waited for the lock
         select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
         v_stored := pgqueue._cursor(v_reader.consumer_id);
-        v_cursor := v_stored;
-        for v_claim in select * from pgqueue.claims where reader = v_reader.reader order by claim_id loop
-            if v_claim.live then
-                v_cursor := pgqueue._return(v_consumer, v_cursor, v_claim, null, 'unnamed', clock_timestamp(), null,
-                                            '{"error": "its reader was not used for long"}');
-            end if;
-            delete from pgqueue.claims where claim_id = v_claim.claim_id;
-        end loop;
-        perform pgqueue._save_cursor(v_stored, v_cursor, true);
+        perform pgqueue._save_cursor(v_stored, pgqueue._forget_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
+                                                                      '{"error": "its reader was not used for long"}'), true);
         v_count := v_count + 1;
     end loop;
     return v_count;

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import conninfo, describe, parse
 from spark_pgqueue.spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
@@ -134,7 +135,7 @@ def test_an_unknown_option_is_an_error_with_the_nearest_name():
     assert error.value.hint == "did you mean maxMessagesPerTrigger?"
 
 
-@pytest.mark.parametrize("name", ["dsn", "uri", "password", "user", "dbtable"])
+@pytest.mark.parametrize("name", ["dsn", "uri", "dbtable"])
 def test_names_of_other_connectors_say_what_to_use(name):
     with pytest.raises(PgQueueError, match=f"no option {name}") as error:
         parse_source(SOURCE | {name: "secret"})
@@ -156,10 +157,10 @@ def test_names_of_other_connectors_say_what_to_use(name):
     ],
 )
 def test_the_options_of_kafka_say_what_to_use(name, use):
-    for parse in (parse_source, lambda given: parse_sink(given, streaming=True)):
-        given = SOURCE if parse is parse_source else {"stream": "s"}
+    for parse_side in (parse_source, lambda given: parse_sink(given, streaming=True)):
+        given = SOURCE if parse_side is parse_source else {"stream": "s"}
         with pytest.raises(PgQueueError, match=f"no option {name.lower()}") as error:
-            parse(given | {name.lower(): "x"})
+            parse_side(given | {name.lower(): "x"})
         assert use in (error.value.hint or "")
 
 
@@ -187,9 +188,9 @@ def test_the_options_show_no_password():
 
 
 def test_the_options_of_both_take_no_path():
-    for parse in (parse_source, lambda given: parse_sink(given, streaming=False)):
+    for parse_side in (parse_source, lambda given: parse_sink(given, streaming=False)):
         with pytest.raises(PgQueueError, match="no option path") as error:
-            parse(SOURCE | {"path": "/some/where"} if parse is parse_source else {"path": "/x"})
+            parse_side(SOURCE | {"path": "/x"} if parse_side is parse_source else {"path": "/x"})
         assert "use stream" in (error.value.hint or "")
 
 
@@ -231,3 +232,47 @@ def test_every_option_says_what_it_does_and_what_is_allowed():
     for option in SOURCE_OPTIONS + SINK_OPTIONS:
         assert option.help
         assert option.allowed
+
+
+def test_user_and_password_beside_the_url(tmp_path):
+    file = tmp_path / "it's"
+    file.write_text("top 'secret\\\n")
+    for url in ("postgresql://host:5433/d", "host=host port=5433 dbname=d", None):
+        given = {"stream": "s", "user": "me"} | ({"url": url} if url else {})
+        for how in ({"password": "top 'secret\\"}, {"passwordfile": str(file)}):
+            options = parse_sink(given | how, streaming=True)
+            found = parse(options.url)
+            assert (found["user"], found["password"]) == ("me", "top 'secret\\")
+            assert found.get("dbname") == ("d" if url else None)
+            assert "secret" not in repr(options)
+            assert "secret" not in describe(options.url)
+    assert "secret" not in (options.url or ""), "it is read at each connection"
+    file.write_text("new")
+    assert "password=new" in conninfo(options.url)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"url": "postgresql://me@h/d", "user": "you"}, "the user is given twice"),
+        ({"url": "password=secret", "password": "secret"}, "the password is given twice"),
+        ({"url": "password=secret", "passwordfile": "/f"}, "the password is given twice"),
+        ({"password": "secret", "passwordfile": "/f"}, "password and passwordFile are given both"),
+        ({"password": ""}, "option password is not allowed, and must be a password"),
+        ({"user": " "}, "option user is ' '"),
+    ],
+)
+def test_a_user_or_password_that_cannot_be_is_refused_and_not_shown(given, says):
+    with pytest.raises(PgQueueError, match=says) as error:
+        parse_source(SOURCE | given)
+    assert "secret" not in str(error.value)
+
+
+def test_a_password_file_that_cannot_be_read_is_named(tmp_path):
+    for content, says in ((None, "cannot be read on .*: No such file"), ("\n", "is empty")):
+        file = tmp_path / "password"
+        if content is not None:
+            file.write_text(content)
+        options = parse_source(SOURCE | {"passwordfile": str(file)})
+        with pytest.raises(PgQueueError, match=says):
+            conninfo(options.url)

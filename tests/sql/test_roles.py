@@ -49,6 +49,7 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "reader_lag", "reader_available", "reader_ack", "recent_size",
         "settle_messages",
+        "reader_state", "reader_release", "reader_fork",
         "_check_timeout",
     },
     "observer": {
@@ -237,6 +238,10 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
         (done,) = call(consumer, "reader_ack", reader, ids["none"], end.claim_id)
         assert tuple(done) == (1, 0)
         assert value(consumer, "reader_available", ids["none"]) == 0
+        assert call(consumer, "reader_state", reader, 0, end.claim_id)[0].stream == "t"
+        fork = value(consumer, "reader_fork", reader, ids["none"], end.claim_id, 1)
+        assert tuple(call(consumer, "reader_release", fork, ids["none"], end.claim_id)[0]) == (0, 0)
+        assert value(consumer, "recent_size", stream) == 1
         call(consumer, "reader_claim", reader, ids["none"], end.claim_id, end.messages)
         for name in ("observer", "admin"):
             for view in VIEWS:

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.url import conninfo
+from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
-from spark_pgqueue.spark.options.values import DURATION, duration
+from spark_pgqueue.spark.options.values import DURATION, a_name, duration
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Option:
         default: the value when it is not given.
         help: what it does.
         required: whether it must be given.
+        is_secret: whether no error may show its value.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Option:
     default: Any
     help: str
     required: bool = False
+    is_secret: bool = False
 
 
 URL = Option(
@@ -44,6 +46,28 @@ URL = Option(
     "The database. Without it, libpq's environment (PGHOST, PGSERVICE, ...), service files and "
     "password file decide.",
 )
+
+CONNECTION = (
+    URL,
+    Option("user", a_name, "a role of the database", None, "The user, where url names none."),
+    Option(
+        "password",
+        a_name,
+        "a password that is not empty",
+        None,
+        "The password, where url has none. Spark hides it, as it does url, in explain() and logs.",
+        is_secret=True,
+    ),
+    Option(
+        "passwordFile",
+        a_name,
+        "a path of a file on the driver and the executors",
+        None,
+        "A file with nothing but the password, such as a mounted secret. It is read at each "
+        "connection, so a new password needs no restart.",
+    ),
+)
+"""How to connect."""
 
 RETRY_TIMEOUT = Option(
     "retryTimeout",
@@ -66,8 +90,8 @@ def parse(given: Mapping[str, str], table: tuple[Option, ...], side: str) -> dic
             raise _unknown(name, known, side)
     lowered = {name.lower(): value for name, value in given.items()}
     values = {_field(o.name): _value(o, lowered.get(o.name.lower())) for o in table}
-    conninfo(values["url"])
-    return values
+    how = [values.pop(_field(option.name)) for option in CONNECTION]
+    return {"url": with_credentials(*how)} | values
 
 
 def _value(option: Option, text: str | None) -> Any:
@@ -81,8 +105,9 @@ def _value(option: Option, text: str | None) -> Any:
     try:
         return option.parse(text)
     except ValueError:
+        given = "not allowed" if option.is_secret else repr(text)
         raise PgQueueError(
-            f"option {option.name} is {text!r}, and must be {option.allowed}",
+            f"option {option.name} is {given}, and must be {option.allowed}",
         ) from None
 
 

@@ -14,7 +14,7 @@ from spark_pgqueue.spark.options.admission import (
     admission_of,
     check_admission,
 )
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
@@ -205,7 +205,7 @@ _OFFSETS = (
 )
 
 CURSOR_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option("stream", a_name, "a stream's name", None, "The stream to read."),
     Option(
         "streams",

@@ -5,8 +5,6 @@ FOREIGN = {
     "uri": "use url",
     "dbtable": "use stream",
     "path": "use stream: load, save and start take no path here",
-    "user": "put the user into url, or set PGUSER",
-    "password": "put the password into url (Spark hides it), or use ~/.pgpass or PGPASSWORD",
     "numpartitions": "use minPartitions, when reading",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
     # of spark.read

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import ACTIONS, a_name, action, names, not_negative
 
 
@@ -51,7 +51,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 SINK_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option(
         "stream",
         a_name,

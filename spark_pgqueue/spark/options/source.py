@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.checkpoint import local_folder
 from spark_pgqueue.spark.options.admission import (
     ADMISSION_OPTIONS,
     admission_of,
     check_admission,
 )
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
@@ -49,6 +51,7 @@ class SourceOptions:
     ordering: str | None
     share_consumer: bool
     quarantine_after: int | None
+    checkpoint_location: Path | None
     retry_timeout: timedelta
 
     @property
@@ -80,7 +83,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
 
 
 SOURCE_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option("stream", a_name, "a stream's name", None, "The stream to read.", required=True),
     Option(
         "consumer",
@@ -168,6 +171,15 @@ SOURCE_OPTIONS = (
         "Cut a micro-batch into halves that was begun so many times and never finished, until the "
         "message that stops the query is alone: then it is a dead letter. By default the query "
         "fails for ever.",
+    ),
+    Option(
+        "checkpointLocation",
+        local_folder,
+        "a folder of the driver's machine: a path, or file:///path",
+        None,
+        "The query's checkpointLocation once more, which Spark keeps from its sources: with it, "
+        "the last finished micro-batch is acknowledged when the query ends, also with "
+        "trigger(once=True).",
     ),
     RETRY_TIMEOUT,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import RETRY_TIMEOUT, URL, Option, parse
+from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import BOOLEAN, NUMBER, a_name, boolean, names, positive
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"
@@ -108,7 +108,7 @@ def a_table(text: str) -> str:
 
 
 TABLE_OPTIONS = (
-    URL,
+    *CONNECTION,
     Option(
         "table",
         a_table,

@@ -1,0 +1,154 @@
+"""The command `pgqueue checkpoint`: where a Spark query is, and what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spark_pgqueue.command_line.app import app
+from spark_pgqueue.command_line.arguments import Json, Url, Yes
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import count_of, json_of_fields
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.printable import printable
+from spark_pgqueue.spark.checkpoint import Checkpoint
+from spark_pgqueue.spark.holdings import Ledger, Reader
+
+
+@app.command()
+def checkpoint(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", show_default=False, help="Its checkpointLocation.")
+    ],
+    ack: Annotated[
+        bool, typer.Option("--ack", help="Acknowledge what the query had finished.")
+    ] = False,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release",
+            help="Also give back what else it holds, to be had by others at once. The checkpoint "
+            "is of no use then: the query needs a new one.",
+        ),
+    ] = False,
+    fork: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NEWPATH",
+            help="Copy it for another query, which goes on from the same place beside this one.",
+        ),
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show where a Spark query is by its checkpoint, and what it holds.
+
+    PATH is a folder of this machine; a checkpoint that is elsewhere has to be copied to one.
+    """
+    if sum((ack, release, fork is not None)) > 1:
+        raise typer.BadParameter("only one of --ack, --release and --fork")
+    found = Checkpoint.read(path)
+    ledger = Ledger(found, lambda: Statements(url, patience=0))
+    try:
+        done = _do(ledger, found, ack, release, fork, yes)
+        _show(found, ledger.readers(), done, as_json)
+    finally:
+        ledger.close()
+
+
+def _do(
+    ledger: Ledger, found: Checkpoint, ack: bool, release: bool, fork: Path | None, yes: bool
+) -> dict[str, Any]:
+    if ack:
+        return {"acknowledged": ledger.acknowledge()}
+    if release:
+        confirm(
+            f"Release all that {printable(str(found.folder))} holds? Its query then needs a new "
+            "checkpoint",
+            yes,
+        )
+        acknowledged, released = ledger.release()
+        return {"acknowledged": acknowledged, "released": released}
+    if fork is not None:
+        return {"fork": str(fork), "fork_query_id": ledger.fork(fork)}
+    return {}
+
+
+def _show(
+    found: Checkpoint, readers: dict[str, Reader], done: dict[str, Any], as_json: bool
+) -> None:
+    if as_json:
+        fields = {
+            "path": str(found.folder),
+            "query_id": found.query_id,
+            "batch": found.last,
+            "is_finished": found.is_finished,
+            "finished_batch": found.finished,
+            "sources": [
+                _source(name, offset, readers.get(name)) for name, offset in found.offsets.items()
+            ],
+        }
+        print(json_of_fields(fields | done))
+        return
+    print(f"query: {found.query_id or 'not started yet'}")
+    print(f"batch: {_batch(found)}")
+    for name, offset in found.offsets.items():
+        print(f"source {printable(name)}: {printable(_line(offset, readers.get(name)))}")
+    if "acknowledged" in done:
+        print(f"{count_of(done['acknowledged'])} acknowledged")
+    if "released" in done:
+        print(f"{count_of(done['released'])} released: the query needs a new checkpoint")
+    if "fork" in done:
+        print(f"copied to {printable(done['fork'])}, for query {done['fork_query_id']}")
+
+
+def _source(name: str, offset: Any, reader: Reader | None) -> dict[str, Any]:
+    fields = {"source": name, "offset": offset}
+    if reader is not None:
+        fields["known"] = reader.holdings is not None
+        if reader.holdings is not None:
+            fields |= vars(reader.holdings)
+    return fields
+
+
+def _batch(found: Checkpoint) -> str:
+    if found.last is None:
+        return "none yet"
+    if found.is_finished:
+        return f"{found.last}, finished"
+    return f"{found.last}, not finished: it runs again when the query is started"
+
+
+def _line(offset: Any, reader: Reader | None) -> str:
+    if offset is None:
+        return "nothing yet"
+    if reader is None:
+        streams = offset.get("streams") if isinstance(offset, dict) else None
+        if not isinstance(streams, dict):
+            return "none of pgqueue's"
+        read = sum(each["messages"] for each in streams.values())
+        return f"{', '.join(streams) or 'streams'} without a consumer, {count_of(read)} so far"
+    had = reader.holdings
+    if had is None:
+        return "a consumer that this database does not know; or the checkpoint was released"
+    holds = [
+        f"{count:,} {what}"
+        for count, what in (
+            (had.finished, "that are finished"),
+            (had.unfinished, "of the batch that is not finished"),
+            (had.unlogged, "for the next batch"),
+        )
+        if count
+    ]
+    held = "holds nothing"
+    if holds:
+        held = f"holds {', '.join(holds)}"
+        if had.lease_until is not None:
+            held += f", until {had.lease_until:%Y-%m-%d %H:%M:%S} if it does not run"
+    return (
+        f"consumer {had.consumer} of stream {had.stream}, {count_of(reader.messages)} finished so "
+        f"far; {held}; backlog {had.backlog:,}"
+    )

@@ -1,0 +1,52 @@
+"""Errors as Spark shows them: what is wrong comes first.
+
+A Python process of Spark sends an error to the JVM as its traceback, whose last lines are what we
+have to say. With SPARK_HIDE_TRACEBACK in its environment it sends these alone. A `PgQueueError`
+says what to do about it, so that one is set when one is raised, and never for other errors: the
+process ends with the error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+T = TypeVar("T", bound=type)
+
+
+def plain_errors(cls: T) -> T:
+    """Let what the methods of a class raise, which Spark calls, be shown plainly."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _plain(method))
+    return cls
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with _plainly():
+            result = method(*arguments, **named)
+        return _each(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _each(items: Iterator[Any]) -> Iterator[Any]:
+    with _plainly():
+        yield from items
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    try:
+        yield
+    except PgQueueError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
