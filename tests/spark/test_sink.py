@@ -396,7 +396,12 @@ class TestBadInput:
             ("'x' as data", {"path": "/some/where"}, "sink has no option path"),
             ("'x' as data", {"consumer": "c"}, "option consumer is for actions"),
             ("'x' as data", {"txnAppId": "a"}, "txnAppId and txnVersion must be given together"),
-            ("'x' as value", {}, "column data is missing: the DataFrame has value"),
+            (
+                "'x' as value",
+                {},
+                "column data is missing: the DataFrame has value\nHint: select value",
+            ),
+            ("'x' as data, 'y' as topic", {}, "Hint: call it stream"),
             ("1 as data", {}, "column data is int, and must be string for stream s"),
             ("x'00' as data", {}, "column data is binary, and must be string for stream s"),
             ("'x' as data, 1 as key", {}, "column key is int, and must be string"),

@@ -360,6 +360,31 @@ def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -
     assert internals.count(conn, "staged blocks") == 0
 
 
+def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: int) -> None:
+    """Dedup keys are of a stream; a full consumer counts all blocks that are for it."""
+    other = value(conn, "create_stream", "other")
+    for name in ("s", "other"):
+        value(conn, "set_dedup_window", name, seconds(3600))
+    consumer(conn, "c", p_settings=Jsonb({"max_backlog": 3}))
+    consumer(conn, "d")
+    keys = {"p_dedup_keys": ["one", "two"], "p_routed": True}
+
+    def write(batch: int, **options: Any) -> bool:
+        blocks = [stage(conn, to, 2, batch, **keys, **options) for to in (stream, other)]
+        return value(conn, "publish_staged", "sink", batch, None, blocks, 4)
+
+    assert write(0, p_consumers=None) is True
+    assert write(1, p_consumers=None) is True, "all of them duplicates"
+    assert len(internals.published(conn)) == 2 + 2 - 2, "numbers of both streams"
+    full = [stage(conn, stream, 1, 2, p_routed=True, p_consumers=[*to]) for to in ("c", "cd")]
+    with pytest.raises(psycopg.Error, match="takes no 2 messages now: consumer 'c'") as caught:
+        value(conn, "publish_staged", "sink", 2, None, full, 2)
+    assert caught.value.sqlstate == "PQ013"
+    assert len(acked(conn, "s", "c")) == 2
+    assert value(conn, "publish_staged", "sink", 2, None, full, 2) is True
+    assert (len(acked(conn, "s", "c")), len(acked(conn, "s", "d"))) == (2, 3)
+
+
 def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, stream: int) -> None:
     def write(to: int, batch: int) -> bool:
         blocks = [stage(conn, each, 1, batch, p_routed=True) for each in (stream, to)]
