@@ -14,7 +14,8 @@ begin
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off}'::text[], '{ack, _delete_entries}'::text[]),
             -- ... and no join that reads one side whole
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
-             '{claim, receive, receive_where, nack, defer, extend, is_suspected, dead_letter, reader_claim, reader_resume, reader_extend, reader_ack, reader_release, reader_available, settle_messages, create_consumer,
+             '{claim, receive, receive_where, nack, defer, extend, is_suspected, dead_letter, reader_claim, reader_resume, reader_extend, reader_ack, reader_release, reader_available, settle_messages,
+               create_consumer,
                seek, replay, cancel, read, read_to, read_plan, lease_partitions, plan_partitions, read_partitions, commit_offset, _first_of, _judge_keys}'),
             ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_settle}'),
             -- ... nor one in several processes, which would lose the order of delivery

@@ -174,7 +174,8 @@ def _check_together(names: list[str], schema: StructType, options: SinkOptions) 
                 "action or a column action",
             )
         if "data" not in names:
-            raise PgQueueError(f"column data is missing: {given}", hint=f"select {_HINTS['text']}")
+            hint = "select value as data" if "value" in names else f"select {_HINTS['text']}"
+            raise PgQueueError(f"column data is missing: {given}", hint=hint)
     needed = {"stream": options.stream}
     if acts:
         needed |= {"consumer": options.consumer, "seq": None}

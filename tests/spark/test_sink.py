@@ -402,7 +402,7 @@ class TestBadInput:
                 "column data is missing: the DataFrame has value\nHint: select value",
             ),
             ("'x' as data, 'y' as topic", {}, "Hint: call it stream"),
-            ("1 as data", {}, "column data is int, and must be string for stream s"),
+            ("1 as data", {}, "column data is int, and must be string, or binary"),
             ("x'00' as data", {}, "column data is binary, and must be string for stream s"),
             ("'x' as data, 1 as key", {}, "column key is int, and must be string"),
             ("'x' as data, 1 as id", {}, "column id is none of a message's"),
