@@ -104,6 +104,8 @@ comment on function pgqueue.reserve        is 'Takes new numbers of a stream for
 comment on function pgqueue.publish_written is 'Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction.';
 comment on function pgqueue.stage          is 'Records messages that a task of a sink has written, which nobody sees yet.';
 comment on function pgqueue.publish_staged is 'Publishes all that was staged for a batch of a sink, once.';
+comment on function pgqueue.settle_messages is 'Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once.';
+comment on function pgqueue.revive_messages is 'Redrives or retries messages by their numbers, for a batch of a sink, once.';
 
 comment on function pgqueue.set_retention  is 'Sets how long the messages of a stream are kept.';
 comment on function pgqueue.maintain       is 'Trims what need not be kept, and deletes what failed writers left behind: a bounded part of it.';

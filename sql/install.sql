@@ -35,6 +35,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir core/key_limits.sql
 \ir core/key_capacity.sql
 \ir core/leases.sql
+\ir core/throttle.sql
 \ir core/filters.sql
 \ir core/history.sql
 \ir core/settle.sql
@@ -65,6 +66,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir spark/admission.sql
 \ir spark/checkpoint.sql
 \ir spark/sink.sql
+\ir spark/actions.sql
 \ir views/backlog.sql
 \ir views/views.sql
 \ir functions/seeing.sql

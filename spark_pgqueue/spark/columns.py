@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     ByteType,
     DataType,
+    DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
@@ -17,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import SinkOptions
 
 
 def source_schema(kind: str, include_headers: bool) -> StructType:
@@ -72,51 +75,118 @@ def _types(schema: StructType) -> list[tuple]:
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 # What each column may be, in words and in types; data depends on the stream's kind.
-_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
-    "data": ("", ()),
+MESSAGE_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+    "data": ("string, or binary for streams of that kind", (StringType, BinaryType)),
     "key": ("string", (StringType,)),
     "headers": ("map<string,string>, or string with a JSON object", (MapType, StringType)),
     "priority": ("int", _INTEGERS),
     "deliver_at": ("timestamp", (TimestampType,)),
+    "expires_at": ("timestamp", (TimestampType,)),
     "dedup_key": ("string", (StringType,)),
+    "consumers": ("array<string>", (ArrayType,)),
+    "stream": ("string", (StringType,)),
+}
+ACTION_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+    "action": ("string", (StringType,)),
+    "stream": ("string", (StringType,)),
+    "consumer": ("string", (StringType,)),
+    "seq": ("long", _INTEGERS),
+    "delay": ("interval day to second", (DayTimeIntervalType,)),
+    "reason": ("string", (StringType,)),
+    "details": ("string with JSON", (StringType,)),
+}
+
+# What comes along with messages that were read, and is none of an action's.
+READ_ALONG = {
+    *("deliver_count", "inserted_at", "state", "not_visible_until", "owner", "lease_until"),
+    *("error", "claim_id", "claimed_at", "died_at"),
+}
+
+_PARTS = {"headers": "map<string,string>", "consumers": "array<string>"}
+
+_HINTS = {
+    "text": "cast(data as string), or to_json(struct(...)) as data",
+    "json": "to_json(struct(...)) as data",
+    "binary": "cast(data as binary)",
 }
 
 
-def check_columns(schema: StructType, stream: str, kind: str) -> list[str]:
+def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
     """The columns of a DataFrame, by the names that the queue has for them.
 
     Raises:
-        PgQueueError: data is missing, or a column has another name or type than the allowed.
+        PgQueueError: one is missing, or has another name or type than the allowed.
     """
-    hints = {
-        "text": "cast(data as string), or to_json(struct(...)) as data",
-        "json": "to_json(struct(...)) as data",
-        "binary": "cast(data as binary)",
-    }
-    data = ("binary", (BinaryType,)) if kind == "binary" else ("string", (StringType,))
-    allowed = {**_COLUMNS, "data": data}
     names = [field.name.lower() for field in schema.fields]
-    if "data" not in names:
-        raise PgQueueError(
-            f"column data is missing: the DataFrame has {', '.join(schema.names) or 'no columns'}",
-            hint=f"select {hints[kind]}",
-        )
+    acts = options.action is not None or "action" in names
+    allowed = {**MESSAGE_COLUMNS, **ACTION_COLUMNS} if acts else MESSAGE_COLUMNS
+    _check_together(names, schema, options)
     for name, field in zip(names, schema.fields, strict=True):
-        if name not in allowed:
+        if name not in allowed and not (acts and name in READ_ALONG):
             raise PgQueueError(
-                f"column {field.name} is none of a message's: {', '.join(allowed)}",
-                hint="drop it, or put it into data: to_json(struct(...)) as data",
+                f"column {field.name} is none of a message's: {', '.join(MESSAGE_COLUMNS)}"
+                + (f"; nor of an action's: {', '.join(ACTION_COLUMNS)}" if acts else ""),
+                hint="for an action, say which one: option action, or a column action"
+                if name in ACTION_COLUMNS and not acts
+                else "drop it, or put it into data: to_json(struct(...)) as data",
             )
         if names.count(name) > 1:
             raise PgQueueError(f"column {field.name} is there twice", hint="drop one of them")
-        words, types = allowed[name]
-        is_map = isinstance(field.dataType, MapType)
-        if not isinstance(field.dataType, types) or (
-            is_map and field.dataType.simpleString() != "map<string,string>"
-        ):
-            of = f" for stream {stream}, which holds {kind}" if name == "data" else ""
-            raise PgQueueError(
-                f"column {field.name} is {field.dataType.simpleString()}, and must be {words}{of}",
-                hint=f"select {hints[kind]}" if name == "data" else f"cast {field.name}",
-            )
+        if name in allowed:
+            _check_type(name, field, *allowed[name])
     return names
+
+
+def _check_type(
+    name: str, field: StructField, words: str, types: tuple[type[DataType], ...]
+) -> None:
+    given = field.dataType.simpleString()
+    parts = _PARTS[name] if isinstance(field.dataType, MapType | ArrayType) else given
+    if not isinstance(field.dataType, types) or given != parts:
+        raise PgQueueError(
+            f"column {field.name} is {given}, and must be {words}",
+            hint=f"select {_HINTS['text']}" if name == "data" else f"cast {field.name}",
+        )
+
+
+def _check_together(names: list[str], schema: StructType, options: SinkOptions) -> None:
+    """Raise unless the columns and the options say all that is needed, and nothing twice."""
+    given = f"the DataFrame has {', '.join(schema.names) or 'no columns'}"
+    by_row, acts = "action" in names, options.action is not None or "action" in names
+    if by_row and options.action is not None:
+        raise PgQueueError(
+            f"option action is {options.action}, and there is a column action",
+            hint="remove the option, or drop the column",
+        )
+    if not acts:
+        if options.consumer is not None:
+            raise PgQueueError(
+                "option consumer is for actions, and these rows have none",
+                hint='to publish to one consumer, option("consumers", ...); for an action, option '
+                "action or a column action",
+            )
+        if "data" not in names:
+            raise PgQueueError(f"column data is missing: {given}", hint=f"select {_HINTS['text']}")
+    needed = {"stream": options.stream}
+    if acts:
+        needed |= {"consumer": options.consumer, "seq": None}
+    for name, option in needed.items():
+        if option is None and name not in names:
+            either = "" if name == "seq" else f"option {name} is missing, and "
+            raise PgQueueError(
+                f"{either}column {name} is missing: {given}",
+                hint="select the column seq of the messages"
+                if name == "seq"
+                else f'add option("{name}", ...), or a column {name}; a table of Spark\'s catalog '
+                "(saveAsTable, insertInto, toTable) keeps no options",
+            )
+
+
+def check_kind(is_binary: bool, stream: str, kind: str) -> None:
+    """Raise unless what column data has is what a stream holds."""
+    if is_binary != (kind == "binary"):
+        given, must = ("binary", "string") if is_binary else ("string", "binary")
+        raise PgQueueError(
+            f"column data is {given}, and must be {must} for stream {stream}, which holds {kind}",
+            hint=f"select {_HINTS[kind]}",
+        )

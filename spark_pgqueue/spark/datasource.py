@@ -15,11 +15,12 @@ from spark_pgqueue.spark.columns import (
     cursor_schema,
     source_schema,
 )
-from spark_pgqueue.spark.consumer import find_stream
+from spark_pgqueue.spark.consumer import Stream, find_stream
 from spark_pgqueue.spark.cursor import PgQueueCursorBatchReader, PgQueueCursorReader
 from spark_pgqueue.spark.cursor_streams import find_streams, kind_of
 from spark_pgqueue.spark.looking import PgQueueTableReader, table_reader
 from spark_pgqueue.spark.options import (
+    TableOptions,
     as_pending,
     names_table,
     parse_cursor,
@@ -43,11 +44,19 @@ class PgQueueDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]):
         self._given = options
+        self._looked: tuple[TableOptions, Stream | None] | None = None
 
     @classmethod
     def name(cls) -> str:
         """The format's name."""
         return "pgqueue"
+
+    def _table(self) -> tuple[TableOptions, Stream | None]:
+        """The options of a table, and its stream; Spark keeps them with this object."""
+        if self._looked is None:
+            options = parse_table(self._given)
+            self._looked = options, find_for(options)
+        return self._looked
 
     @property
     def _has_consumer(self) -> bool:
@@ -61,9 +70,8 @@ class PgQueueDataSource(DataSource):
                 cannot be reached.
         """
         if names_table(self._given):
-            table = parse_table(self._given)
-            stream = find_for(table)
-            return table_schema(table, stream.kind if stream else None)
+            options, stream = self._table()
+            return table_schema(options, stream.kind if stream else None)
         if not self._has_consumer:
             cursor = parse_cursor(self._given)
             kind = kind_of(find_streams(cursor))
@@ -79,7 +87,7 @@ class PgQueueDataSource(DataSource):
                 specified another schema.
         """
         if names_table(self._given):
-            return table_reader(parse_table(self._given), schema)
+            return table_reader(*self._table(), schema)
         if not self._has_consumer:
             cursor = parse_cursor(self._given, streaming=False)
             check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
@@ -87,13 +95,14 @@ class PgQueueDataSource(DataSource):
         options = parse_source(self._given)
         # Spark asks for the columns before it says which of read and readStream it is for.
         columns = source_schema("text", options.include_headers).names
-        pending = table_reader(as_pending(self._given, columns), schema)
+        pending = as_pending(self._given, columns)
+        reader = table_reader(pending, find_for(pending), schema)
         warn(
             "spark.read of consumer %s looks at what it has pending, and claims nothing: "
             'option("table", "pending") says so, and tells more; readStream claims',
             options.consumer,
         )
-        return pending
+        return reader
 
     def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueCursorReader:
         """The reader of a consumer, or of streams without one.

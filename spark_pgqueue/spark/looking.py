@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.options import TableOptions
 from spark_pgqueue.spark.plain import plain_errors
-from spark_pgqueue.spark.pushdown import push
 from spark_pgqueue.spark.scanning import Part, Scan, plan, read_part
-from spark_pgqueue.spark.tables import check_table_schema, find_for, table_schema
+from spark_pgqueue.spark.tables import check_table_schema, table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
 
 @plain_errors
 class PgQueueTableReader(DataSourceReader):
     """Reads a table of a queue: made and planned on the driver, and pickled to executors."""
 
-    def __init__(self, options: TableOptions, schema: StructType):
-        stream = find_for(options)
+    def __init__(self, options: TableOptions, stream: Stream | None, schema: StructType):
         check_table_schema(schema, table_schema(options, stream.kind if stream else None))
         self._scan = Scan(options, stream, schema)
 
@@ -53,6 +53,8 @@ class PgQueuePushdownReader(PgQueueTableReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what the database can evaluate; return the others."""
+        from spark_pgqueue.spark.pushdown import push  # PySpark 4.0 has no filters
+
         taken, left = push(filters, self._scan.table)
         if len(left) < len(filters):
             warn(
@@ -64,11 +66,13 @@ class PgQueuePushdownReader(PgQueueTableReader):
         return left
 
 
-def table_reader(options: TableOptions, schema: StructType) -> PgQueueTableReader:
+def table_reader(
+    options: TableOptions, stream: Stream | None, schema: StructType
+) -> PgQueueTableReader:
     """The reader of a table.
 
     Raises:
-        PgQueueError: the stream or the consumer does not exist, or the user has given a schema
-            that is not the table's.
+        PgQueueError: the user has given a schema that is not the table's.
     """
-    return (PgQueuePushdownReader if options.pushdown else PgQueueTableReader)(options, schema)
+    reader = PgQueuePushdownReader if options.pushdown else PgQueueTableReader
+    return reader(options, stream, schema)

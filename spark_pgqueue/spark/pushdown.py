@@ -7,9 +7,8 @@ hexadecimal digits, and times as Python writes them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     EqualTo,
@@ -23,50 +22,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 
+from spark_pgqueue.spark.filters import MOST, Filters, Seqs, both
 from spark_pgqueue.spark.tables import HELD, Table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-MOST = 2**63 - 1
 MOST_VALUES = 1000
 """Of a list that is longer, Spark looks for its values itself."""
 
 _COMPARED = {LessThan: "<", LessThanOrEqual: "<=", GreaterThan: ">", GreaterThanOrEqual: ">="}
-
-Seqs = tuple[tuple[int, int], ...]
-"""Numbers from lo to below hi, in ascending order."""
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which rows of a table are wanted.
-
-    Attributes:
-        seqs: messages of these numbers.
-        told: for each of some columns that are told of ranges its values.
-        conditions: SQL conditions on what a message m holds; all of them are false for null.
-    """
-
-    seqs: Seqs = ((1, MOST),)
-    told: tuple[tuple[str, tuple], ...] = ()
-    conditions: tuple[str, ...] = ()
-
-    def within(self, lo: int | None, hi: int | None) -> str:
-        """Those of the numbers from lo to below hi, as the text of an int8multirange."""
-        found = _both(self.seqs, ((lo or 1, MOST if hi is None else hi),))
-        return "{" + ",".join(f"[{lo},{hi})" for lo, hi in found) + "}"
-
-    def of(self, rows: pa.Table) -> pa.Table:
-        """The rows that have what is wanted of columns that are told."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        for name, values in self.told:
-            column = rows[name]
-            wanted = pa.array(values, column.type)
-            rows = rows.filter(pc.call_function("is_in", [column], pc.SetLookupOptions(wanted)))
-        return rows
 
 
 def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]]:
@@ -93,7 +55,7 @@ def _narrowed(filters: Filters, given: Filter, table: Table) -> Filters | None:
         return None
     if name == "seq":
         seqs = _numbers(given, values)
-        return seqs if seqs is None else replace(filters, seqs=_both(filters.seqs, seqs))
+        return seqs if seqs is None else replace(filters, seqs=both(filters.seqs, seqs))
     simple = (StringType, IntegerType, LongType, BooleanType)
     if isinstance(given, EqualTo | In) and isinstance(table[name].type, simple):
         return replace(filters, told=(*filters.told, (name, tuple(values))))
@@ -129,12 +91,6 @@ def _numbers(given: Filter, values: list) -> Seqs | None:
         GreaterThanOrEqual: (value, MOST),
     }
     return (bounds[type(given)],) if type(given) in bounds else None
-
-
-def _both(some: Seqs, others: Seqs) -> Seqs:
-    """The numbers that are in both."""
-    found = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
-    return tuple((lo, min(hi, MOST)) for lo, hi in sorted(found) if lo < hi)
 
 
 def _condition(name: str, given: Filter, values: list) -> str | None:

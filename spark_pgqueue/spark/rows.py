@@ -19,18 +19,22 @@ CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of a chunk that are published with one priority and time.
+    """The rows of a chunk that are published with one priority, time and so on.
 
     Attributes:
         seqs: their numbers, as the text of an int8multirange.
         priority: theirs.
         deliver_at: seconds since 1970; None for at once.
+        expires_at: likewise; None for never.
+        consumers: to these; None for what the sink's options say.
         dedup_keys: one per number; None where the rows have no such column.
     """
 
     seqs: str
     priority: int = 0
     deliver_at: int | None = None
+    expires_at: int | None = None
+    consumers: list[str] | None = None
     dedup_keys: list[str | None] | None = None
 
 
@@ -84,7 +88,8 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
     """
     import pyarrow as pa
 
-    given = [name for name in ("priority", "deliver_at") if name in rows.column_names]
+    grouping = ("priority", "deliver_at", "expires_at", "consumers")
+    given = [name for name in grouping if name in rows.column_names]
     dedup_keys = pa.nulls(rows.num_rows, pa.string())
     if "dedup_key" in rows.column_names:
         dedup_keys = rows["dedup_key"]
@@ -94,12 +99,18 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
     keys = pa.table({"seq": seqs, "dedup_key": dedup_keys})
     if "priority" in given:
         keys = keys.append_column("priority", rows["priority"].cast(pa.int64()).fill_null(0))
-    if "deliver_at" in given:
-        keys = keys.append_column("deliver_at", _rounded_up(rows["deliver_at"]))
+    for name in ("deliver_at", "expires_at"):
+        if name in given:
+            keys = keys.append_column(name, _rounded_up(rows[name]))
+    if "consumers" in given:
+        keys = keys.append_column("consumers", _joined(rows["consumers"]))
     # In one thread, which keeps the numbers of a group in their order.
     lists = [("seq", "list"), ("dedup_key", "list")]
     found = keys.group_by(given, use_threads=False).aggregate(lists).combine_chunks()
     values = found.select(given).to_pylist()
+    for each in values:
+        if each.get("consumers") is not None:
+            each["consumers"] = each["consumers"].split("\0")
     groups = [
         Group(multirange(numbers.values), **each, dedup_keys=_unless_null(of_these.values))
         for numbers, of_these, each in zip(
@@ -107,6 +118,29 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
         )
     ]
     return rows.drop_columns(given), groups
+
+
+def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Lists of names as texts, which can be compared: no name has a NUL character.
+
+    Raises:
+        PgQueueError: a list is empty, or one of its names null.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Of Spark's lists that hold no null, Arrow joins none.
+    whole = consumers.combine_chunks().cast(pa.list_(pa.string()))
+    named = pc.call_function("list_value_length", [whole])
+    empty = pc.call_function("sum", [pc.call_function("equal", [named, 0])]).as_py()
+    joined = pc.call_function("binary_join", [whole, pa.scalar("\0")])
+    if empty or joined.null_count > whole.null_count:
+        raise PgQueueError(
+            f"column consumers is empty in {empty} and has a null name in "
+            f"{joined.null_count - whole.null_count} of {len(whole)} rows",
+            hint="name consumers of the stream, or give null: to all, or as option consumers says",
+        )
+    return pa.chunked_array([joined])
 
 
 def _unless_null(dedup_keys: pa.Array | pa.ChunkedArray) -> list[str | None] | None:

@@ -20,9 +20,9 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translated
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.filters import Filters
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import MESSAGES_PER_PARTITION, Run, piece_count, split
-from spark_pgqueue.spark.pushdown import Filters
 from spark_pgqueue.spark.reading import (
     count_messages,
     expression,

@@ -48,7 +48,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
                 "this version of Spark does not tell the sink which query and batch it writes",
                 hint="use foreachBatch with df.write, and options txnAppId and txnVersion",
             )
-        return self._target.stage(iterator, query_id, int(batch))
+        return self._target.stage(iterator, query_id, int(batch), query_id)
 
     def commit(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Does nothing when it was published before.
@@ -77,7 +77,9 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
-        return self._target.stage(iterator, self._sink, self._batch, skip_published=True)
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        return self._target.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""

@@ -59,6 +59,12 @@ as $$
 declare
     v_served record;
 begin
+    if p_consumer.throttled then
+        v_served := pgqueue._fill_throttled(p_consumer, p_cursor, p_claim_id, p_want, p_upto, p_held);
+        o_cursor := v_served.o_cursor;
+        o_count := v_served.o_count;
+        return;
+    end if;
     o_cursor := p_cursor;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := pgqueue._drop_oldest(p_consumer, o_cursor);
@@ -154,7 +160,7 @@ begin
             perform pgqueue._ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null
+        v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null or v_consumer.throttled
             or (v_consumer.max_backlog is not null and pgqueue._has_room(v_consumer) is not true);
     end if;
     v_claim.claim_id := pgqueue._new_claim_id();

@@ -5,10 +5,9 @@ create or replace function pgqueue._cursor(p_consumer_id int) returns pgqueue.co
 language plpgsql stable
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors := (select c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer_id order by c.version desc limit 1);
 begin
-    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer_id order by version desc limit 1;
-    if not found then
+    if v_cursor.consumer_id is null then
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
     end if;
     return v_cursor;

@@ -1,12 +1,12 @@
 -- Capacity of a key: while a consumer with per_key_capacity is not done with so many messages of a key, sends of that key fail.
 --
--- Who publishes a message with a key enters it, for each such consumer that is to get it, in key_backlog, in its own transaction; before, it counts what is entered
--- there of the key. That is too much where messages have left meanwhile: so where it reaches the capacity, and only then, who counts looks which of
--- these few messages the consumer still owes (_judge_keys), and deletes the entries of the others. An acknowledgement deletes those of its messages, so that
--- there are few to look for; but nothing relies on that. What a consumer owes is told by its runs and by what it has not taken, and by nothing else: so
--- however a message leaves, dead, expired, purged, skipped, its key has room again, and a new way out needs to know nothing of this. (Counters that are
--- raised by sends and lowered by whatever settles would be a rule in each of these ways, and wrong for ever after one that forgot it. They would
--- also make claims and acknowledgements of other consumers ask.)
+-- Who publishes a message with a key enters it, for each such consumer that is to get it, in key_backlog, in its own transaction; before, it counts
+-- what is entered there of the key. That is too much where messages have left meanwhile: so where it reaches the capacity, and only then, who counts
+-- looks which of these few messages the consumer still owes (_judge_keys), and deletes the entries of the others. An acknowledgement deletes those of its
+-- messages, so that there are few to look for; but nothing relies on that. What a consumer owes is told by its runs and by what it has not taken, and by
+-- nothing else: so however a message leaves, dead, expired, cancelled, skipped, its key has room again, and a new way out needs to know nothing of this.
+-- (Counters that are raised by sends and lowered by whatever settles would be a rule in each of these ways, and wrong for ever after one that forgot
+-- it. They would also make claims and acknowledgements of other consumers ask.)
 --
 -- Runs have no index by number, so that to look for a message may be to look at all runs of the consumer. Most are found sooner: what is not taken by its
 -- publication, what waits for its key by that, and what is delayed as it was sent by its time. A look takes that first, and where that fills the key it is all.
@@ -75,10 +75,11 @@ begin
     return v_entries;
 end $$;
 
--- Looks which messages of keys a consumer still owes. Raises PQ013 where one has no room for what is about to be published; else deletes the entries of
--- what it does not owe. (A transaction that sees an old state of the database leaves them.)
+-- Looks which messages of keys a consumer still owes. Raises PQ013 where a key has no room for what is about to be published; else deletes the entries
+-- of what it does not owe. (A transaction that sees an old state of the database leaves them.)
 --   p_entries  what is to be entered, of these keys and of others
-create or replace function pgqueue._make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[], p_entries pgqueue.key_backlog[]) returns void
+create or replace function pgqueue._make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[], p_entries pgqueue.key_backlog[])
+returns void
 language plpgsql
 as $$
 declare
@@ -109,7 +110,7 @@ end $$;
 
 -- Which of the messages that are entered of some keys a consumer owes, and which it does not owe any more.
 --   p_quick  only what is told without looking at all runs; the rest counts as gone
--- Returns a row per key of which there are entries. One snapshot, that of the caller's statement.
+-- Returns a row per key of which there are entries. One snapshot, that of the caller's statement. (Not by _owed: of what waits only these keys are read.)
 create or replace function pgqueue._judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
 returns table (key bigint, owed int8multirange, gone int8multirange)
 language plpgsql stable
@@ -265,8 +266,8 @@ as $$
     where ctid = any (array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id for update skip locked))
 $$;
 
--- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends: looks at _limit_entries() entries of each consumer, from a place
--- by chance on, since keys are known by their hash. Locks: those that it deletes; it waits for nobody.
+-- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends: looks at _limit_entries() entries of each consumer,
+-- from a place by chance on, since keys are known by their hash. Locks: those that it deletes; it waits for nobody.
 create or replace function pgqueue._tend_key_backlog() returns void
 language plpgsql
 as $$

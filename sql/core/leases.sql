@@ -134,12 +134,20 @@ begin
 end $$;
 
 -- When it makes sense to claim again: the next delayed message, or schedule, is due; and, for who got nothing, the next lease ends, or at once
--- where a claim has looked at as much of what waits as it may, and the next one goes on. Null: when something is published.
+-- where a claim has looked at as much of what waits as it may, and the next one goes on; or when its limits leave room. Null: when something is published.
 create or replace function pgqueue._next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_got_nothing boolean)
 returns timestamptz
 language plpgsql
 as $$
+declare
+    v_until timestamptz;
 begin
+    if p_consumer.throttled and p_got_nothing and not p_consumer.paused then
+        v_until := pgqueue._throttled_until(p_consumer, p_cursor);
+        if v_until is not null then
+            return v_until;
+        end if;
+    end if;
     return case when not p_consumer.paused then least(
         (select not_visible_until from pgqueue.consumer_messages
          where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from

@@ -235,7 +235,7 @@ begin
     end if;
     v_gone := v_gone * (pgqueue._unread(p_from) + int8multirange(int8range(p_from.next_publication, null)))
               - (pgqueue._unread(p_to) + int8multirange(int8range(p_to.next_publication, null))
-                 - pgqueue._cut_between(p_from, p_to));
+                 - case when p_to.cut_publications = '{}' then '{}' else pgqueue._cut_between(p_from, p_to) end);
     if v_gone <> '{}' then
         raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read', p_argument,
                         pgqueue._cardinality(v_gone), quote_literal(p_stream.name)

@@ -294,12 +294,27 @@ create or replace function pgqueue._take_away(p_consumer pgqueue.consumers, p_cu
 language plpgsql
 as $$
 declare
-    v_run pgqueue.consumer_messages;
+    v_taken record := pgqueue._take_unclaimed(p_consumer, p_cursor, p_seqs);
+begin
+    o_cursor := v_taken.o_cursor;
+    select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most from unnest(v_taken.o_runs);
+    if p_reason is not null then
+        perform pgqueue._dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
+    end if;
+end $$;
+
+-- Takes messages that nobody claimed out of a consumer's runs, for who says what becomes of them. Runs that somebody is claiming are left.
+-- Returns the cursor, and the messages as runs, as they were. Needs the consumer's lock.
+create or replace function pgqueue._take_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_seqs int8multirange,
+                                                   out o_cursor pgqueue.consumer_cursors, out o_runs pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
+    v_run  pgqueue.consumer_messages;
+    v_part int8multirange;
 begin
     o_cursor := p_cursor;
-    o_count := 0;
-    o_gone := '{}';
-    o_most := 0;
+    o_runs := '{}';
     for v_run in
         delete from pgqueue.consumer_messages
         where ctid = any (  -- by the indexes of their states
@@ -314,18 +329,17 @@ begin
                        and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))
         returning *
     loop
-        o_count := o_count + 1;
-        o_gone := o_gone + v_run.seqs * p_seqs;
-        o_most := greatest(o_most, v_run.deliver_count);
-        if p_reason is not null then
-            perform pgqueue._dead_letter(v_run, v_run.seqs * p_seqs, p_reason, null);
-        end if;
-        if pgqueue._store_run(v_run, v_run.seqs - p_seqs) = 0 and v_run.state = 'delayed' and v_run.key is not null then
+        v_part := v_run.seqs * p_seqs;
+        if pgqueue._store_run(v_run, v_run.seqs - v_part) = 0 and v_run.state = 'delayed' and v_run.key is not null then
             -- what waits for it is free, as if a piece had held it and were gone (see _end_delays)
             o_cursor.last_line_no := o_cursor.last_line_no + 1;
             insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
             values (p_consumer.consumer_id, o_cursor.last_line_no, o_cursor.last_line_no, 0, array[v_run.key], v_run.arrival_no, v_run.first_seq);
         end if;
+        v_run.seqs := v_part;
+        v_run.first_seq := lower(v_part);
+        v_run.message_count := pgqueue._cardinality(v_part);
+        o_runs := o_runs || v_run;
     end loop;
 end $$;
 

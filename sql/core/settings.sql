@@ -1,7 +1,8 @@
 -- Settings of consumers and streams: what can be changed while they are in use. All of them are in one list.
 
 -- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name; the column's default is the one given here.
--- To add one: the column (tables/, and migrations/2.sql), a row here, and in _check_policies what it contradicts.
+-- To add one: the column (tables/, and migrations/2.sql), a row here, and in _check_policies what it contradicts. What each claim would have to ask for goes
+-- into the column special or by_key, what each acknowledgement into archives: so who has no settings pays nothing for them (test_settings_cost.py).
 --   type     integer, number, interval, boolean; or text, which is one of the choices
 --   low      and high: from, and to; with an interval 0 as low may be given, and '1 us' is longer than 0
 create or replace function pgqueue._settings()
@@ -16,6 +17,9 @@ as $$
            ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
            ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
            ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_interval',      'interval', null, '1 ms', pgqueue._max_interval()::text, null),
            ('consumer', 'ageing',             'interval', null, '1 us', pgqueue._max_interval()::text, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
@@ -44,6 +48,7 @@ declare
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'with per_key_capacity what is sent is rejected, and with on_full=drop_oldest it never is'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
+        when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null) then 'rate_limit messages are delivered within each rate_interval: both are needed, or none'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin

@@ -117,7 +117,8 @@ declare
     v_limited   boolean;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_consumer(), p_consumer_id);
-    delete from pgqueue.consumers where consumer_id = p_consumer_id returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
+    delete from pgqueue.consumers where consumer_id = p_consumer_id
+    returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
     if v_limited then
         perform pgqueue._note_limited(v_stream_id);
     end if;

@@ -34,7 +34,7 @@ begin
     perform pgqueue._check_timeout('p_reader_age', p_reader_age);
     for v_block in
         select w.* from pgqueue.staged_writes w
-        where w.staged_at < clock_timestamp() - p_staged_age or pgqueue.is_published(w.sink, w.stream_id, w.batch)
+        where w.staged_at < clock_timestamp() - p_staged_age or pgqueue.is_published(w.sink, case when not w.routed then w.stream_id end, w.batch)
         order by w.staged_id
         for update skip locked  -- locked before its messages go: a commit that takes it is either done or finds nothing
     loop

@@ -9,8 +9,7 @@
 -- Locks, to the end of the transaction: those of ack; the runs of what it claims; if it found nothing in what was ready, or something was due, the consumer.
 create or replace function pgqueue.receive_where(p_stream text, p_consumer text, p_where jsonpath, p_max int default 1,
                                                  p_visibility_timeout interval default null, p_look int default 10000, p_ack bigint default null)
-returns table (claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-               inserted_at timestamptz, saved jsonb)
+returns setof pgqueue.received
 language plpgsql
 as $$
 declare
@@ -52,11 +51,12 @@ as $$
 declare
     v_stored pgqueue.consumer_cursors := pgqueue._cursor(p_consumer.consumer_id);
     v_cursor pgqueue.consumer_cursors;
+    v_room   record;
     v_look   record;
     v_seen   int8multirange := '{}';  -- what was looked at in vain
     v_left   bigint := p_look;
 begin
-    if v_stored.scan_lanes_from is null and pgqueue._is_soon(v_stored.lease_probe) and not pgqueue._is_due(v_stored) and pgqueue._has_room(p_consumer)
+    if not p_consumer.throttled and v_stored.scan_lanes_from is null and pgqueue._is_soon(v_stored.lease_probe) and not pgqueue._is_due(p_consumer.consumer_id, v_stored.due_from) and pgqueue._has_room(p_consumer)
        and (not pgqueue._has_new(p_consumer.stream_id, v_stored, false) or pgqueue._can_wait(p_consumer.stream_id, v_stored)) then
         v_look := pgqueue._look_for(p_consumer, v_stored, p_claim_id, p_where, p_max, v_left, '{}', false);
         if v_look.o_count > 0 or v_look.o_looked >= p_look then
@@ -71,6 +71,15 @@ begin
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         v_cursor := pgqueue._drop_oldest(p_consumer, v_cursor);
     end if;
+    if p_consumer.throttled then
+        v_room := pgqueue._room(p_consumer, v_cursor, p_claim_id, p_max, 0);
+        v_cursor := v_room.p_cursor;
+        p_max := v_room.o_want;
+        if p_max <= 0 then
+            perform pgqueue._save_cursor(v_stored, v_cursor, false);
+            return 0;
+        end if;
+    end if;
     for v_pass in 1..2 loop
         v_cursor := pgqueue._refresh(p_consumer, v_cursor, 0, v_pass > 1, v_left, null);
         v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
@@ -78,6 +87,7 @@ begin
         v_left := v_left - v_look.o_looked;
         exit when v_look.o_count > 0 or v_left <= 0;
     end loop;
+    v_cursor := pgqueue._note_delivered(p_consumer, v_cursor, v_look.o_count);
     perform pgqueue._save_cursor(v_stored, pgqueue._raise_scan_from(v_cursor), v_look.o_count > 0);
     return v_look.o_count;
 end $$;
@@ -92,7 +102,7 @@ create or replace function pgqueue._look_for(p_consumer pgqueue.consumers, p_cur
 language plpgsql
 as $$
 declare
-    v_places  pgqueue.line_place[] := (case when p_consumer.ageing is null then p_cursor else pgqueue._by_age(p_consumer, p_cursor) end).scan_from;
+    v_places  pgqueue.line_place[] := pgqueue._by_age(p_consumer, p_cursor.scan_from);
     v_place   pgqueue.line_place;
     v_runs    pgqueue.consumer_messages[];
     v_run     pgqueue.consumer_messages;

@@ -75,6 +75,7 @@ begin
         add column leases_from timestamptz not null default '-infinity',
         add column gaps_probe timestamptz not null default '-infinity',
         add column sift_from bigint,
+        add column delivered int[], add column delivered_at timestamptz[],
         add column pieces_from bigint not null default 0,
         add column dealt_until timestamptz not null default '-infinity',
         add column taken bigint not null default 0,
@@ -112,9 +113,11 @@ begin
         add column max_backlog bigint, add column on_full text not null default 'reject',
         add column per_key_capacity int,
         add column per_key_limit int, add column per_key_interval interval, add column per_key_burst int not null default 1,
+        add column max_in_flight int, add column rate_limit int, add column rate_interval interval,
         add column fair boolean not null default false, add column ageing interval;
     alter table pgqueue.consumers
         add column by_key boolean generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
+        add column throttled boolean generated always as (max_in_flight is not null or rate_limit is not null) stored,
         add column limits_keys boolean generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored;
 
     -- ids of claims go on above the old ones
@@ -122,7 +125,8 @@ begin
     alter table pgqueue.claims
         alter column claim_id drop identity,
         add column arrival_nos int8multirange,
-        add column lanes int[];
+        add column lanes int[],
+        add column acted pgqueue.acted_run[];
     update pgqueue.claims c
     set arrival_nos = m.arrival_nos, lanes = m.lanes
     from (select claim_id, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos, array_agg(distinct lane) as lanes
@@ -140,7 +144,8 @@ begin
     alter table pgqueue.consumers add column partitions int, add column scheduled boolean not null default false;
     alter table pgqueue.consumers
         add column special boolean generated always as (partitions is not null or paused or scheduled or max_backlog is not null
-                                                        or per_key_interval is not null or ordering = 'stream') stored,
+                                                        or per_key_interval is not null or max_in_flight is not null or rate_limit is not null
+                                                        or ordering = 'stream') stored,
         add column archives boolean generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored;
     alter table pgqueue.publications add column expires_at timestamptz;
     alter table pgqueue.streams add column incarnation uuid not null default gen_random_uuid();
@@ -152,7 +157,8 @@ begin
     end loop;
 
     -- what was staged has a reservation of what is not published of it
-    alter table pgqueue.staged_writes add column reservation_id bigint, add column dedup_keys text[];
+    alter table pgqueue.staged_writes add column reservation_id bigint, add column dedup_keys text[], add column consumers int[],
+        add column expires_at timestamptz, add column routed boolean not null default false;
     for v_staged in select * from pgqueue.staged_writes order by staged_id loop
         insert into pgqueue.reservations (stream_id, xid, seqs, reserved_at)
         values (v_staged.stream_id, '0',

@@ -175,6 +175,15 @@ as $$
     select count(*) from extended
 $$;
 
+-- The messages of a claim on which its query has acted, but for those that retention took since.
+create or replace function pgqueue._acted_seqs(p_claim pgqueue.claims) returns int8multirange
+language plpgsql stable
+as $$
+begin
+    return case when p_claim.acted is null then '{}' else (select range_agg(seqs) from unnest(p_claim.acted)) - coalesce(
+        (select (pgqueue._trimmed(stream_id)).o_seqs from pgqueue.consumers where consumer_id = p_claim.consumer_id), '{}') end;
+end $$;
+
 -- Prepares the messages of a micro-batch to be read, again if need be: extends the reader's claims in (start, end], and claims
 -- back what is free of those that it lost. A batch that another process had planned is delivered once more: so says its deliver_count.
 --   p_process           who asks: a process that plans a batch twice delivers it once; null: nobody in particular, which counts nothing
@@ -241,7 +250,7 @@ begin
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
     loop
-        planned := planned + v_claim.remaining;
+        planned := planned + v_claim.remaining + pgqueue._cardinality(pgqueue._acted_seqs(v_claim));
         v_missing := pgqueue._missing(v_consumer, v_claim);
         taken_over := taken_over + v_missing.o_taken_over;
         gone := gone + v_missing.o_gone;
@@ -274,7 +283,7 @@ begin
     end if;
     v_rest := v_rest - coalesce((select range_agg(seqs) from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed'), '{}');
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
-    v_rest := v_rest - v_skips - (pgqueue._trimmed(p_consumer.stream_id)).o_seqs;
+    v_rest := v_rest - v_skips - (pgqueue._trimmed(p_consumer.stream_id)).o_seqs - pgqueue._acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',
                    p_consumer.stream_id) into v_there using v_rest;
     -- what its owner has settled may be deleted too: which ones these are is not known
@@ -314,6 +323,7 @@ declare
     v_part  int8multirange;
     v_count bigint := 0;
 begin
+    p_claim.seqs := p_claim.seqs - pgqueue._acted_seqs(p_claim);  -- what its query returned is for others, too
     if p_claim.ordered then
         v_ends := pgqueue._line_is_free(p_consumer, p_cursor, p_claim);
         if v_ends is not null then
@@ -414,15 +424,20 @@ begin
 end $$;
 
 -- The messages of a micro-batch as ranges [lo, hi) of seq, in the order of delivery; merged for ordering=none, where
--- no order is promised beyond priority. Locks nothing.
+-- no order is promised beyond priority. Messages on which its query has acted are among them, as they were; but for those that retention took
+-- since. Locks nothing.
 create or replace function pgqueue.reader_plan(p_reader uuid, p_start_claim bigint, p_end_claim bigint)
 returns table (lo bigint, hi bigint, priority int, deliver_count int)
 language sql stable
 as $$
-    with run as (
+    with claim as materialized (
+        select * from pgqueue.claims where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
+    ), run as (
         select c.ordered, c.claim_id, m.lane, m.arrival_no, m.priority, m.deliver_count, m.seqs
-        from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
-        where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim
+        from claim c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
+        union all
+        select c.ordered, c.claim_id, a.lane, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
+        from claim c cross join lateral (select pgqueue._acted_seqs(c::pgqueue.claims) as seqs offset 0) t cross join lateral unnest(c.acted) a
     ), merged as (
         select claim_id, lane, arrival_no, priority, deliver_count, seqs from run where ordered
         union all

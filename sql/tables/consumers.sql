@@ -24,14 +24,19 @@ create table if not exists pgqueue.consumers (
     per_key_interval   interval,                                 -- in each such time ...
     per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
+    max_in_flight      int,                                      -- messages that may be in open claims, see core/throttle.sql; null: any
+    rate_limit         int,                                      -- so many messages are delivered at most ...
+    rate_interval      interval,                                 -- ... within any such time; null: any
     ageing             interval,                                 -- so much longer waiting is worth a priority; null: nothing is
     -- whether it deals by key, and whether it has limits of keys
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
     limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
+    throttled          boolean     generated always as (max_in_flight is not null or rate_limit is not null) stored,
     scheduled          boolean     not null default false,  -- its stream has schedules
     -- whether claims have more to ask than what is ready, and whether acknowledgements have more to do than to forget
     special            boolean     generated always as (partitions is not null or paused or scheduled or max_backlog is not null
-                                                        or per_key_interval is not null or ordering = 'stream') stored,
+                                                        or per_key_interval is not null or max_in_flight is not null or rate_limit is not null
+                                                        or ordering = 'stream') stored,
     archives           boolean     generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored,
     unique (stream_id, name)
 );
@@ -76,6 +81,9 @@ create table if not exists pgqueue.consumer_cursors (
     gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
     -- Filtered consumers only.
     sift_from        bigint,                                             -- something is unsifted, nothing of it before this line_no; null: nothing is
+    -- With rate_limit only: how many messages were delivered lately, and up to when. See core/throttle.sql.
+    delivered        int[],
+    delivered_at     timestamptz[],
     -- Ordered consumers only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
@@ -169,6 +177,16 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
+-- Messages of a Spark reader's claim on which its query has acted, as they were: they are of its micro-batch still (spark/actions.sql).
+-- And what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
+do $$
+begin
+    if to_regtype('pgqueue.acted_run') is null then
+        create type pgqueue.acted_run as (lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
+        create type pgqueue.action as (action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+    end if;
+end $$;
+
 -- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
 -- The lease is on the claim, not on its messages. A claim's id is a rising number and random low bits (see _new_claim_id).
 create table if not exists pgqueue.claims (
@@ -187,7 +205,8 @@ create table if not exists pgqueue.claims (
     archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
-    lanes              int[]
+    lanes              int[],
+    acted              pgqueue.acted_run[]                  -- of seqs, what its query settled by actions; null: nothing
 );
 do $$
 begin

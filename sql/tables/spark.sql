@@ -38,23 +38,27 @@ create table if not exists pgqueue.staged_writes (
     message_count bigint         not null,
     staged_at     timestamptz    not null default clock_timestamp(),
     reservation_id bigint        not null,
-    dedup_keys    text[]                     -- one per number of seqs in their order, null for those without; null: no message has one
+    dedup_keys    text[],                    -- one per number of seqs in their order, null for those without; null: no message has one
+    consumers     int[],                     -- null: all
+    expires_at    timestamptz,
+    routed        boolean        not null default false  -- its batch may have other streams too
 );
 
 create table if not exists pgqueue.sink_batches (
     sink          text        not null,
-    stream_id     int         not null,
+    stream_id     int         not null,  -- 0: several, by a column. Below: not what it published, but what else it did (spark/actions.sql)
     batch         bigint      not null,
     message_count bigint      not null,
     published_at  timestamptz not null default clock_timestamp(),
     primary key (sink, stream_id, batch)
 );
 
--- Which stream the queries that write were writing to. What was published is forgotten with a stream; this is not, so that a query
--- notices when another stream has the name of its own.
+-- Which streams the queries that write were writing to. What was published is forgotten with a stream; this is not, so that a query
+-- notices when another stream has the name of one of its own.
 create table if not exists pgqueue.sink_streams (
-    sink      text primary key,
-    stream_id int  not null,
+    sink      text not null,
     name      text not null,
-    noted_at  timestamptz not null default clock_timestamp()
+    stream_id int  not null,
+    noted_at  timestamptz not null default clock_timestamp(),
+    primary key (sink, name)
 );

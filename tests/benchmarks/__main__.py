@@ -22,6 +22,7 @@ from tests.benchmarks.retention import retention
 from tests.benchmarks.settings import settings
 from tests.benchmarks.sink import sink
 from tests.benchmarks.source import source
+from tests.benchmarks.tables import tables
 from tests.benchmarks.worker import worker
 
 BENCHMARKS = {
@@ -31,6 +32,7 @@ BENCHMARKS = {
         claims,
         positions,
         source,
+        tables,
         sink,
         queries,
         retention,

@@ -16,6 +16,7 @@ from adbc_driver_manager import dbapi as adbc
 from adbc_driver_postgresql import dbapi
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
@@ -57,6 +58,9 @@ class Plain(DataSource):
 
     def schema(self) -> str:
         return SCHEMA
+
+    def reader(self, schema: StructType) -> PlainBatchReader:
+        return PlainBatchReader(PlainReader(self.options, schema))
 
     def streamReader(self, schema: StructType) -> PlainReader:
         return PlainReader(self.options, schema)
@@ -100,6 +104,20 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for batch in cursor.fetch_record_batch():
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=target)
+
+
+class PlainBatchReader(DataSourceReader):
+    """Reads the first batch of the other one."""
+
+    def __init__(self, reader: PlainReader):
+        self._reader = reader
+
+    def partitions(self) -> list[Slice]:  # type: ignore[override]
+        start = self._reader.initialOffset()
+        return self._reader.partitions(start, self._reader.latestOffset(start, None))
+
+    def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        return self._reader.read(partition)
 
 
 class Nothing(DataSource):

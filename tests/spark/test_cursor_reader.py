@@ -24,6 +24,7 @@ from spark_pgqueue.spark.datasource import PgQueueDataSource
 from tests.spark.conftest import Queue
 from tests.sql import clock
 from tests.sql.queue import maintain
+from tests.sql.test_standby import follow, pair  # noqa: F401
 
 Rows = list[tuple[str, int]]
 
@@ -336,6 +337,7 @@ def test_available_now_reads_what_is_published_then_and_nothing_later(queue: Que
     while (rows := query.batch()) is not None:
         seen += rows
         queue.send("t", 4, 6)
+        assert len(query.log) < 5, "it does not end"
     assert sorted(seen) == of("s", 1, 25) + of("t", 1, 3)
     assert len(query.log) == 3, "the last one has fewer than minMessagesPerTrigger"
     query.restart()
@@ -432,3 +434,22 @@ def test_data_of_two_kinds_are_not_one_column(queue: Queue, start: Start, monkey
             ask()
     with pytest.raises(PgQueueError, match="unknown stream 'nowhere'"):
         start(stream="nowhere")
+
+
+@pytest.mark.longer
+def test_a_standby_is_read_from(pair):  # noqa: F811
+    primary, standby = pair
+    queue = Queue(primary.url, Path())
+    queue.sql("set synchronous_commit = on; select pgqueue.send('s', '1')")
+    query = Query(standby.url, streams="s")
+    with connect(primary.url) as conn, connect(standby.url) as there:
+        follow(conn, there)
+        assert query.batch() == of("s", 1, 1)
+        conn.execute("set synchronous_commit = on")
+        conn.execute("select pgqueue.send('s', '2')")
+        follow(conn, there)
+        assert query.rest() == [of("s", 2, 2)]
+    assert (query.reader.reportLatestOffset() or {})["backlog"] == 0
+    query.restart(startingOffsets="latest")
+    assert query.rows(*query.log[0]) == of("s", 1, 1)
+    query.stop()

@@ -394,7 +394,7 @@ class TestBadInput:
             ("'x' as data", {"stream": "nope"}, "unknown stream 'nope'"),
             ("'x' as data", {"consumers": "c,nope"}, "'nope' in option consumers"),
             ("'x' as data", {"path": "/some/where"}, "sink has no option path"),
-            ("'x' as data", {"consumer": "c"}, "sink has no option consumer"),
+            ("'x' as data", {"consumer": "c"}, "option consumer is for actions"),
             ("'x' as data", {"txnAppId": "a"}, "txnAppId and txnVersion must be given together"),
             ("'x' as value", {}, "column data is missing: the DataFrame has value"),
             ("1 as data", {}, "column data is int, and must be string for stream s"),

@@ -121,7 +121,9 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
             check_gate(consumers[run.consumer_id], run)
             continue
         consumers[run.consumer_id].runs.append(run)
-    for claim in cur.execute("select * from pgqueue.claims").fetchall():
+    for claim in cur.execute(
+        "select *, array(select a.seqs from unnest(acted) a) as acted_seqs from pgqueue.claims"
+    ).fetchall():
         assert claim.consumer_id in consumers, f"a claim of no consumer: {claim}"
         consumers[claim.consumer_id].claims.append(claim)
     passing = cur.execute(
@@ -256,6 +258,10 @@ def check_claims(c: Consumer) -> None:
         assert accounted <= claim.message_count, f"{claim}"
         assert claim.reader is not None or claim.remaining > 0, f"an empty claim: {claim}"
         assert claim.ordered == c.by_key or not claim.live
+        acted = [seq for seqs in claim.acted_seqs for seq in numbers(seqs)]
+        assert len(set(acted)) == len(acted), f"acted upon twice: {claim}"
+        assert set(acted) <= numbers(claim.seqs), f"acted upon what it did not have: {claim}"
+        assert len(acted) <= claim.settled, f"acted upon, and not settled: {claim}"
         suspects = [run for run in c.runs if run.claim_id == claim.claim_id and run.note]
         at_most = [run.note["at_most"] for run in suspects if "at_most" in run.note]
         if claim.reader is None and at_most:

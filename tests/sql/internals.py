@@ -388,6 +388,20 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
     conn.execute("lock table pgqueue.sink_batches in share mode")
 
 
+def lock_claim(conn: psycopg.Connection, claim_id: int) -> None:
+    """Let nobody settle or take over a claim until the end of the transaction."""
+    conn.execute("select from pgqueue.claims where claim_id = %s for update", [claim_id])
+
+
+def note_trim(conn: psycopg.Connection, stream_id: int, seqs: list[int]) -> None:
+    """Note that these messages of a stream were trimmed, and their publication."""
+    conn.execute(
+        "select pgqueue._note_trim(%s, '{}', (select range_agg(int8range(s, s, '[]'))"
+        " from unnest(%s::bigint[]) s), %s)",
+        [stream_id, seqs, len(seqs)],
+    )
+
+
 # States that are large
 
 IN_FLIGHT = 10**17

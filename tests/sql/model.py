@@ -26,7 +26,7 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.explaining import check_explanations
-from tests.sql.model_limits import CHANGES, LIMITS, Limits
+from tests.sql.model_limits import CHANGES, LIMITS, SOME_LIMITS, Limits
 from tests.sql.queue import call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
@@ -180,12 +180,15 @@ class QueueMachine(RuleBasedStateMachine):
             But nothing wrong, and in the end everything. So also where retention skips, which
             takes and releases what it needs.
         unread: what retention does with what a consumer owes.
+        limited: each consumer has limits of keys, at first, and most messages have the same key;
+            nobody reads beside them.
     """
 
     url: str
     ordering: str
     bounded: bool = False
     unread: str = "keep"
+    limited: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,6 +257,8 @@ class QueueMachine(RuleBasedStateMachine):
                 named: bool, dedup_keys: Any = None,
                 lives: int | None = None) -> Publication:  # fmt: skip
         """Send; answers what was published, without duplicates."""
+        if self.limited:
+            keys = ["a" if key == "c" else key for key in keys]
         if named:
             names = [c.name for c in self.consumers[::2]]
             ids = {c.consumer_id for c in self.consumers[::2]}
@@ -435,13 +440,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize(more=st.booleans(), limit=st.sampled_from([None, 1, 2, 3]), topic=TOPICS,
                 unread=st.sampled_from(["keep", "keep", "drop"]), backoff=BACKOFFS,
-                limits=LIMITS)  # fmt: skip
+                limits=LIMITS, some=SOME_LIMITS)  # fmt: skip
     def start(self, more: bool, limit: int | None, topic: str | None, unread: str,
-              backoff: Any, limits: Any) -> None:  # fmt: skip
+              backoff: Any, limits: Any, some: Any) -> None:  # fmt: skip
+        limits = some if self.limited else limits
         self.unread, self.bounded = unread, self.bounded or unread == "drop"
         self.add_consumer("earliest", limit, None, backoff, limits)
         if more:
-            self.add_consumer("latest", None, topic, {}, {})
+            self.add_consumer("latest", None, topic, {}, some if self.limited else {})
         self.group_id = value(self.conn, "create_group", self.stream, "group", PARTITIONS,
                               "earliest")  # fmt: skip
 
@@ -726,6 +732,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert value(self.conn, action, claim.claim_id) == 0
         assert internals.runs(self.conn) == before
 
+    @precondition(lambda self: not self.limited)
     @rule(data=st.data(), size=st.sampled_from([None, 1, 2, 3, 100]), crash=st.booleans(),
           mode=MODES)  # fmt: skip
     def reader_claim(self, data: Any, size: int | None, crash: bool, mode: str) -> None:
@@ -878,6 +885,7 @@ class QueueMachine(RuleBasedStateMachine):
         found = {seq for p in self.published if p.consumers is None for seq, _ in p.messages}
         return found | self.trimmed
 
+    @precondition(lambda self: not self.limited)
     @rule(size=SIZES, mode=MODES)
     def read(self, size: int, mode: str) -> None:
         offset = None if self.offset is None else Jsonb(self.offset)
@@ -901,6 +909,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.was_read == self.for_all(), "not read, though it is there"
         self.offset = rows[0].next_offset
 
+    @precondition(lambda self: not self.limited)
     @rule(size=SIZES, mode=MODES, worker=st.sampled_from(["w1", "w2", "w3"]),
           sleeps=st.sampled_from([False, False, False, True]))  # fmt: skip
     def work_in_group(self, size: int, mode: str, worker: str, sleeps: bool) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Of a new consumer. Mostly none: then it is another kind of consumer.
-LIMITS: Any = st.sampled_from([
-    {}, {}, {}, {"per_key_limit": 1}, {"per_key_limit": 2}, {"fair": True},
+# Of a new consumer: mostly none; and where histories are about limits.
+_SOME: list[dict[str, Any]] = [
+    {"per_key_limit": 1}, {"per_key_limit": 2}, {"fair": True},
     {"per_key_interval": "1 hour"}, {"per_key_interval": "2 hours", "per_key_burst": 2},
     {"per_key_limit": 2, "per_key_interval": "1 hour", "per_key_burst": 3, "fair": True},
-])  # fmt: skip
+]  # fmt: skip
+LIMITS: Any = st.sampled_from([{}] * 8 + _SOME)
+SOME_LIMITS: Any = st.sampled_from(_SOME)
 
 # To a consumer that is in use.
 CHANGES: Any = st.sampled_from([

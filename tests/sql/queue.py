@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
 
 from tests.sql import internals
 from tests.sql.internals import rows
@@ -196,6 +197,20 @@ def publish(
 ) -> bool:  # fmt: skip
     """Publish a batch of so many messages; whether it was this call that did."""
     return value(conn, "publish_staged", sink, batch, stream, blocks, n, **options)
+
+
+def action(action: str, seqs: list[int], name: str = "c", **more: Any) -> dict[str, Any]:
+    """What a row of a write says, of these messages."""
+    ranges = ",".join(f"[{seq},{seq + 1})" for seq in seqs)
+    return {"action": action, "stream": "s", "consumer": name, "seqs": f"{{{ranges}}}", **more}
+
+
+def settle(
+    conn: Conn, *actions: dict[str, Any], batch: int = 0, sink: str = "sink", **options: Any
+) -> tuple[bool, int, int]:
+    """Settle messages by their numbers: whether it was this call, how many, how many not."""
+    (row,) = call(conn, "settle_messages", sink, batch, Jsonb(list(actions)), **options)
+    return tuple(row)
 
 
 class Reader:

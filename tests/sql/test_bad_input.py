@@ -41,6 +41,14 @@ UNKNOWN_CONSUMER = ["unknown consumer", "of stream 't'", "create_consumer", "The
 RECEIVERS = ["p_consumers", "null to publish to all"]
 DROPPED = ["stream", "dropped"]
 
+
+def action(action: str, **more: str) -> str:
+    """A list of one action, as SQL."""
+    known = {"action": action, "stream": "t", "consumer": "c", "seqs": "{[1,2)}", **more}
+    pairs = ", ".join(f"'{name}', '{value}'" for name, value in known.items())
+    return f"jsonb_build_array(jsonb_build_object({pairs}))"
+
+
 CASES: list[Case] = [
     # streams
     ("create_stream(null)", "PQ003", ["null", "stream", *NAME]),
@@ -115,6 +123,9 @@ CASES: list[Case] = [
     ("receive_where('t', 'c', '$', p_visibility_timeout => '0')", "PQ003", ["p_visibility_timeout", *TIMEOUT]),
     ("receive_where('t', 'c', '$', p_look => 0)", "PQ003", ["p_look", "1 to 1000000, not 0"]),
     ("receive_where('t', 'c', '$', p_look => null)", "PQ003", ["p_look", "null"]),
+    ("alter_consumer('t', 'c', '{\"max_in_flight\": 0}')", "PQ003", ["max_in_flight", "at least 1, not 0"]),
+    ("alter_consumer('t', 'c', '{\"rate_limit\": 5}')", "PQ003", ["rate_limit messages", "both are needed"]),
+    ("alter_consumer('t', 'c', '{\"rate_interval\": \"5\"}')", "PQ003", ["rate_interval", "longer than 0"]),
     ("cancel('no', 'c', '{1}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("cancel('t', 'no', '{1}')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("cancel('t', 'c', null)", "PQ003", ["p_seqs", "null", "seek takes all"]),
@@ -487,9 +498,29 @@ CASES: list[Case] = [
     ("stage('s', 1, {t}, '{[1,3)}', 40000)", "PQ003", ["not 40000", *PRIORITY]),
     ("stage('s', 1, {t}, '{[1,3)}', null)", "PQ003", ["not null", *PRIORITY]),
     ("stage('s', 1, {t}, '{[1,3)}', 0, 'infinity')", "PQ003", ["p_deliver_at", "infinity"]),
+    ("stage('s', 1, {t}, '{[1,3)}', p_consumers => '{no}')", "PQ002", ["'no'", *RECEIVERS]),
+    ("stage('s', 1, {t}, '{[1,3)}', p_consumers => '{}')", "PQ003", ["empty", *RECEIVERS]),
+    ("stage('s', 1, {t}, '{[1,3)}', p_expires_at => 'infinity')", "PQ003", ["p_expires_at is a time"]),
+    *(
+        (f"{name}('txn:a', 0, {actions})", code, says)
+        for name, mine, other in (("settle_messages", "ack", "redrive"), ("revive_messages", "retry", "ack"))
+        for actions, code, says in (
+            ("null", "PQ003", ["p_actions", "null"]),
+            ("'5'", "PQ003", ["p_actions", "number"]),
+            (action(other), "PQ003", ["p_action is", f"not '{other}'"]),
+            (action(mine, stream="no"), "PQ001", ["'no'", *UNKNOWN_STREAM]),
+            (action(mine, consumer="no"), "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
+            (action(mine, seqs="{}"), "PQ003", ["p_seqs", "not {}"]),
+            (action(mine, seqs="{[1,)}"), "PQ003", ["p_seqs", "not {[1,)}"]),
+            (action(mine, delay="-1 s"), "PQ003", ["p_delay", *DELAY, "'-00:00:01'"]),
+            (f"{action(mine)} || {action(mine, reason='r')}", "PQ003", ["message 1 of consumer 'c'", "two actions"]),
+        )
+    ),
+    ("settle_messages(null, 0, '[]')", "PQ003", ["p_sink", "null"]),
+    ("revive_messages('txn:a', -1, '[]')", "PQ003", ["p_batch", "not 'txn:a' and -1"]),
     ("publish_staged(null, 0, {t}, array[{staged}], 1)", "PQ003", ["p_sink", "null"]),
     ("publish_staged('s', null, {t}, array[{staged}], 1)", "PQ003", ["p_batch", "null"]),
-    ("publish_staged('s', 0, null, array[{staged}], 1)", "PQ001", DROPPED),
+    ("publish_staged('s', 0, null, array[{staged}], 1)", "PQ008", ["batch 0", "0 of 1 staged"]),
     ("publish_staged('s', 0, 999, array[{staged}], 1)", "PQ001", DROPPED),
     ("publish_staged('s', 0, {j}, array[{staged}], 1)", "PQ008", ["batch 0", "sink s", "0 of 1"]),
     ("publish_staged('s', 0, {t}, null, 0)", "PQ003", ["p_staged", "null"]),
@@ -501,8 +532,6 @@ CASES: list[Case] = [
     ("publish_staged('s', 0, {t}, '{}', 1)", "PQ008", ["0 of 1 messages"]),
     ("publish_staged('x', 0, {t}, array[{staged}], 1)", "PQ008", ["sink x", "0 of 1"]),
     ("publish_staged('s', 1, {t}, array[{staged}], 1)", "PQ008", ["batch 1", "0 of 1"]),
-    ("publish_staged('s', 0, {t}, array[{staged}], 1, '{no}')", "PQ002", ["'no'", *RECEIVERS]),
-    ("publish_staged('s', 0, {t}, array[{staged}], 1, '{}')", "PQ003", ["empty", *RECEIVERS]),
 ]  # fmt: skip
 
 # claim and receive are the same
@@ -539,6 +568,8 @@ READ_COMMITTED_ONLY = [
     "reader_resume({reader}, {consumer}, 0, 0)",
     "reader_ack({reader}, {consumer}, 0)",
     "reader_release({reader}, {consumer}, 0)",
+    "settle_messages('txn:a', 0, '[]')",
+    "revive_messages('txn:a', 0, '[]')",
 ]
 
 
@@ -680,6 +711,9 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "retry.p_seqs": "others are passed over, and null is all that failed",
         "dead_letter.p_reason": "any text",
         "dead_letter.p_details": "any JSON",
+        "settle_messages.p_query_id": "a query that reads nothing here is nobody in particular",
+        "settle_messages.p_replayed": "a boolean, null is false",
+        "stage.p_routed": "a boolean",
         "reader_resume.p_process": "null is nobody in particular",
         "reader_claim.p_upto_publication": "null is no bound, and an unknown one is a bound",
     }

@@ -281,6 +281,16 @@ def test_each_consumer_has_its_own_capacity_of_what_it_gets(conn: Conn) -> None:
     send_all(conn, ["x"], p_keys=["k"], p_consumers=["urgent"], **urgent)
 
 
+@pytest.mark.small_limits
+def test_what_a_filter_has_not_judged_yet_counts_if_it_passes(conn: Conn) -> None:
+    capped(conn, 2, p_where='$.key != "x"')
+    *_, last = send_keys(conn, *"xaxbxcxdxd")
+    receive(conn, 1)
+    assert states(conn)[last] in ("unsifted", "ready")
+    rejected(conn, "d")
+    assert [room(conn, k) for k in "cdx"] == [1, 0, 20]
+
+
 def by_copy(conn: Conn, stream: int, keys: list[str]) -> None:
     """Publishes messages that were written with COPY."""
     with conn.transaction():
@@ -616,6 +626,11 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     assert receive(conn) == []
     assert set(states(conn).values()) == {"delayed"}
     assert cost_of_a_look(conn, "job 1500", True) < 30
+    assert one(
+        conn,
+        "select owed <> '{}' from pgqueue.consumers c cross join lateral"
+        " pgqueue._judge_keys(c, array[hashtextextended('job 1500', 0)], true)",
+    )
     rejected(conn, "job 1500")
 
 

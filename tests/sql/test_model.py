@@ -22,14 +22,23 @@ EXAMPLES = int(os.environ.get("PGQUEUE_MODEL_EXAMPLES", "15"))
 
 @pytest.mark.small_limits
 @pytest.mark.timeout(600)  # hypothesis takes up to 300 s to make a history that fails shorter
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_any_history_follows_the_model(url: str, ordering: str, has_small_limits: bool) -> None:
+@pytest.mark.parametrize(
+    ("ordering", "limited"),
+    [
+        *((ordering, False) for ordering in ORDERINGS),
+        *(pytest.param(each, True, marks=pytest.mark.longer) for each in ("none", "key")),
+    ],
+)
+def test_any_history_follows_the_model(
+    url: str, ordering: str, limited: bool, has_small_limits: bool
+) -> None:
     class Machine(QueueMachine):
         pass
 
     # By key, a claim serves what it finds before it takes, and may hold less than there is.
     bounded = has_small_limits or ordering == "key"
     Machine.url, Machine.ordering, Machine.bounded = url, ordering, bounded
+    Machine.limited = limited
     with connection.connect(url) as conn:  # a history that fails leaves its stream behind
         reset: LiteralString = "select pgqueue.drop_stream(name) from pgqueue.streams"
 

@@ -89,15 +89,15 @@ def test_what_is_ready_new_due_and_expired_is_looked_at(conn: Conn) -> None:
     consumer(conn)
     later = now(conn) + timedelta(hours=1)
     due = send(conn, p_key="a", p_deliver_at=later)
-    held = send(conn, p_key="a")
-    ready, other = send_keys(conn, "a", "b")
-    assert seqs_of(receive(conn, 1)) == [held]
-    assert seqs_of(where(conn, key_is("a"))) == [ready]
+    held = send_keys(conn, "a", "a")  # a single one that expires would come alone
+    ready, more, other = send_keys(conn, "a", "a", "b")
+    assert seqs_of(receive(conn, 2)) == held
+    assert seqs_of(where(conn, key_is("a"))) == [ready, more]
     assert where(conn, key_is("a")) == []
     clock.pass_time(conn, timedelta(hours=2))
     clock.end_leases(conn)
     new = send(conn, p_key="a")
-    assert set(seqs_of(where(conn, key_is("a")))) == {held, ready, due, new}
+    assert set(seqs_of(where(conn, key_is("a")))) == {*held, ready, more, due, new}
     assert {seq: s for seq, s in states(conn).items() if s != "claimed"} == {other: "ready"}
 
 

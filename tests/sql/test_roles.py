@@ -49,6 +49,7 @@ FUNCTIONS = {
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "reader_lag", "reader_available", "reader_ack", "recent_size",
         "reader_state", "reader_release", "reader_fork",
+        "settle_messages",
         "_check_timeout",
     },
     "observer": {
@@ -63,7 +64,7 @@ FUNCTIONS = {
         "scan_archived", "scan_publications",
         "schema_version", "open_stream", "create_stream", "alter_stream", "drop_stream",
         "create_consumer", "alter_consumer", "drop_consumer", "seek", "replay", "retry", "cancel",
-        "read_dead", "redrive", "purge_dead",
+        "read_dead", "redrive", "purge_dead", "revive_messages",
         "pause", "resume", "create_group", "drop_group", "reset_group",
         "set_retention", "maintain", "maintain_all", "is_restored", "recover",
         "set_dedup_window",

@@ -55,6 +55,7 @@ ALL: dict[str, dict[str, Any]] = {
     "rate": {"per_key_interval": "1 s"},
     "capacity": {"per_key_capacity": 100_000},
     "fair": {"fair": True},
+    "throttle": {"max_in_flight": 1000, "rate_limit": 1000, "rate_interval": "1 s"},
 }
 
 

@@ -135,16 +135,26 @@ def test_priority_time_and_consumers_of_staged_messages(conn: Conn, stream: int)
     for name in "cd":
         consumer(conn, name)
     due = now(conn) + seconds(60)
+    soon = now(conn) + seconds(0.2)
     blocks = [
-        stage(conn, stream, 1),
-        stage(conn, stream, 1, p_priority=3),
-        stage(conn, stream, 2, p_deliver_at=due),
+        stage(conn, stream, 1, p_consumers=["c"]),
+        stage(conn, stream, 1, p_priority=3, p_consumers=["c"]),
+        stage(conn, stream, 2, p_deliver_at=due, p_consumers=["c"]),
+        stage(conn, stream, 1, p_consumers=["d", "c"]),
+        stage(conn, stream, 1, p_expires_at=soon),
     ]
-    assert publish(conn, stream, blocks, 4, p_consumers=["c"])
-    assert [(r.seq, r.priority) for r in receive(conn)] == [(2, 3), (1, 0)]
-    assert states(conn) == {1: "claimed", 2: "claimed", 3: "delayed", 4: "delayed"}
+    while now(conn) < soon + seconds(1):  # it expires at the end of the second
+        time.sleep(0.05)
+    assert publish(conn, stream, blocks, 6)
+    assert [(r.seq, r.priority) for r in receive(conn)] == [(2, 3), (1, 0), (5, 0)]
+    assert {seq: each for seq, each in states(conn).items() if each != "claimed"} == {
+        3: "delayed",
+        4: "delayed",
+        6: "dead",
+    }
     assert state(conn, 3).not_visible_until == due
-    assert states(conn, "d") == {}
+    assert seqs_of(receive(conn, name="d")) == [5]
+    assert states(conn, "d") == {5: "claimed", 6: "dead"}
 
 
 @pytest.mark.parametrize(

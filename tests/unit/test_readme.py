@@ -17,7 +17,13 @@ import pytest
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection
-from spark_pgqueue.spark.options import CURSOR_OPTIONS, SINK_OPTIONS, SOURCE_OPTIONS
+from spark_pgqueue.spark.columns import ACTION_COLUMNS, MESSAGE_COLUMNS
+from spark_pgqueue.spark.options import (
+    CURSOR_OPTIONS,
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    TABLE_OPTIONS,
+)
 from tests.pages import GIVEN_URL, blocks_of, environment_of, run_commands
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -151,11 +157,21 @@ def options_of(section: str) -> dict[str, tuple[str, str]]:
     [
         ("The source", SOURCE_OPTIONS),
         ("Reading a stream without a consumer", CURSOR_OPTIONS),
+        ("Reading in batches", TABLE_OPTIONS),
         ("The sink", SINK_OPTIONS),
     ],
 )
 def test_every_option_is_in_the_table(section, options):
     assert options_of(section) == {each.name: (each.allowed, each.help) for each in options}
+
+
+def test_every_column_of_the_sink_is_in_a_table():
+    text = README.split("\n## The sink\n")[1].split("\n## ")[0]
+    tables = [table.split("\n\n")[0] for table in text.split("| column | type | |\n")[1:]]
+    found = [
+        set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", t, re.M)))) for t in tables
+    ]
+    assert found == [set(MESSAGE_COLUMNS), set(ACTION_COLUMNS)]
 
 
 def test_the_commands_are_in_the_makefile():

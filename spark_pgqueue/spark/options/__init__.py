@@ -27,12 +27,14 @@ from spark_pgqueue.spark.options.table import (
     names_table,
     parse_table,
 )
-from spark_pgqueue.spark.options.values import duration, size
+from spark_pgqueue.spark.options.values import ACTIONS, REVIVING, duration, size
 
 __all__ = [
+    "ACTIONS",
     "CONSUMER_OF",
     "CURSOR_NAMES",
     "CURSOR_OPTIONS",
+    "REVIVING",
     "SINK_NAMES",
     "SINK_OPTIONS",
     "SOURCE_NAMES",

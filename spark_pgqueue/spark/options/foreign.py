@@ -34,6 +34,9 @@ FOREIGN = {
     "endingtimestamp": "use trigger(availableNow=True): it reads what is there when it starts",
     "endingoffsetsbytimestamp": "use endingTimestamp, or endingOffsets with a time for each "
     "stream, in a batch without consumer",
+    "fetchoffset.numretries": "use retryTimeout",
+    "fetchoffset.retryintervalms": "leave it out: see retryTimeout",
+    "kafkaconsumer.polltimeoutms": "use retryTimeout",
     "maxoffsetspertrigger": "use maxMessagesPerTrigger, when reading",
     "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
-from spark_pgqueue.spark.options.values import a_name, names, not_negative
+from spark_pgqueue.spark.options.values import ACTIONS, a_name, action, names, not_negative
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,10 @@ class SinkOptions:
     """The sink's options, parsed. The fields are those of `SINK_OPTIONS`."""
 
     url: str | None = field(repr=False)  # it may hold a password
-    stream: str
+    stream: str | None
     consumers: tuple[str, ...] | None
+    action: str | None
+    consumer: str | None
     txn_app_id: str | None
     txn_version: int | None
     retry_timeout: timedelta
@@ -30,6 +32,11 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
     """
     options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
+    if options.action is not None and options.consumers is not None:
+        raise PgQueueError(
+            "option consumers is for what is sent, and with option action nothing is",
+            hint="remove consumers, or name the one whose messages these are by option consumer",
+        )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise PgQueueError(
             "options txnAppId and txnVersion must be given together",
@@ -45,21 +52,45 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 SINK_OPTIONS = (
     *CONNECTION,
-    Option("stream", a_name, "a stream's name", None, "The stream to write.", required=True),
+    Option(
+        "stream",
+        a_name,
+        "a stream's name",
+        None,
+        "The stream to write; of rows with an action, the stream of their messages. With a column "
+        "stream, only for rows where that is null.",
+    ),
     Option(
         "consumers",
         names,
         "names of consumers of the stream, with commas between them",
         None,
-        "Publish to these consumers alone. By default to all.",
+        "Publish to these consumers alone, but for rows with a column consumers that is not null. "
+        "By default to all.",
+    ),
+    Option(
+        "action",
+        action,
+        ", ".join(ACTIONS),
+        None,
+        "What all rows want to be done with messages; nothing is sent. By row: the column action.",
+    ),
+    Option(
+        "consumer",
+        a_name,
+        "a consumer's name",
+        None,
+        "Of rows with an action, whose messages these are, but for rows with a column consumer "
+        "that is not null.",
     ),
     Option(
         "txnAppId",
         a_name,
         "a name",
         None,
-        "Batch writes only: the writes of a txnAppId are published once by their txnVersion. One "
-        "with the last published version or a lower one writes nothing, and logs a warning.",
+        "Batch writes only: the writes of a txnAppId are published once by their txnVersion, and "
+        "their actions done once. One with the last published version or a lower one writes "
+        "nothing, and logs a warning.",
     ),
     Option("txnVersion", not_negative, "a whole number of at least 0", None, "See txnAppId."),
     RETRY_TIMEOUT,
@@ -77,4 +108,8 @@ SINK_NAMES = {
     "p_headers": "column headers",
     "p_data": "column data",
     "p_dedup_key": "column dedup_key",
+    "p_expires_at": "column expires_at",
+    "p_action": "column action",
+    "p_seqs": "column seq",
+    "p_delay": "column delay",
 }

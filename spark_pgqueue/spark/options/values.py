@@ -109,6 +109,20 @@ def position(text: str) -> str:
     return position
 
 
+ACTIONS = ("ack", "nack", "dead_letter", "redrive", "retry")
+"""What the rows of a write can want to be done with messages."""
+
+REVIVING = ("redrive", "retry")
+"""Those of them that bring messages back."""
+
+
+def action(text: str) -> str:
+    """One of `ACTIONS`. Raises ValueError."""
+    if text.strip().lower() not in ACTIONS:
+        raise ValueError
+    return text.strip().lower()
+
+
 def timestamp(text: str) -> str:
     """A time with a time zone, or milliseconds since 1970, for Postgres. Raises ValueError."""
     text = text.strip()

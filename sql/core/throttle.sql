@@ -1,0 +1,102 @@
+-- Limits of a whole consumer: how many messages may be in open claims (max_in_flight), and how many are delivered within a time (rate_limit,
+-- rate_interval). Claims of such a consumer are made with its lock, which they have to their commit, so that each sees those before it; a
+-- consumer without these settings pays nothing.
+--
+-- In flight is what open claims hold, also one whose lease has ended, until it is released. What was delivered lately is noted in the cursor: numbers of
+-- messages, and until when these count, which is rounded up to a twentieth of the interval, so that they are few.
+
+-- How many messages a claim may have: as many as it wants, or as the limits leave. Where that is less, leases that ended are looked for before.
+--   p_want  messages at most; p_held  of these it has already
+-- Returns the cursor, and how many. Needs the consumer's lock.
+create or replace function pgqueue._room(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_want bigint,
+                                         p_held bigint, out o_want bigint)
+language plpgsql
+as $$
+begin
+    o_want := p_want;
+    if p_consumer.max_in_flight is not null then
+        o_want := least(p_want, p_held + pgqueue._room_in_flight(p_consumer, p_claim_id));
+        if o_want < p_want then
+            p_cursor := pgqueue._probe_leases(p_consumer, p_cursor);
+            o_want := least(p_want, p_held + pgqueue._room_in_flight(p_consumer, p_claim_id));
+        end if;
+    end if;
+    if p_consumer.rate_limit is not null then
+        o_want := least(o_want, p_held + pgqueue._room_in_rate(p_consumer, p_cursor));
+    end if;
+end $$;
+
+-- How many messages more may be in flight; below 0 when there are too many since the limit was changed.
+--   p_claim_id  a claim that is being made; null: none
+create or replace function pgqueue._room_in_flight(p_consumer pgqueue.consumers, p_claim_id bigint) returns bigint
+language plpgsql
+as $$
+begin
+    return p_consumer.max_in_flight - pgqueue._held_by(p_claim_id)
+        - (select coalesce(sum(remaining), 0) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live);
+end $$;
+
+-- How many messages more may be delivered now.
+create or replace function pgqueue._room_in_rate(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns bigint
+language plpgsql
+as $$
+begin
+    return p_consumer.rate_limit - (select coalesce(sum(d.n), 0) from unnest(p_cursor.delivered, p_cursor.delivered_at) d (n, at)
+                                    where pgqueue._counts(p_consumer, d.at));
+end $$;
+
+-- Whether what was delivered at a time counts now. (What is in the future is so because the clock was set back.)
+create or replace function pgqueue._counts(p_consumer pgqueue.consumers, p_at timestamptz) returns boolean
+language sql volatile
+as $$ select p_at > clock_timestamp() - p_consumer.rate_interval and p_at <= clock_timestamp() + p_consumer.rate_interval / 10 $$;
+
+-- Notes that messages are delivered now, of a consumer with a rate. Returns the cursor.
+create or replace function pgqueue._note_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_count bigint) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_step float8 := extract(epoch from p_consumer.rate_interval)::float8 / 20;
+    v_at   timestamptz := to_timestamp(ceil(extract(epoch from clock_timestamp())::float8 / v_step) * v_step);
+begin
+    if p_consumer.rate_limit is null or p_count = 0 then
+        return p_cursor;
+    end if;
+    select array_agg(d.n order by d.at), array_agg(d.at order by d.at)
+    into p_cursor.delivered, p_cursor.delivered_at
+    from (select sum(n)::int as n, at from (select * from unnest(p_cursor.delivered, p_cursor.delivered_at) o (n, at) where pgqueue._counts(p_consumer, o.at)
+                                            union all
+                                            select p_count, v_at) a
+          group by at) d;
+    return p_cursor;
+end $$;
+
+-- Serves a claim of a consumer with such limits; see _fill.
+create or replace function pgqueue._fill_throttled(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+                                                   p_want bigint, p_upto bigint, p_held bigint, out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+language plpgsql
+as $$
+declare
+    v_room record := pgqueue._room(p_consumer, p_cursor, p_claim_id, p_want, p_held);
+    v_fill record;
+begin
+    o_cursor := v_room.p_cursor;
+    o_count := p_held;
+    if v_room.o_want > p_held then
+        p_consumer.throttled := false;
+        v_fill := pgqueue._fill(p_consumer, o_cursor, p_claim_id, v_room.o_want, p_upto, p_held);
+        o_cursor := pgqueue._note_delivered(p_consumer, v_fill.o_cursor, v_fill.o_count - p_held);
+        o_count := v_fill.o_count;
+    end if;
+end $$;
+
+-- Until when the limits of a consumer leave no room; null: they do. What is in flight may be settled at any moment, and nobody is told: so it is to be
+-- looked for again soon.
+create or replace function pgqueue._throttled_until(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns timestamptz
+language plpgsql
+as $$
+begin
+    return greatest(
+        case when p_consumer.max_in_flight is not null and pgqueue._room_in_flight(p_consumer, null) <= 0 then clock_timestamp() + interval '25 ms' end,
+        case when p_consumer.rate_limit is not null and pgqueue._room_in_rate(p_consumer, p_cursor) <= 0
+             then (select min(d.at) from unnest(p_cursor.delivered_at) d (at) where pgqueue._counts(p_consumer, d.at)) + p_consumer.rate_interval end);
+end $$;

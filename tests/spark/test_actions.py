@@ -1,0 +1,161 @@
+"""Rows that settle messages, or bring them back: by the query that has them, and by anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.spark.conftest import Queue
+
+pytestmark = pytest.mark.spark
+
+
+def act(queue: Queue, frame: DataFrame, action: str | None = None, **options: str) -> None:
+    """Write actions on messages of the consumer c of the stream in."""
+    given = {"url": queue.url, "stream": "in", "consumer": "c", **options}
+    if action is not None:
+        given["action"] = action
+    frame.write.format("pgqueue").mode("append").options(**given).save()
+
+
+def dead(queue: Queue) -> list[tuple[Any, ...]]:
+    return queue.sql("select data, reason, details from pgqueue.read_dead('in', 'c') order by seq")
+
+
+def test_a_batch_is_split_into_good_and_bad_and_its_replay_changes_nothing(queue: Queue, fails):
+    """Sends and actions are one transaction, once; the rows of the replay are the same."""
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 10)
+    attempts: list[list[str]] = []
+
+    def split(batch: DataFrame, batch_id: int) -> None:
+        bad = F.col("data") % 5 == 0
+        late = F.col("data") == "7"
+        batch.select(
+            F.when(bad, "dead_letter").when(late, "nack").alias("action"),
+            F.when(bad | late, "in").otherwise("out").alias("stream"),
+            "seq",
+            F.when(bad, F.concat(F.lit("no good: "), "data")).alias("reason"),
+            F.to_json(F.struct(F.col("deliver_count").alias("at"))).alias("details"),
+            F.expr("interval 1 hour").alias("delay"),
+            F.concat(F.lit("good "), "data").alias("data"),
+        ).write.format("pgqueue").mode("append").options(
+            url=queue.url, consumer="c", txnAppId="split", txnVersion=str(batch_id)
+        ).save()
+        attempts.append(sorted(row.data for row in batch.collect()))
+        if len(attempts) == 1:
+            raise RuntimeError("died after the write")
+
+    frame = queue.load("in", "c")
+    assert "died after the write" in fails(queue.collect(frame, each=split))
+    good = sorted(f"good {i}" for i in (1, 2, 3, 4, 6, 8, 9))
+    letters = [(str(i), f"no good: {i}", {"at": 1}) for i in (5, 10)]
+    assert (queue.sent("out"), dead(queue)) == (good, letters)
+    assert queue.backlog("in", "c") == 8, "seven that the query holds, and the one for later"
+    queue.collect(frame, each=split).awaitTermination()
+    assert attempts[0] == attempts[1] == sorted(str(i) for i in range(1, 11))
+    assert len(attempts) == 2
+    assert (queue.sent("out"), dead(queue)) == (good, letters)
+    assert queue.backlog("in", "c") == 1, "the query has acknowledged the others"
+    assert queue.sql("select lost from pgqueue.readers") == [(0,)]
+
+
+def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queue, fails):
+    """Killed between the sink's commit and Spark's commit log."""
+    queue.create("in", "c")
+    queue.create("out")
+    rows = queue.load("in", "c").selectExpr(
+        "case when data % 10 = 0 then 'dead_letter' when data % 10 = 5 then 'ack' end as action",
+        "case when data % 5 = 0 then 'in' else 'out' end as stream",
+        *("seq", "data"),
+    )
+    queue.send("in", 1, 10)
+    queue.publish(rows, "out", consumer="c").awaitTermination()
+    queue.send("in", 11, 20)
+    obstacle = queue.folder / "checkpoint" / "commits" / "1"
+    obstacle.mkdir()
+    fails(queue.publish(rows, "out", consumer="c"))
+    once = sorted(str(i) for i in range(1, 21) if i % 5)
+    assert queue.sent("out") == once
+    assert [data for data, _, _ in dead(queue)] == ["10", "20"]
+    obstacle.rmdir()
+    queue.publish(rows, "out", consumer="c").awaitTermination()
+    assert queue.sent("out") == once
+    assert [data for data, _, _ in dead(queue)] == ["10", "20"]
+    assert queue.backlog("in", "c") == 0
+
+
+def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
+    """Dead letters come back; what a worker holds is left; rows that were read are taken as is."""
+    queue.create("in", "c")
+    queue.send("in", 1, 6)
+    held = queue.sql("select claim_id, seq from pgqueue.receive('in', 'c', 2)")
+    rows = queue.spark.range(1, 7).selectExpr("id as seq", "'x' as data", "1 as deliver_count")
+    act(queue, rows.withColumn("reason", F.lit("never")), "dead_letter")
+    assert [(data, reason) for data, reason, _ in dead(queue)] == [
+        (str(i), "never") for i in range(3, 7)
+    ]
+    assert queue.sql("select pgqueue.ack(%s)", held[0][0]) == [(2,)]
+    letters = rows.where("seq > 4").selectExpr("seq", "'c' as consumer", "'in' as stream")
+    writer = letters.write.format("pgqueue").mode("append").option("action", "REDRIVE")
+    writer = writer.options(url=queue.url, txnAppId="a", txnVersion="1")
+    writer.save()
+    assert len(dead(queue)) == 2
+    again = queue.sql("select claim_id, seq from pgqueue.receive('in', 'c', 9)")
+    assert sorted(seq for _, seq in again) == [5, 6]
+    queue.sql("select pgqueue.dead_letter(%s)", again[0][0])
+    writer.save()
+    assert len(dead(queue)) == 4, "once for this version"
+    act(queue, rows.where("seq = 3"), "ack")
+    assert len(dead(queue)) == 4, "it is dead, and nobody's to acknowledge"
+
+
+class TestBadInput:
+    """Each ends in one clear error that names the column or option, and changes nothing."""
+
+    @pytest.mark.parametrize(
+        ("select", "options", "expected"),
+        [
+            ("1L as seq", {"action": "drop"}, "option action is 'drop', and must be ack, nack"),
+            ("'ack' as action, 1L as seq", {"action": "ack"}, "and there is a column action"),
+            ("1L as seq", {"action": "ack", "consumers": "c"}, "with option action nothing is"),
+            ("'x' as data", {"action": "ack"}, "column seq is missing: the DataFrame has data"),
+            ("'x' as seq", {"action": "ack"}, "column seq is string, and must be long"),
+            ("cast(null as long) as seq", {"action": "ack"}, "column seq is null in 1 of 1 rows"),
+            ("1L as seq, 'ack' as action, null as x", {}, "column x is none of a message's"),
+            ("1L as seq, 'x' as data", {"consumer": ""}, "option consumer is ''"),
+            ("1L as seq, 'x' as data", {"consumer": None}, "say which one: option action"),
+            ("1L as seq, 'eat' as action", {}, "column action is 'eat', and must be ack, nack"),
+            ("1L as seq, if(1 = 2, 'ack', null) as action", {}, "there is no column data"),
+            ("1L as seq", {"action": "ack", "consumer": None}, "option consumer is missing"),
+            ("1L as seq", {"action": "ack", "consumer": "no"}, "unknown consumer 'no' of stream"),
+            ("1L as seq", {"action": "ack", "stream": "no"}, "unknown stream 'no'"),
+            ("1L as seq, '1 s' as delay", {"action": "nack"}, "must be interval day to second"),
+            (
+                "1L as seq, interval -1 second as delay",
+                {"action": "nack"},
+                "column delay is null or an interval from 0 to 10 years",
+            ),
+            ("1L as seq, '{' as details", {"action": "dead_letter"}, "details is no JSON"),
+            ("1L as seq, 'NaN' as details", {"action": "dead_letter"}, "details is no JSON"),
+            (
+                "explode(array(1L, 1L)) as seq, uuid() as reason",
+                {"action": "dead_letter"},
+                "message 1 of consumer 'c' of stream 'in' is named by two actions",
+            ),
+        ],
+    )
+    def test_when_a_frame_is_written(self, queue: Queue, select, options, expected):
+        queue.create("in", "c")
+        queue.send("in", 1, 2)
+        given = {"url": queue.url, "stream": "in", "consumer": "c", **options}
+        writer = queue.spark.sql(f"select {select}").write.format("pgqueue").mode("append")
+        with pytest.raises(Exception) as error:
+            writer.options(**{k: v for k, v in given.items() if v is not None}).save()
+        assert expected in str(error.value)
+        assert queue.backlog("in", "c") == 2
+        assert queue.sent("in") == ["1", "2"]

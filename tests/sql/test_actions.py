@@ -1,0 +1,422 @@
+"""Actions: messages that are settled by their numbers, beside claims, and once per batch."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    Conn,
+    Reader,
+    Session,
+    acked,
+    action,
+    call,
+    claim_of,
+    consumer,
+    now,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_keys,
+    seqs_of,
+    settle,
+    stage,
+    states,
+    stats,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+A_MINUTE = seconds(60)
+
+
+def dead(conn: Conn, name: str = "c") -> dict[int, tuple[str, Any]]:
+    """Reason and details of the dead letters of a consumer."""
+    found = call(conn, "read_dead", "s", name, p_max=1000)
+    return {row.seq: (row.reason, row.details) for row in found}
+
+
+def of_query(conn: Conn, reader: Reader, query: str = "q") -> Reader:
+    """The reader, which is known to belong to this query once it has read."""
+    value(conn, "reader_query", reader.id, query)
+    return reader
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_query_acts_on_its_batch_whose_replay_has_the_same_rows(
+    conn: Conn, ordering: str
+) -> None:
+    """It counts as settled what was acted upon, and does it once."""
+    reader = Reader(
+        conn, consumer(conn, ordering=ordering, p_settings=Jsonb({"backoff_base": "1 min"}))
+    )
+    sent = send_keys(conn, *"abcdefghij")
+    end = reader.ask()
+    of_query(conn, reader)
+    assert reader.resume(end) == (10, 0, 0)
+    order = reader.plan(end)
+    rows = (
+        action("dead_letter", [sent[1], sent[4]], reason="no number", details={"at": 3}),
+        action("dead_letter", [sent[2]]),
+        action("ack", [sent[5]]),
+        action("nack", [sent[7]], reason="later"),
+        action("nack", [sent[9]], reason="now", delay="0 s"),
+    )  # fmt: skip
+    assert settle(conn, *rows, p_query_id="q") == (True, 6, 0)
+    letter = ("no number", {"at": 3})
+    assert dead(conn) == {sent[1]: letter, sent[4]: letter, sent[2]: ("rejected", None)}
+    assert reader.lost(end) == 0
+    assert sorted(seq for seq, each in states(conn).items() if each == "claimed") == [
+        sent[i] for i in (0, 3, 6, 8)
+    ]
+    checker.check(conn)
+    for _ in range(2):  # as after a crash, in another process
+        assert reader.resume(end) == (10, 0, 0)
+        assert reader.plan(end) == order
+        assert settle(conn, *rows, p_query_id="q") == (False, 0, 0)
+        assert settle(conn, *rows, p_query_id="q", sink=f"write:{time.time()}") == (True, 0, 6)
+    reader.move(end)
+    after = reader.ask()
+    assert after.lost == 0
+    left = {seq: each for seq, each in states(conn).items() if each != "dead"}
+    assert left == {sent[7]: "delayed", sent[9]: "claimed"}
+    clock.pass_time(conn, A_MINUTE)
+    reader.move(after)
+    assert reader.plan(reader.ask()) == [sent[7]]
+    assert stats(conn).dead == 3
+
+
+def test_a_message_that_fails_too_often_by_actions_is_given_up(conn: Conn) -> None:
+    reader = Reader(conn, consumer(conn, p_max_deliver_count=2))
+    (seq,) = send_all(conn, ["x"])
+    for batch in range(2):
+        end = reader.ask()
+        assert settle(conn, action("nack", [seq], reason=f"no {batch}"), batch=batch) == (
+            True,
+            1,
+            0,
+        )
+        reader.move(end)
+    assert reader.ask().claimed == 0
+    (letter,) = call(conn, "read_dead", "s", "c")
+    assert (letter.reason, letter.error, letter.deliver_count) == ("max deliveries", "no 1", 2)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["by its query", "by somebody"])
+def test_what_a_worker_holds_is_the_workers(conn: Conn, known: bool) -> None:
+    """Until its lease is over: then it is released, as for a claimer in need."""
+    reader = Reader(conn, consumer(conn))
+    query: dict[str, Any] = {"p_query_id": "q"} if known else {}
+    sent = send_all(conn, ["x"] * 4)
+    claim = claim_of(receive(conn, 2))
+    end = reader.ask()
+    of_query(conn, reader)
+    rows = action("dead_letter", sent, reason="r")
+    assert settle(conn, rows, **query) == (True, 2, 2)
+    assert dead(conn).keys() == set(sent[2:])
+    assert value(conn, "ack", claim, [sent[0]]) == 1
+    clock.pass_time(conn, A_MINUTE)
+    assert settle(conn, rows, batch=1, **query) == (True, 1, 3)
+    assert dead(conn).keys() == set(sent[1:])
+    assert value(conn, "ack", claim) == 0
+    reader.move(end)
+    assert reader.ask().lost == 0
+
+
+def test_what_a_query_has_lost_it_does_not_settle(conn: Conn) -> None:
+    """Another claimer decides then; and what was returned goes to others, not back to the query."""
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 4)
+    end = reader.ask()
+    of_query(conn, reader)
+    assert settle(conn, action("nack", [sent[3]], delay="0 s"), p_query_id="q")[1] == 1
+    clock.pass_time(conn, A_MINUTE)
+    mine = receive(conn, 2)
+    assert seqs_of(mine) == sent[:2]
+    rows = [action("dead_letter", sent[:2]), action("ack", [sent[2]])]
+    assert settle(conn, *rows, p_query_id="q", batch=1) == (True, 0, 3)
+    assert dead(conn) == {}
+    value(conn, "nack", claim_of(mine))
+    resumed = reader.resume(end)
+    assert (resumed.planned, resumed.taken_over) == (4, 0), "it has back what is free"
+    assert sorted(reader.plan(end)) == sent
+    assert sorted(seq for seq, each in states(conn).items() if each == "claimed") == sent[:3]
+    assert seqs_of(receive(conn)) == [sent[3]]
+    assert settle(conn, *rows, p_query_id="q", batch=2) == (True, 3, 0)
+
+
+def test_two_queries_of_a_consumer_do_not_settle_each_others(conn: Conn) -> None:
+    """But a write that is of no query does, and the batch is without it then."""
+    consumer_id = consumer(conn)
+    one, other = Reader(conn, consumer_id), Reader(conn, consumer_id)
+    sent = send_all(conn, ["x"] * 4)
+    ends = one.ask(2), other.ask(2)
+    of_query(conn, one, "one")
+    of_query(conn, other, "other")
+    assert settle(conn, action("ack", sent), p_query_id="one") == (True, 2, 2)
+    rows = action("dead_letter", sent[2:3])
+    assert settle(conn, rows, p_query_id="not here", p_replayed=False, batch=1) == (True, 1, 0)
+    assert one.plan(ends[0]) == sent[:2]
+    assert other.plan(ends[1]) == sent[3:]
+    assert other.resume(ends[1]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("what", ["ack", "dead_letter"])
+def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> None:
+    """New, ready, delayed, waiting for its key; not what is nobody's, done, dead or filtered."""
+    consumer(conn, p_settings=Jsonb({"keep_history": "1 day"}))
+    consumer(conn, "d", "key")
+    consumer(conn, "f", p_where="$ == 1")
+    consumer(conn, "other")
+    first = send_keys(conn, *"kkl")
+    later = send(conn, p_deliver_at=now(conn) + A_MINUTE)
+    for name in "cd":
+        held = receive(conn, 1, name)
+        value(conn, "nack", claim_of(held), p_delay=A_MINUTE)
+    new = send_all(conn, ["x"] * 3)
+    not_mine = send(conn, p_consumers=["other"])
+    everything = [*first, later, *new]
+    rows = [
+        action(what, [*everything, not_mine, 999], name, details={"by": "me"}) for name in "cdf"
+    ]
+    changed = settle(conn, *rows)
+    assert changed == (True, 2 * len(everything), 3 * (len(everything) + 2) - 2 * len(everything))
+    for name in "cd":
+        kept = dict.fromkeys(everything, "dead") if what == "dead_letter" else {}
+        assert states(conn, name) == kept
+    assert states(conn, "f") == {}
+    done = call(conn, "outcome", "s", "c", new[0])[0]
+    assert (done.state, done.result) == ("done" if what == "ack" else "dead", {"by": "me"})
+    again = send_keys(conn, *"kl")
+    assert acked(conn, "s", "d") == again, "no key is stuck"
+    assert settle(conn, *rows, batch=1) == (True, 0, 3 * (len(everything) + 2))
+
+
+def test_a_nack_returns_what_follows_in_its_key_unless_it_is_settled_too(conn: Conn) -> None:
+    reader = Reader(conn, consumer(conn, ordering="key"))
+    k1, k2, k3, l1, l2 = send_keys(conn, *"kkkll")
+    end = reader.ask()
+    of_query(conn, reader)
+    rows = [action("nack", [k1, l2], delay="1 min"), action("dead_letter", [k2])]
+    assert settle(conn, *rows, p_query_id="q") == (True, 3, 0), "k3 was not named"
+    assert {s: e for s, e in states(conn).items() if e == "claimed"} == {l1: "claimed"}
+    assert sorted(reader.plan(end)) == [k1, k2, k3, l1, l2]
+    reader.move(end)
+    assert reader.ask().claimed == 0, "k1 keeps k3 back"
+    clock.pass_time(conn, A_MINUTE)
+    came = acked(conn, "s", "c")
+    assert sorted(came) == [k1, k3, l2]
+    assert came.index(k1) < came.index(k3)
+
+
+def test_a_nack_returns_all_that_follows_with_one_order_for_all(conn: Conn) -> None:
+    reader = Reader(conn, consumer(conn, ordering="stream"))
+    sent = send_all(conn, ["x"] * 4)
+    end = reader.ask()
+    of_query(conn, reader)
+    rows = [action("nack", [sent[1]], delay="0 s"), action("dead_letter", [sent[2]])]
+    assert settle(conn, *rows, p_query_id="q") == (True, 2, 0)
+    assert reader.plan(end) == sent
+    reader.move(end)
+    assert reader.plan(reader.ask()) == [sent[1], sent[3]]
+
+
+def test_many_actions_with_reasons_of_their_own(conn: Conn) -> None:
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 300)
+    reader.ask()
+    random.shuffle(sent)
+    rows = [action("dead_letter", sent[i : i + 2], reason=f"r{i}") for i in range(0, 300, 2)]
+    assert settle(conn, *rows) == (True, 300, 0)
+    reasons = {seq: reason for seq, (reason, _) in dead(conn).items()}
+    assert reasons == {seq: f"r{i - i % 2}" for i, seq in enumerate(sent)}
+
+
+def test_messages_are_brought_back_once_per_batch(conn: Conn) -> None:
+    consumer(conn, p_settings=Jsonb({"backoff_base": "1 hour"}))
+    sent = send_all(conn, ["x"] * 4)
+    claim = claim_of(receive(conn))
+    value(conn, "dead_letter", claim, sent[:2])
+    value(conn, "nack", claim, sent[2:])
+    rows = Jsonb([action("redrive", [sent[0], sent[3]]), action("retry", [sent[1], sent[2]])])
+    assert tuple(call(conn, "revive_messages", "txn:a", 5, rows)[0]) == (True, 2, 2)
+    assert tuple(call(conn, "revive_messages", "txn:a", 5, rows)[0]) == (False, 0, 0)
+    assert sorted(seqs_of(receive(conn))) == [sent[0], sent[2]]
+
+
+def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn, stream: int) -> None:
+    reader = Reader(conn, consumer(conn))
+    out = value(conn, "create_stream", "out")
+    sent = send_all(conn, ["x"] * 3)
+    reader.ask()
+    of_query(conn, reader)
+    rows = [action("dead_letter", sent[:1]), action("ack", sent[1:])]
+
+    def commit(block: int, *, fail: bool = False) -> tuple[bool, bool]:
+        with conn.transaction():
+            published = publish(conn, out, [block], 2)
+            done = settle(conn, *rows, p_query_id="q")[0]
+            if fail:
+                raise psycopg.Rollback
+        return published, done
+
+    commit(stage(conn, out, 2), fail=True)
+    assert (internals.count(conn, "publications"), dead(conn)) == (1, {})
+    assert commit(stage(conn, out, 2)) == (True, True)
+    assert commit(stage(conn, out, 2)) == (False, False), "a replay"
+    assert len(dead(conn)) == 1
+    with pytest.raises(psycopg.Error, match="published with 3 messages, and has 1 now") as caught:
+        settle(conn, rows[0], p_query_id="q")
+    assert caught.value.sqlstate == "PQ010"
+
+
+def test_what_retention_took_is_in_no_replay(conn: Conn, stream: int) -> None:
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 3)
+    end = reader.ask()
+    of_query(conn, reader)
+    settle(conn, action("ack", sent[:2]), p_query_id="q")
+    internals.note_trim(conn, stream, sent[:1])
+    assert reader.resume(end) == (2, 0, 0)
+    assert reader.plan(end) == sent[1:]
+
+
+def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    other = value(conn, "create_stream", "other")
+    value(conn, "create_consumer", "other", "c", "earliest")
+
+    def write(batch: int = 0, sink: str = "sink") -> bool:
+        blocks = [
+            stage(conn, to, n, batch, sink, p_routed=True) for to, n in ((stream, 2), (other, 3))
+        ]
+        return value(conn, "publish_staged", sink, batch, None, blocks, 5)
+
+    assert write() is True
+    assert write() is False
+    assert publish(conn, stream, [stage(conn, stream, 5)], 5) is False, (
+        "its batch, wherever it goes"
+    )
+    assert value(conn, "is_published", "sink", None, 0) is True
+    assert write(3, "txn:a") is True
+    assert write(2, "txn:a") is False
+    assert publish(conn, stream, [stage(conn, stream, 1, 3, "txn:a")], 1, 3, "txn:a") is True
+    assert len(acked(conn, "s", "c")) == 2 + 2 + 1
+    assert len(acked(conn, "other", "c")) == 3 + 3
+    blocks = [stage(conn, stream, 1, 1, p_routed=True), stage(conn, other, 1, 1)]
+    with pytest.raises(psycopg.Error, match="1 of 2 staged blocks"):
+        value(conn, "publish_staged", "sink", 1, None, blocks, 2)
+    call(conn, "maintain", "1 h")
+    assert internals.count(conn, "staged blocks") == 2, "not yet published"
+    assert write(1) is True
+    call(conn, "maintain", "1 h")
+    assert internals.count(conn, "staged blocks") == 0
+
+
+def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, stream: int) -> None:
+    def write(to: int, batch: int) -> bool:
+        blocks = [stage(conn, each, 1, batch, p_routed=True) for each in (stream, to)]
+        return value(conn, "publish_staged", "sink", batch, None, blocks, 2)
+
+    assert write(value(conn, "create_stream", "other"), 0)
+    value(conn, "drop_stream", "other")
+    again = value(conn, "create_stream", "other")
+    with pytest.raises(psycopg.Error, match="stream 'other' was dropped and made again") as caught:
+        write(again, 1)
+    assert caught.value.sqlstate == "PQ001"
+
+
+# Races
+
+
+def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
+    conn: Conn, session: Session
+) -> None:
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 3)
+    end = reader.ask()
+    of_query(conn, reader)
+    first, second = session(), session()
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction():
+            assert value(first, "ack", end.claim_id, sent[:1]) == 1
+            slower = pool.submit(settle, second, action("dead_letter", sent[:2]), p_query_id="q")
+            wait_for_a_lock(conn)
+        assert slower.result() == (True, 1, 1)
+    assert dead(conn).keys() == {sent[1]}
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("rounds", [12, pytest.param(150, marks=pytest.mark.longer)])
+def test_beside_workers_that_take_over_each_message_ends_once(
+    conn: Conn, session: Session, ordering: str, rounds: int
+) -> None:
+    """Leases end all the time; a query acts and goes on, and workers claim what it loses."""
+    consumer_id = consumer(conn, ordering=ordering)
+    reader = Reader(session(), consumer_id)
+    ended: dict[int, int] = {}
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def end(seqs: list[int]) -> None:
+        with lock:
+            for seq in seqs:
+                ended[seq] = ended.get(seq, 0) + 1
+
+    def work(own: Conn) -> None:
+        while not stop.is_set():
+            if got := receive(own, 5, p_visibility_timeout=seconds(0.02)):
+                kept = seqs_of(got)[:3]
+                if value(own, "ack", claim_of(got), kept) == len(kept):
+                    end(kept)
+                value(own, "nack", claim_of(got))
+
+    sent: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work, session())
+        try:
+            for batch in range(rounds):
+                sent += send_keys(conn, *random.choices("abcdef", k=12))
+                offset = reader.ask(10, p_visibility_timeout=seconds(0.02))
+                if not offset.claimed:
+                    continue
+                of_query(reader.conn, reader)
+                reader.resume(offset)
+                plan = reader.plan(offset)
+                some = random.sample(plan, len(plan) // 2)
+                time.sleep(random.choice((0, 0.03)))
+                before = dead(conn).keys()
+                settle(
+                    reader.conn,
+                    action("dead_letter", some[::3] or [10**9]),
+                    action("nack", some[1::3] or [10**9 + 1], delay="0 s"),
+                    batch=batch, p_query_id="q",
+                )  # fmt: skip
+                end(list(dead(conn).keys() - before))
+                checker.check(conn)
+                with reader.conn.transaction():
+                    internals.lock_claim(reader.conn, offset.claim_id)
+                    held = internals.held_by(reader.conn, offset.claim_id)
+                    reader.move(offset)
+                    reader.ask(1)  # acknowledges
+                end(held)
+        finally:
+            stop.set()
+        worker.result()
+    clock.pass_time(conn, A_MINUTE)
+    end(acked(conn, "s", "c"))
+    assert all(n == 1 for seq, n in ended.items()), {s: n for s, n in ended.items() if n > 1}

@@ -1,0 +1,229 @@
+"""Limits of a whole consumer: what may be in flight, and what is delivered within a time."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    claim_of,
+    consumer,
+    now,
+    one,
+    receive,
+    send_all,
+    send_keys,
+    seqs_of,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+IN_FLIGHT = "select coalesce(sum(remaining), 0)::int from pgqueue.claims where live"
+
+
+def limited(conn: Conn, ordering: str = "none", **settings: Any) -> int:
+    return consumer(conn, ordering=ordering, p_settings=json.dumps(settings))
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_no_more_are_in_flight_than_the_limit_allows(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, max_in_flight=5)
+    send_keys(conn, *"abcdefghij")
+    if ordering == "stream":
+        assert len(receive(conn, 100)) == 5
+        return
+    first, second = receive(conn, 3), receive(conn, 100)
+    assert (len(first), len(second)) == (3, 2)
+    assert receive(conn, 1) == []
+    assert value(conn, "ack", claim_of(first), seqs_of(first)[:1]) == 1
+    assert len(receive(conn, 100)) == 1
+    assert len(receive(conn, 100, p_ack=claim_of(second))) == 2, "what it acknowledges first"
+    assert value(conn, "nack", claim_of(first)) == 2
+    assert len(receive(conn, 100)) == 2
+
+
+def test_a_lease_that_ended_makes_room(conn: Conn) -> None:
+    limited(conn, max_in_flight=2)
+    send_all(conn, ["x"] * 3)
+    receive(conn, 2)
+    assert receive(conn) == []
+    clock.end_leases(conn)
+    assert len(receive(conn)) == 2
+
+
+def test_a_condition_goes_by_the_limits_too(conn: Conn) -> None:
+    limited(conn, max_in_flight=3, rate_limit=4, rate_interval="1 hour")
+    send_keys(conn, *"aaaaaa")
+    query = b"select claim_id from pgqueue.receive_where('s', 'c', '$.key == \"a\"', 10)"
+    first = conn.execute(query).fetchall()
+    assert len(first) == 3
+    assert conn.execute(query).fetchall() == []
+    value(conn, "ack", first[0][0])
+    assert len(conn.execute(query).fetchall()) == 1
+
+
+def test_a_query_goes_by_the_limits_too(conn: Conn, stream: int) -> None:
+    reader = Reader(conn, limited(conn, max_in_flight=3, rate_limit=5, rate_interval="1 hour"))
+    send_all(conn, ["x"] * 9)
+    end = reader.ask()
+    assert end.claimed == 3
+    reader.move(end)
+    end = reader.ask()
+    assert end.claimed == 2
+    reader.move(end)
+    end = reader.ask()
+    assert end.claimed == 0
+    assert end.next_due > now(conn) + timedelta(minutes=59)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_no_more_are_delivered_in_a_time_than_the_rate_says(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, rate_limit=4, rate_interval="10 minutes")
+    send_keys(conn, *"abcdefghij")
+    claim = claim_of(receive(conn, 3))
+    value(conn, "nack", claim)
+    assert len(receive(conn, 3, p_visibility_timeout=timedelta(hours=2))) == 1
+    assert receive(conn) == []
+    due = value(conn, "next_due", "s", "c")
+    assert timedelta(minutes=9) < due - now(conn) <= timedelta(minutes=10, seconds=30)
+    conn.execute(
+        "update pgqueue.consumer_cursors"
+        " set delivered_at = array(select d - interval '11 minutes' from unnest(delivered_at) d)"
+    )
+    if ordering != "stream":
+        assert sum(len(receive(conn, 100)) for _ in range(4)) == 4  # by key not at once
+        assert one(conn, "select cardinality(delivered) from pgqueue.consumer_cursors") == 1
+
+
+def test_who_waits_is_told_when_to_look_again(conn: Conn) -> None:
+    limited(conn, max_in_flight=1)
+    send_all(conn, ["x"] * 2)
+    claim = claim_of(receive(conn))
+    assert receive(conn) == []
+    assert timedelta() < value(conn, "next_due", "s", "c") - now(conn) < timedelta(seconds=1)
+    value(conn, "ack", claim)
+    claim = claim_of(receive(conn))
+    value(conn, "ack", claim)
+    assert value(conn, "next_due", "s", "c") is None
+
+
+def test_limits_can_be_changed_in_use(conn: Conn) -> None:
+    consumer(conn)
+    send_all(conn, ["x"] * 9)
+    assert len(receive(conn, 4)) == 4
+    value(conn, "alter_consumer", "s", "c", '{"max_in_flight": 3}')
+    assert receive(conn) == []
+    value(conn, "alter_consumer", "s", "c", '{"max_in_flight": 6}')
+    assert len(receive(conn)) == 2
+    value(conn, "alter_consumer", "s", "c", '{"max_in_flight": null}')
+    assert len(receive(conn)) == 3
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("lasts", [2.0, pytest.param(10.0, marks=pytest.mark.longer)])
+def test_a_race_stays_within_the_limits(conn: Conn, url: str, ordering: str, lasts: float) -> None:
+    """Claimers that settle in every way, or die; at each moment, and within each interval."""
+    rate, interval = 60, 0.4
+    limited(
+        conn, ordering, max_in_flight=20, rate_limit=rate, rate_interval=f"{interval} s",
+        visibility_timeout="50 ms", keep_history="1 day",
+    )  # fmt: skip
+    sent = [seq for _ in range(20) for seq in send_keys(conn, *"abcdefghijklmnopqrstuvwxyz" * 4)]
+    until = time.monotonic() + lasts
+    delivered: list[tuple[float, int]] = []
+    killed = threading.Event()
+
+    def consume(rng: random.Random) -> None:
+        with connection.connect(url) as mine:
+            mine.execute("set client_min_messages = error")
+            while time.monotonic() < until:
+                rows = receive(mine, rng.choice([1, 5, 50]))
+                if not rows:
+                    time.sleep(0.005)
+                    continue
+                claim, what = claim_of(rows), rng.random()
+                at = one(
+                    mine, "select extract(epoch from claimed_at)::float8 from pgqueue.claims"
+                    " where claim_id = %s", claim,
+                )  # fmt: skip
+                if at is not None:  # another one took it over
+                    delivered.append((at, len(rows)))
+                part = [row.seq for row in rows if rng.random() < 0.5]
+                if what < 0.6:
+                    value(mine, "ack", claim, part if what < 0.3 else None)
+                elif what < 0.8:
+                    value(mine, "nack", claim, part)
+                else:
+                    time.sleep(0.06)
+
+    def be_killed(rng: random.Random) -> None:
+        while time.monotonic() < until:
+            with suppress(psycopg.OperationalError), connection.connect(url) as mine:
+                mine.execute("set application_name = 'victim'")
+                while time.monotonic() < until:
+                    mine.execute("begin")
+                    receive(mine, rng.choice([1, 20]))
+                    time.sleep(rng.choice([0, 0.01]))
+                    mine.execute(rng.choice([b"commit", b"rollback"]))
+
+    def kill() -> None:
+        with connection.connect(url) as mine:
+            while time.monotonic() < until:
+                time.sleep(0.1)
+                mine.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where datname = current_database() and application_name = 'victim'"
+                )
+                killed.set()
+
+    most = 0
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(consume, random.Random(i)) for i in range(4)]
+        jobs += [pool.submit(be_killed, random.Random(9)), pool.submit(kill)]
+        while not all(job.done() for job in jobs):
+            most = max(most, one(conn, IN_FLIGHT))
+            checker.check(conn)
+        for job in jobs:
+            job.result()
+    assert killed.is_set()
+    assert 10 < most <= 20
+    delivered.sort()
+    for i, (at, _) in enumerate(delivered):
+        within = sum(n for when, n in delivered[i:] if when < at + 0.95 * interval)
+        assert within <= rate, f"{within} within {interval} s"
+    value(conn, "alter_consumer", "s", "c",
+          '{"rate_limit": null, "rate_interval": null, "max_in_flight": null}')  # fmt: skip
+    clock.end_leases(conn)
+    for _ in range(5):
+        acked(conn, "s", "c")
+    kept = internals.rows(conn, "select seqs from pgqueue.message_history")
+    ends = Counter(seq for row in kept for seq in checker.numbers(row.seqs))
+    assert ends == Counter(sent), "each once"
+
+
+def test_a_claim_that_is_rolled_back_counts_for_nothing(conn: Conn, session: Session) -> None:
+    limited(conn, max_in_flight=2, rate_limit=2, rate_interval="1 hour")
+    send_all(conn, ["x"] * 3)
+    other = session()
+    other.execute("begin")
+    assert len(receive(other)) == 2
+    other.execute("rollback")
+    assert len(receive(conn)) == 2
