@@ -46,7 +46,7 @@ begin
             using errcode = 'PQ005', hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
     elsif p_start_claim < p_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %', p_start_claim, p_reader.acked_claim
-            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one.';
+            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one. If two drivers run with this checkpoint, stop one of them.';
     elsif p_claim > p_reader.last_claim
           -- a number that was given out again has other random bits
           or (p_claim > p_reader.acked_claim and not exists (select from pgqueue.claims where reader = p_reader.reader and claim_id = p_claim)) then
