@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
