@@ -571,6 +571,28 @@ class QueueMachine(RuleBasedStateMachine):
         c.messages |= again
         c.skipped -= again.keys()
 
+    @precondition(lambda self: any(c.messages for c in self.consumers))
+    @rule(data=st.data(), mode=MODES)
+    def cancel(self, data: Any, mode: str) -> None:
+        """Whatever the consumer has of these is gone, but for what is dead or a reader's."""
+        c = data.draw(st.sampled_from([c for c in self.consumers if c.messages]))
+        some = st.sampled_from(sorted(c.messages))
+        seqs = data.draw(st.lists(some, min_size=1, max_size=3, unique=True))
+        count = self.run(
+            mode, lambda: value(self.conn, "cancel", self.stream, c.name, [*seqs, 10**9])
+        )
+        if count is None:
+            return
+        gone = {s for s in seqs if c.messages[s].state in ("new", "queued")}
+        for claim in c.claims.values():
+            part = claim.held & set(seqs)
+            if part and claim.live and claim.reader is None:
+                self.finish(claim, part, "acked")
+                gone |= part
+        assert count == len(gone), f"cancelled {count} of {gone}"
+        for s in gone:
+            c.messages[s].state = "acked"
+
     @precondition(lambda self: len(self.consumers) == 3 and len(self.published) % 4 == 3)
     @rule()
     def drop_consumer(self) -> None:

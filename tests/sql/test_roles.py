@@ -48,8 +48,8 @@ FUNCTIONS = {
         "reader_claim", "reader_extend", "reader_resume", "reader_plan",
         "reader_query", "reader_lost", "reader_others",
         "reader_backlog", "reader_lag", "reader_available", "reader_ack", "recent_size",
-        "reader_state", "reader_release", "reader_fork",
         "settle_messages",
+        "reader_state", "reader_release", "reader_fork",
         "_check_timeout",
     },
     "observer": {
