@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch, spark: Sp
     """From an empty queue, in a Spark session, which is `spark`."""
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
-    before = os.getcwd()
+    before = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     # Of the reader, Spark was started in that folder: a relative path is one in it.
     jvm: Any = spark.sparkContext._jvm
