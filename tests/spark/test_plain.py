@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -77,7 +78,8 @@ def test_user_and_password_by_options_of_their_own(queue: Queue, tmp_path: Path)
         queue.collect(frame).awaitTermination()
         assert queue.data() == [1]
         frame = queue.load("s", "c", **how, password="top secret")
-        explained = frame._jdf.queryExecution().toString()
+        jdf: Any = frame._jdf
+        explained = jdf.queryExecution().toString()
         assert "secret" not in explained
         text = text_of(lambda: queue.load("nope", "c", **how, password="top secret"))
         assert "unknown stream" in text
