@@ -152,7 +152,7 @@ def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
 
 def _part(runs: list[Run], known: pa.Table) -> Part:
     """A part that has no more of what is known than it needs."""
-    mine = known.take([each.no for each in runs])
+    mine = known.drop_columns(["lo", "hi"]).take([each.no for each in runs])
     return Part(tuple(each._replace(no=no) for no, each in enumerate(runs)), mine)
 
 

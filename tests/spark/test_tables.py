@@ -386,7 +386,7 @@ def test_a_schema_cannot_be_chosen_and_a_table_is_not_streamed(conn: Conn, filte
     with pytest.raises(PgQueueError, match="the schema of a table cannot be chosen"):
         source.reader(StructType().add("seq", "long").add("why", "string"))
     with pytest.raises(PgQueueError, match="has no option table") as error:
-        source.streamReader(source.schema())
+        source.streamReader(source.schema()).initialOffset()
     assert "spark.read" in str(error.value)
 
 
