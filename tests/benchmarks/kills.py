@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -173,15 +174,15 @@ class Killer:
 
 
 def rounds_of_kills(
-    server: embedded.Server, home: Path, messages: int, rounds: int, master: str
+    server: embedded.Server, home: Path, messages: int, rounds: int, master: str, only: list[str]
 ) -> int:
     """Do all rounds; returns how many messages are missing or there twice."""
     began = time.monotonic()
     statements = Statements(server.url, patience=60, repeat=True)
     query = Query(server.url, home, master, max(1000, messages // 50))
     killer = Killer(server, query, statements)
-    names = list(killer.ways)
-    if not master.startswith("local-cluster"):
+    names = only or list(killer.ways)
+    if not only and not master.startswith("local-cluster"):
         names.remove("executor")  # it is the JVM
     producer = Producer(server.url, messages)
     producer.start()
@@ -250,10 +251,14 @@ def main(
     messages: Annotated[int, typer.Option(help="How many.", min=1000)] = 5_000_000,
     rounds: Annotated[int, typer.Option(help="Of kills.", min=1)] = 10,
     master: Annotated[str, typer.Option(help="Of Spark.")] = "local-cluster[2,1,1024]",
+    only: Annotated[
+        list[str] | None, typer.Option(help="What dies, in turn, in place of all.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="For the moments of the kills.")] = None,
 ) -> None:
     """Kill whatever there is, round after round, and count what arrives."""
     random.seed(seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing behind
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     home = Path(tempfile.mkdtemp(prefix="pgqueue-kills-"))
@@ -266,7 +271,7 @@ def main(
                 conn.execute("select pgqueue.create_stream(s) from unnest('{in,out}'::text[]) s")
                 conn.execute("select pgqueue.create_consumer('in', 'c')")
                 conn.execute("create table produced as select 0::int8 as sent")
-            wrong = rounds_of_kills(server, home, messages, rounds, master)
+            wrong = rounds_of_kills(server, home, messages, rounds, master, only or [])
     finally:
         with suppress(OSError):
             shutil.rmtree(home)
