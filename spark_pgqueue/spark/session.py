@@ -313,6 +313,7 @@ class Session:
             (self._average,) = self._statements.row(
                 "select pgqueue.recent_size(%s)", [self._consumer.stream_id]
             )
+        limit = admission.messages_to_ask(admission.max_messages, self._average)
         claim, messages, claimed, lost, size, due = self._statements.row(
             "select claim_id, messages, claimed, lost, bytes, "
             "extract(epoch from next_due - clock_timestamp())::float8 "
@@ -322,7 +323,7 @@ class Session:
                 self._consumer.consumer_id,
                 start.claim,
                 start.messages,
-                admission.messages_to_ask(admission.max_messages, self._average),
+                limit,
                 self._options.visibility_timeout,
                 self._bound,
                 admission.max_bytes,
@@ -330,11 +331,19 @@ class Session:
         )
         self._tell_of_loss(lost)
         if claim != start.claim:
-            self._backlog_until = 0.0
+            some_may_be_left = self._bound is not None or size is not None or claimed == limit
+            self._note_claimed(claimed, some_may_be_left)
         if size:
             self._average = size / claimed
         wait = self._options.wait_time.total_seconds()
         return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
+
+    def _note_claimed(self, claimed: int, some_may_be_left: bool) -> None:
+        # Where it took all there was, the batch does not wait for a look at what is left.
+        self._backlog = max(0, self._backlog - claimed)
+        self._lag = self._lag if self._backlog else None
+        soon = 0.0 if some_may_be_left else time.monotonic() + 1
+        self._backlog_until = min(self._backlog_until, soon)
 
     def _tell_of_loss(self, lost: int) -> None:
         if lost:

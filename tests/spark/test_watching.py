@@ -16,6 +16,10 @@ from rich.console import Console
 
 import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.source import PgQueueStreamReader
 from spark_pgqueue.watching import notebook
 from spark_pgqueue.watching.sight import Sight
 from tests.spark.conftest import Queue, wait_until
@@ -127,3 +131,34 @@ def test_sparks_own_metrics_have_the_rates_of_a_query(queue: Queue):
     )
     found = re.findall(r"_streaming_billing_(\w+)_Value", done.stdout)
     assert {"inputRate_total", "processingRate_total", "latency"} <= set(found), done.stderr
+
+
+def test_a_batch_that_took_all_there_was_does_not_wait_for_a_look_at_what_is_left(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    queue = Queue(url, tmp_path)
+    queue.create("s", "c")
+    options = {"url": url, "stream": "s", "consumer": "c", "maxmessagespertrigger": "4"}
+    reader = PgQueueStreamReader(parse_source(options), source_schema("text", True))
+    asked = []
+    row = Statements.row
+
+    def spy(self, sql, *parameters, **more):
+        asked.append("reader_lag" in sql)
+        return row(self, sql, *parameters, **more)
+
+    monkeypatch.setattr(Statements, "row", spy)
+    offset = reader.initialOffset()
+
+    def batch() -> tuple[int, bool]:
+        nonlocal offset
+        asked.clear()
+        offset = reader.latestOffset(offset, reader.getDefaultReadLimit())
+        return (reader.reportLatestOffset() or {})["backlog"], any(asked)
+
+    queue.send("s", 1, 9)
+    assert [batch(), batch(), batch()] == [(5, True), (1, True), (0, False)]
+    queue.send("s", 10, 12)
+    assert batch() == (0, False)
+    assert batch() == (0, True), "it waited for a second"
+    reader.stop()
