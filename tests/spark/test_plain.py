@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -78,9 +79,10 @@ def test_user_and_password_by_options_of_their_own(queue: Queue, tmp_path: Path)
         queue.collect(frame).awaitTermination()
         assert queue.data() == [1]
         frame = queue.load("s", "c", **how, password="top secret")
-        jdf: Any = frame._jdf
-        explained = jdf.queryExecution().toString()
-        assert "secret" not in explained
+        with contextlib.redirect_stdout(io.StringIO()) as explained:
+            frame.explain(True)
+        assert "pgqueue" in explained.getvalue()
+        assert "secret" not in explained.getvalue()
         text = text_of(lambda: queue.load("nope", "c", **how, password="top secret"))
         assert "unknown stream" in text
         assert "secret" not in text

@@ -229,3 +229,16 @@ def test_the_package_says_where_each_module_is():
     assert [name for name in sorted(modules) if f"`{name}`" not in text] == []
     for name in re.findall(r"`([\w./]+\.(?:py|sql|md))`", text):
         assert (package / name).exists(), name
+
+
+def test_tests_that_pages_name_are_there():
+    folder = Path(__file__).parents[2]
+    tests: dict[str, set[str]] = {}
+    pages = [*folder.glob("*.md"), *folder.glob("*/*.md"), *folder.glob("*/guide/*.md")]
+    for page in pages:
+        for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+            if file not in tests:
+                defined = ast.walk(ast.parse((folder / file).read_text()))
+                tests[file] = {e.name for e in defined if isinstance(e, ast.FunctionDef)}
+            assert test in tests[file], f"{page.name}: {file} has no {test}"
+    assert len(tests) > 20
