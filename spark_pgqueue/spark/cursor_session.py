@@ -110,6 +110,11 @@ class CursorSession:
             "lagSeconds": round(self._lag or 0.0, 3),
         }
 
+    def note_logged(self, offset: CursorOffset) -> None:
+        """Note that Spark's log has an offset: where its streams began need not be said again."""
+        for name in offset.positions:
+            self._begun.pop(name, None)
+
     def plan(self, start: CursorOffset, end: CursorOffset) -> list[CursorPartition]:
         """The partitions of the batch between two offsets."""
         return self._streams.partitions(start, end)
@@ -211,7 +216,7 @@ class CursorSession:
             self._wakeup.note_messages(
                 [name for name in found if found[name]["messages"] > positions[name]["messages"]]
             )
-        return CursorOffset(found).after(start, self._begun)
+        return CursorOffset(found).beginning_at(self._begun)
 
     def _read_on(
         self, positions: dict[str, Position], admission: Admission
