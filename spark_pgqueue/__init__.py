@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import AsyncClient, Client
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
+    from spark_pgqueue.spark.key_order import in_key_order
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
 
@@ -34,6 +35,7 @@ __all__ = [
     "connect_async",
     "embedded",
     "history",
+    "in_key_order",
     "java",
     "register",
     "watch",
@@ -45,6 +47,7 @@ _LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_p
 _LAZY_NAMES = {
     "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry"),
     "spark_pgqueue.watching": ("history", "watch"),
+    "spark_pgqueue.spark.key_order": ("in_key_order",),
 }
 
 

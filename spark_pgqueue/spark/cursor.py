@@ -19,7 +19,7 @@ from spark_pgqueue.spark.cursor_streams import Streams
 from spark_pgqueue.spark.options import CursorOptions
 from spark_pgqueue.spark.partitions import CursorPartition
 from spark_pgqueue.spark.plain import plain_errors
-from spark_pgqueue.spark.reading import check_complete, read_rows
+from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
 from spark_pgqueue.spark.versions import (
     ReadAllAvailable,
@@ -138,7 +138,11 @@ def read_partition(
             long.
     """
     patience = options.retry_timeout.total_seconds()
-    for piece in partition.pieces:
-        constant = {"stream": piece.stream} if options.has_several else {}
-        rows = yield from read_rows(options.url, patience, piece, schema, constant)
-        check_complete(piece, rows, options.fail_on_data_loss)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for piece in partition.pieces:
+            constant = {"stream": piece.stream} if options.has_several else {}
+            rows = yield from read_rows(options.url, patience, piece, schema, constant)
+            check_complete(piece, rows, options.fail_on_data_loss)
+
+    return closing_after(batches(), options.url, options.max_connections)

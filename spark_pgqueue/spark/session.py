@@ -24,7 +24,7 @@ from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
-from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range, cut_into_pieces
+from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, cut_into_pieces, in_order
 from spark_pgqueue.spark.reading import report_loss
 from spark_pgqueue.spark.versions import TELLS_START
 
@@ -263,9 +263,7 @@ class Session:
             [end.reader, after, end.claim],
         )
         batch = Batch(end.reader, after, end.claim, lost=taken_over + gone)
-        return cut_into_pieces(
-            [Range(*each) for each in ranges], batch, self._consumer, self._options
-        )
+        return cut_into_pieces(in_order(ranges), batch, self._consumer, self._options)
 
     def close(self) -> None:
         """Stop the lease and close the connections; acknowledge what the query has finished."""

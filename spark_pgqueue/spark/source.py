@@ -24,7 +24,7 @@ from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece
 from spark_pgqueue.spark.plain import plain_errors
-from spark_pgqueue.spark.reading import read_piece
+from spark_pgqueue.spark.reading import closing_after, read_piece
 from spark_pgqueue.spark.session import Offset, Session
 from spark_pgqueue.spark.versions import (
     ReadAllAvailable,
@@ -122,7 +122,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        return read_piece(self._options, partition, self._schema, query_id)
+        batches = read_piece(self._options, partition, self._schema, query_id)
+        return closing_after(batches, self._options.url, self._options.max_connections)
 
     def stop(self) -> None:
         """Let go of connections and of the lease."""
