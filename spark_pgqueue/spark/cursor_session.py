@@ -94,7 +94,7 @@ class CursorSession:
         begun = self._begin(start)
         self._last = CursorOffset(
             {name: self._streams.all_after(name, begun[name]) for name in begun}
-        ).after(start, self._begun)
+        ).beginning_at(self._begun)
         return self._last
 
     def _next(
