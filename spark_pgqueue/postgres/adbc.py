@@ -1,13 +1,17 @@
 """What executors do in Postgres: COPY to and from Arrow, with ADBC.
 
 A connection is kept for the next task of the same Python worker, because making one costs ADBC some
-40 ms (it reads the catalogue of types). One that broke meanwhile is replaced.
+40 ms (it reads the catalogue of types). One that broke meanwhile is replaced. One that nobody asked
+for is closed soon: a cluster has more workers than tasks, and others wait for a connection.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,10 @@ from spark_pgqueue.postgres.retrying import PATIENCE
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
+
+
+IDLE_SECONDS = 3.0
+"""How long a connection is kept for the next task."""
 
 
 @contextlib.contextmanager
@@ -29,7 +37,8 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
     Raises:
         PgQueueError: it cannot be made.
     """
-    conn = _idle.pop(url, None) or connect_adbc(url, patience=patience, autocommit=False)
+    conn, _ = _idle.pop(url, (None, 0.0))
+    conn = conn or connect_adbc(url, patience=patience, autocommit=False)
     try:
         with conn.cursor() as cursor:
             call(cursor, f"select {PIN_PATH}")
@@ -40,17 +49,41 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
         with contextlib.suppress(Exception):
             conn.close()
         raise
-    _idle[url] = conn
+    _idle[url] = conn, time.monotonic()
+    if os.getpid() not in _closers:
+        _closers.add(os.getpid())
+        threading.Thread(target=_close_old, daemon=True).start()
+
+
+def let_go(url: str | None) -> None:
+    """Close the connection that is kept, if there is one."""
+    conn, _ = _idle.pop(url, (None, 0.0))
+    if conn is not None:
+        conn.close()
 
 
 # A Python worker runs one task at a time, so there is one idle connection to a database at most.
-_idle: dict[str | None, dbapi.Connection] = {}
+# With each, since when it is idle. Who takes one out of here has it alone.
+_idle: dict[str | None, tuple[dbapi.Connection, float]] = {}
+
+# The processes that have a thread which closes what is idle for long. No lock, and no thread, is
+# held here: where the package travels with a query all this is pickled.
+_closers: set[int] = set()
+
+
+def _close_old() -> None:
+    while True:
+        time.sleep(IDLE_SECONDS / 3)
+        old = time.monotonic() - IDLE_SECONDS
+        for url in [url for url, (_, since) in list(_idle.items()) if since < old]:
+            with contextlib.suppress(Exception):
+                let_go(url)
 
 
 @atexit.register
 def _close_idle() -> None:
-    while _idle:
-        _idle.popitem()[1].close()
+    for url in list(_idle):
+        let_go(url)
 
 
 def call(cursor: dbapi.Cursor, sql: str, parameters: tuple = ()) -> list[tuple]:

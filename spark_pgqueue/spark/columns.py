@@ -22,7 +22,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options import SinkOptions
 
 
-def source_schema(kind: str, include_headers: bool) -> StructType:
+def source_schema(kind: str, include_headers: bool, has_arrival: bool = False) -> StructType:
     """The columns of a stream of this kind (text, json or binary)."""
     data = BinaryType() if kind == "binary" else StringType()
     columns = [
@@ -34,6 +34,8 @@ def source_schema(kind: str, include_headers: bool) -> StructType:
         StructField("deliver_count", IntegerType(), nullable=False),
         StructField("inserted_at", TimestampType(), nullable=False),
     ]
+    if has_arrival:
+        columns.append(StructField("arrival", LongType(), nullable=False))
     return StructType([c for c in columns if include_headers or c.name != "headers"])
 
 
@@ -48,9 +50,10 @@ def cursor_schema(kind: str, include_headers: bool, has_several: bool) -> Struct
     return StructType([*stream, *(each for each in columns if each.name not in _CLAIMED)])
 
 
-def check_source_schema(schema: StructType, include_headers: bool) -> None:
+def check_source_schema(schema: StructType, include_headers: bool, has_arrival: bool) -> None:
     """Raise unless these are the columns of a consumer's source."""
-    _check_schema(schema, [source_schema(kind, include_headers) for kind in ("text", "binary")])
+    kinds = ("text", "binary")
+    _check_schema(schema, [source_schema(kind, include_headers, has_arrival) for kind in kinds])
 
 
 def check_cursor_schema(schema: StructType, include_headers: bool, has_several: bool) -> None:

@@ -77,7 +77,8 @@ class PgQueueDataSource(DataSource):
             kind = kind_of(find_streams(cursor))
             return cursor_schema(kind, cursor.include_headers, cursor.has_several)
         options = parse_source(self._given)
-        return source_schema(find_stream(options).kind, options.include_headers)
+        kind = find_stream(options).kind
+        return source_schema(kind, options.include_headers, options.has_arrival)
 
     def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueCursorBatchReader:
         """The reader of a table, of what a consumer has pending, or of a range of streams.
@@ -115,7 +116,7 @@ class PgQueueDataSource(DataSource):
             check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
             return PgQueueCursorReader(cursor, schema)
         options = parse_source(self._given)
-        check_source_schema(schema, options.include_headers)
+        check_source_schema(schema, options.include_headers, options.has_arrival)
         return PgQueueStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PgQueueStreamWriter:

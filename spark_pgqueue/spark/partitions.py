@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -14,14 +18,58 @@ from spark_pgqueue.spark.options import CursorOptions, SourceOptions, TableOptio
 MESSAGES_PER_PARTITION = 125_000
 """By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
 
+BUCKETS = 8
+"""A batch that is read by key has so many partitions, or as many as `SCANNED` allows."""
+
+SCANNED = 2_000_000
+"""How many rows the server may look at so that more partitions have their keys of a batch: some
+0.6 s of its time."""
+
 
 class Range(NamedTuple):
-    """Messages lo <= seq < hi, all of one priority and delivered equally often."""
+    """Messages lo <= seq < hi, all of one priority and delivered equally often.
+
+    `shift` and a seq are its arrival, which grows in the order of delivery in a micro-batch.
+    """
 
     lo: int
     hi: int
     priority: int
     deliver_count: int
+    shift: int = 0
+
+
+class Ranges(tuple[Range, ...]):
+    """Ranges that travel fast: 200,000 of one message each in some 100 ms, and once for all
+    partitions that have the same.
+    """
+
+    @cached_property
+    def _packed(self) -> bytes:
+        columns = [array("q", column) for column in zip(*self, strict=True)]
+        return zlib.compress(b"".join(column.tobytes() for column in columns), 1)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Ranges], tuple[bytes]]:
+        return _unpacked, (self._packed,)
+
+
+def _unpacked(packed: bytes) -> Ranges:
+    values = array("q", zlib.decompress(packed))
+    size = len(values) // len(Range._fields)
+    columns = (values[first : first + size] for first in range(0, len(values), size or 1))
+    return Ranges(map(Range._make, zip(*columns, strict=True)))
+
+
+def in_order(found: Iterable[tuple[int, int, int, int]]) -> list[Range]:
+    """Ranges of lo, hi, priority and deliver_count in the order of delivery, with their shifts."""
+    ranges: list[Range] = []
+    shift = last = 0
+    for each in found:
+        if each[0] < last:
+            shift += last - each[0]
+        last = each[1]
+        ranges.append(Range(*each, shift))
+    return ranges
 
 
 class Run(NamedTuple):
@@ -103,21 +151,25 @@ def cut_into_pieces(
     """Partitions of equal size, in the order of delivery, that together read `ranges`.
 
     With ordering by key each partition reads all of the ranges, but only a share of the keys: so
-    all messages of a key are in one partition, in order. With ordering by stream there is one.
+    all messages of a key are in one partition, in order; unless keyOrder says that the query puts
+    them in order itself. With ordering by stream there is one.
     """
     total = sum(each.hi - each.lo for each in ranges)
     count = 1 if consumer.ordering == "stream" else piece_count(total, options)
 
-    def piece(index: int, ranges: list[Range], buckets: int) -> ClaimedPiece:
+    def piece(index: int, ranges: Ranges, buckets: int) -> ClaimedPiece:
         return ClaimedPiece(
-            *(index, consumer.stream_id, consumer.kind, options.stream, tuple(ranges), buckets),
+            *(index, consumer.stream_id, consumer.kind, options.stream, ranges, buckets),
             batch=batch,
         )
 
-    if consumer.ordering == "key" and count > 1:
-        return [piece(index, ranges, count) for index in range(count)]
+    if consumer.ordering == "key" and options.key_order == "partition":
+        # The server looks at every message for each partition.
+        count = min(count, max(BUCKETS, SCANNED // (total or 1)))
+        every = Ranges(ranges)
+        return [piece(index, every, count) for index in range(count if total else 0)]
     shares = split(ranges, count) if total else []
-    return [piece(index, share, 1) for index, share in enumerate(shares)]
+    return [piece(index, Ranges(share), 1) for index, share in enumerate(shares)]
 
 
 class _RangeOf(NamedTuple):
@@ -146,7 +198,7 @@ def cut_streams(
             tuple(
                 Piece(
                     *(index, streams[name].stream_id, streams[name].kind, name),
-                    tuple(Range(each.lo, each.hi, 0, 0) for each in mine),
+                    Ranges(Range(each.lo, each.hi, 0, 0) for each in mine),
                 )
                 for name, mine in groupby(share, key=lambda each: each.stream)
             )
@@ -168,7 +220,8 @@ def split(ranges: list[R], count: int) -> list[list[R]]:
         while lo < each.hi:
             end = total * (share + 1) // count
             hi = min(each.hi, lo + end - done)
-            shares[share].append(each._replace(lo=lo, hi=hi))
+            whole = hi - lo == each.hi - each.lo
+            shares[share].append(each if whole else each._replace(lo=lo, hi=hi))
             done += hi - lo
             lo = hi
             share += done == end
@@ -179,7 +232,8 @@ def piece_count(total: int, options: SourceOptions | CursorOptions | TableOption
     """How many partitions so many messages are read in."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
-    return max(1, min(total, max(least, -(-total // most))))
+    bound = total if isinstance(options, TableOptions) else options.max_connections or total
+    return max(1, min(total, bound, max(least, -(-total // most))))
 
 
 def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:

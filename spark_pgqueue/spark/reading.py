@@ -10,16 +10,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
 from spark_pgqueue.postgres.connection import PIN_PATH
 from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
+from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +32,12 @@ BATCH_BYTES = 8 << 20
 
 RANGES_PER_STATEMENT = 20_000
 """A statement of so many ranges has some 500 kB of text."""
+
+FEW_RANGES = 16
+"""Fewer are read one by one. (Postgres makes no hash table of fewer than 9 numbers.)"""
+
+WALKED = 4
+"""How many messages are worth walking along for each range that need not be looked up."""
 
 FAILURES_IN_A_ROW = 5
 """How often a read may break off without having got any further."""
@@ -96,7 +102,7 @@ def read_rows(
     Raises:
         PgQueueError: Postgres stayed away too long.
     """
-    target = to_arrow_schema(schema, timezone="UTC")
+    target = arrow_schema(schema)
     ranges, rows, last = piece.ranges, 0, None
 
     def rest() -> Generator[pa.RecordBatch]:
@@ -114,6 +120,17 @@ def read_rows(
 
     yield from going_on(rest, url, f"stream {piece.stream}")
     return rows
+
+
+def closing_after(
+    batches: Iterator[pa.RecordBatch], url: str | None, max_connections: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Batches; with maxConnections the connection that they came by is not kept for other tasks."""
+    try:
+        yield from batches
+    finally:
+        if max_connections is not None:
+            let_go(url)
 
 
 def going_on(
@@ -251,9 +268,22 @@ def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
 
 def select_sql(piece: Piece, ranges: tuple[Range, ...], columns: list[str]) -> str:
     """The statement that reads ranges, in order. COPY takes no parameters; all are integers."""
-    of_ranges = {name: f"r.{name}" for name in ("priority", "deliver_count")}
-    wanted = ", ".join(of_ranges.get(name) or expression(name, piece.kind) for name in columns)
-    return f"select {wanted} from {_ranges_sql(piece, ranges)}"
+    of_ranges = {"arrival": "m.seq + r.shift as arrival"} | {
+        name: f"r.{name}" for name in ("priority", "deliver_count")
+    }
+    # One shift is as good as another, and nearly always there is only one.
+    if len({each.shift for each in ranges}) == 1:
+        of_ranges["arrival"] = f"m.seq + {ranges[0].shift} as arrival"
+    listed = [of_ranges.get(name) or expression(name, piece.kind) for name in columns]
+    wanted = [name for name in ("priority", "deliver_count") if name in columns]
+    if "r.shift" in of_ranges["arrival"] and "arrival" in columns:
+        wanted.append("shift")
+    source = _walk_sql(piece.stream_id, ranges) if not wanted else None
+    if source is None:
+        told = [(each.lo, each.hi, *(getattr(each, name) for name in wanted)) for each in ranges]
+        types = {name: "int8" if name == "shift" else "int4" for name in wanted}
+        source = ranges_sql(piece.stream_id, told, **types) + " where true"
+    return f"select {', '.join(listed)} from {source}{_bucket_sql(piece)}"
 
 
 def expression(column: str, kind: str) -> str:
@@ -269,15 +299,37 @@ def expression(column: str, kind: str) -> str:
     return f"m.{column}"
 
 
-def _ranges_sql(piece: Piece, ranges: tuple[Range, ...]) -> str:
-    bucket = ""
-    if piece.buckets > 1:
-        # A message without a key is in no order with others.
-        bucket = (
-            f" where (hashtext(coalesce(key, seq::text))::int8 & 2147483647) % {piece.buckets}"
-            f" = {piece.index}"
-        )
-    return ranges_sql(piece.stream_id, ranges, priority="int4", deliver_count="int4") + bucket
+def _bucket_sql(piece: Piece) -> str:
+    if piece.buckets == 1:
+        return ""
+    # A message without a key is in no order with others.
+    return (
+        f" and (hashtext(coalesce(m.key, m.seq::text))::int8 & 2147483647) % {piece.buckets}"
+        f" = {piece.index}"
+    )
+
+
+def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
+    """What to select from, and where: m, messages in order, by one walk along the index.
+
+    None where there is no such walk, or it reads too much that is not wanted: a probe of the index
+    for each range costs as much as some five messages of the walk.
+    """
+    lo, hi = ranges[0][0], ranges[-1][1]
+    count, end = 0, lo
+    for each in ranges:
+        if each[0] < end:
+            return None
+        end = each[1]
+        count += end - each[0]
+    if len(ranges) < FEW_RANGES or hi - lo > WALKED * len(ranges) or count > WALKED * len(ranges):
+        return None
+    seqs = ",".join(str(seq) for each in ranges for seq in range(each[0], each[1]))
+    # "+ 0", so that these are looked up in a hash table, and no condition of the index.
+    return (
+        f"(select * from pgqueue.messages_{stream_id} where seq >= {lo} and seq < {hi}"
+        f" and seq + 0 = any ('{{{seqs}}}'::int8[]) order by seq) m where true"
+    )
 
 
 def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -> str:
@@ -318,7 +370,7 @@ def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ..
     count = 0
     set_up(cursor)
     for some in slices(ranges):
-        source = ranges_sql(stream_id, [each[:2] for each in some])
+        source = _walk_sql(stream_id, some) or ranges_sql(stream_id, [r[:2] for r in some])
         cursor.execute(f"select count(*) as n from {source}")
         count += cursor.fetchall()[0][0]
     return count

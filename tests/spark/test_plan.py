@@ -1,5 +1,6 @@
 """Pure functions of the source and sink: cutting ranges, grouping rows, building Arrow."""
 
+import pickle
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.consumer import Consumer
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.partitions import Batch, Range, after, cut_into_pieces, split
+from spark_pgqueue.spark.partitions import (
+    Batch,
+    Range,
+    Ranges,
+    after,
+    cut_into_pieces,
+    in_order,
+    split,
+)
 from spark_pgqueue.spark.rows import Group, chunks, group, multirange, to_messages
 from spark_pgqueue.spark.session import Offset
 
@@ -76,10 +85,54 @@ def test_the_number_of_partitions_goes_by_size_and_options():
     assert len(pieces(1_000_000, "stream", minPartitions=4)) == 1
 
 
+def test_there_are_no_more_partitions_than_connections():
+    assert len(pieces(1_000_000, "none", maxConnections=3)) == 3
+    assert len(pieces(1_000_000, "key", maxConnections=3)) == 3
+    assert len(pieces(100, "none", maxConnections=3, maxRecordsPerPartition=10)) == 3
+    with pytest.raises(PgQueueError, match="minPartitions is 4, and maxConnections 3"):
+        pieces(100, "none", maxConnections=3, minPartitions=4)
+
+
 def test_ordering_by_key_reads_all_ranges_in_every_partition():
     found = pieces(100, "key", minPartitions=3)
     assert [(each.index, each.buckets) for each in found] == [(0, 3), (1, 3), (2, 3)]
     assert all(seqs(each.ranges) == list(range(1, 101)) for each in found)
+
+
+def test_what_is_looked_at_by_key_does_not_grow_with_the_partitions():
+    for total in (100_000, 1_000_000, 5_000_000):
+        for options in ({}, {"minPartitions": 200}, {"maxRecordsPerPartition": 1000}):
+            found = pieces(total, "key", **options)
+            assert sum(each.messages for each in found) <= max(8 * total, 2_000_000)
+    assert len(pieces(10_000, "key", minPartitions=200)) == 200
+    found = pieces(5_000_000, "key", minPartitions=200, keyOrder="column")
+    assert len(found) == 200
+    assert sum(each.messages for each in found) == 5_000_000
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50)), max_size=30))
+def test_arrival_grows_in_the_order_of_delivery(found):
+    ranges = in_order((lo, lo + size, 0, 1) for lo, size in found)
+    every = [seq + each.shift for each in ranges for seq in range(each.lo, each.hi)]
+    assert every == sorted(set(every))
+
+
+@settings(deadline=None)
+@given(RANGES)
+def test_ranges_travel_as_they_are(ranges):
+    ranges = Ranges([Range(1, 3, -5, 7, 2**40), *ranges])
+    found = pickle.loads(pickle.dumps(ranges))
+    assert found == ranges
+    assert type(found) is Ranges
+    assert type(found[0]) is Range
+    assert pickle.loads(pickle.dumps(Ranges())) == ()
+
+
+def test_a_fragmented_batch_is_small_for_spark():
+    """What a task is sent: Spark warns of more than 1 MB."""
+    ranges = Ranges(Range(lo, lo + 1, 0, 1) for lo in range(1, 200_001, 2))
+    assert len(pickle.dumps(ranges)) < 500_000
 
 
 def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order():

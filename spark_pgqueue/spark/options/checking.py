@@ -12,7 +12,7 @@ from typing import Any
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
-from spark_pgqueue.spark.options.values import DURATION, a_name, duration
+from spark_pgqueue.spark.options.values import DURATION, NUMBER, a_name, duration, positive
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ CONNECTION = (
 )
 """How to connect."""
 
+MAX_CONNECTIONS = Option(
+    "maxConnections",
+    positive,
+    NUMBER,
+    None,
+    "Read in at most so many partitions, each by one connection, which is closed at its end. It "
+    "comes before maxRecordsPerPartition. By default any number.",
+)
+
 RETRY_TIMEOUT = Option(
     "retryTimeout",
     duration,
@@ -124,3 +133,13 @@ def _unknown(name: str, known: dict[str, Option], side: str) -> PgQueueError:
 
 def _field(name: str) -> str:
     return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
+
+
+def check_partitions(min_partitions: int | None, max_connections: int | None) -> None:
+    """Raise unless there may be as many partitions as there must be."""
+    if min_partitions and max_connections and min_partitions > max_connections:
+        raise PgQueueError(
+            f"option minPartitions is {min_partitions}, and maxConnections {max_connections}: a "
+            "partition is read by a connection",
+            hint="lower minPartitions, and call repartition() on what was read for more tasks",
+        )

@@ -14,7 +14,14 @@ from spark_pgqueue.spark.options.admission import (
     admission_of,
     check_admission,
 )
-from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
+from spark_pgqueue.spark.options.checking import (
+    CONNECTION,
+    MAX_CONNECTIONS,
+    RETRY_TIMEOUT,
+    Option,
+    check_partitions,
+    parse,
+)
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
@@ -51,6 +58,7 @@ class CursorOptions:
     max_trigger_delay: timedelta | None
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_connections: int | None
     wait_time: timedelta | None
     fail_on_data_loss: bool
     include_headers: bool
@@ -111,6 +119,7 @@ def parse_cursor(given: Mapping[str, str], *, streaming: bool | None = None) -> 
     _check_streams(options)
     _check_start_and_end(options)
     check_admission(options)
+    check_partitions(options.min_partitions, options.max_connections)
     if streaming is not None:
         for option, value in _of_the_other(options, streaming):
             if value is not None:
@@ -266,6 +275,7 @@ CURSOR_OPTIONS = (
         None,
         "Read at most so many messages in one partition.",
     ),
+    MAX_CONNECTIONS,
     Option(
         "waitTime",
         duration,

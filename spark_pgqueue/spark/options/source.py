@@ -15,7 +15,14 @@ from spark_pgqueue.spark.options.admission import (
     admission_of,
     check_admission,
 )
-from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
+from spark_pgqueue.spark.options.checking import (
+    CONNECTION,
+    MAX_CONNECTIONS,
+    RETRY_TIMEOUT,
+    Option,
+    check_partitions,
+    parse,
+)
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
@@ -23,6 +30,7 @@ from spark_pgqueue.spark.options.values import (
     a_name,
     boolean,
     duration,
+    key_order,
     ordering,
     position,
     positive,
@@ -42,6 +50,8 @@ class SourceOptions:
     max_trigger_delay: timedelta | None
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_connections: int | None
+    key_order: str
     visibility_timeout: timedelta | None
     wait_time: timedelta
     fail_on_data_loss: bool
@@ -59,6 +69,11 @@ class SourceOptions:
         """How large its micro-batches are."""
         return admission_of(self)
 
+    @property
+    def has_arrival(self) -> bool:
+        """Whether there is a column arrival."""
+        return self.key_order == "column"
+
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
     """Check and convert the options of `readStream`.
@@ -68,6 +83,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
     """
     options = SourceOptions(**parse(given, SOURCE_OPTIONS, "source"))
     check_admission(options)
+    check_partitions(options.min_partitions, options.max_connections)
     if not options.create_consumer:
         for name, value in (
             ("startingPosition", options.starting_position),
@@ -109,6 +125,16 @@ SOURCE_OPTIONS = (
         None,
         "Read at most so many messages in one partition. With ordering by key the messages of one "
         "key stay together even so.",
+    ),
+    MAX_CONNECTIONS,
+    Option(
+        "keyOrder",
+        key_order,
+        "partition or column",
+        "partition",
+        "With ordering by key, where the order of a key is: in its partition, of which there are "
+        "8 at most, of a small micro-batch more; or in a column arrival, for in_key_order(), with "
+        "any number of partitions.",
     ),
     Option(
         "visibilityTimeout",

@@ -99,6 +99,13 @@ def ordering(text: str) -> str:
     return text.strip().lower()
 
 
+def key_order(text: str) -> str:
+    """Partition or column. Raises ValueError."""
+    if text.strip().lower() not in ("partition", "column"):
+        raise ValueError
+    return text.strip().lower()
+
+
 def position(text: str) -> str:
     """Earliest, latest, or a time with a time zone. Raises ValueError."""
     position = text.strip()

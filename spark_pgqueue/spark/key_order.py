@@ -1,0 +1,63 @@
+"""The order of keys, for what was read in any partitions: by a shuffle of Spark's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+_NEEDED = ("seq", "key", "arrival")
+
+
+def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
+    """All messages of a key in one partition, in order; for option("keyOrder", "column").
+
+    In a streaming query a Python worker holds a partition in memory to sort it; in foreachBatch
+    Spark sorts, and spills.
+
+    Args:
+        frame: of a source with keyOrder column, with its columns seq, key and arrival.
+        partitions: how many; None: what spark.sql.shuffle.partitions says.
+
+    Returns:
+        the same rows and columns. A message without a key is in no order with others.
+
+    Raises:
+        PgQueueError: a column is missing, or `partitions` is less than 1.
+    """
+    from pyspark.sql import functions as F
+
+    if partitions is not None and partitions < 1:
+        raise PgQueueError(f"partitions is {partitions}, and must be None or at least 1")
+    missing = [name for name in _NEEDED if name not in frame.columns]
+    if missing:
+        raise PgQueueError(
+            f"in_key_order needs the columns {', '.join(_NEEDED)}, and there is no "
+            f"{' and no '.join(missing)}",
+            hint='read with option("keyOrder", "column"), and call it before columns are dropped',
+        )
+    share = F.coalesce("key", F.col("seq").cast("string"))
+    dealt = frame.repartition(share) if partitions is None else frame.repartition(partitions, share)
+    if not frame.isStreaming:
+        return dealt.sortWithinPartitions("arrival")
+
+    # Spark sorts no streaming frame. A function in a function, which travels with the query.
+    def by_arrival(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        held = list(batches)
+        if held:
+            table = pyarrow.Table.from_batches(held)
+            place = table.select(["arrival"]).append_column(
+                "row", pyarrow.array(range(table.num_rows), pyarrow.int64())
+            )
+            rows = place.sort_by("arrival")["row"]
+            for first in range(0, table.num_rows, 10_000):
+                yield from table.take(rows.slice(first, 10_000)).to_batches()
+
+    return dealt.mapInArrow(by_arrival, dealt.schema)
