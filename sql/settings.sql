@@ -14,7 +14,8 @@ begin
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off}'::text[], '{ack, _delete_entries}'::text[]),
             -- ... and no join that reads one side whole
             ('{plan_cache_mode = force_generic_plan, enable_seqscan = off, enable_bitmapscan = off, enable_hashjoin = off, enable_mergejoin = off, jit = off}',
-             '{claim, receive, receive_where, nack, defer, extend, is_suspected, dead_letter, reader_claim, reader_resume, reader_extend, reader_ack, reader_release, reader_available, create_consumer,
+             '{claim, receive, receive_where, nack, defer, extend, is_suspected, dead_letter, reader_claim, reader_resume, reader_extend, reader_ack, reader_release, reader_available, settle_messages,
+               create_consumer,
                seek, replay, cancel, read, read_to, read_plan, lease_partitions, plan_partitions, read_partitions, commit_offset, _first_of, _judge_keys}'),
             ('{enable_hashjoin = off, enable_mergejoin = off, jit = off}', '{_settle}'),
             -- ... nor one in several processes, which would lose the order of delivery
@@ -22,7 +23,7 @@ begin
             ('{enable_seqscan = off, enable_bitmapscan = off}', '{_check_keys}'),
             -- sets of messages are joined whole
             ('{enable_hashjoin = on, enable_nestloop = off}', '{_store_pieces}'),
-            ('{enable_hashjoin = on}', '{_return_by_key, _within_limits}'),
+            ('{enable_hashjoin = on}', '{_return_by_key, _within_limits, _told, _end_as_told}'),
             -- ranges of messages are read by index, whatever the statistics of a table that was just written to
             ('{enable_seqscan = off, enable_bitmapscan = off, max_parallel_workers_per_gather = 0, jit = off}', '{_check_written, _entries_of, peek_at, export_lines}'),
             -- a custom plan would hold the arrays as constants

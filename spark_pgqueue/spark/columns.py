@@ -102,6 +102,13 @@ READ_ALONG = {
     *("error", "claim_id", "claimed_at", "died_at"),
 }
 
+# Columns of Kafka's sink.
+_FOREIGN = {
+    "value": "call it data",
+    "topic": "call it stream",
+    "partition": "drop it: the order of messages is by their key",
+}
+
 _PARTS = {"headers": "map<string,string>", "consumers": "array<string>"}
 
 _HINTS = {
@@ -123,12 +130,13 @@ def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
     _check_together(names, schema, options)
     for name, field in zip(names, schema.fields, strict=True):
         if name not in allowed and not (acts and name in READ_ALONG):
+            hint = _FOREIGN.get(name, "drop it, or put it into data: to_json(struct(...)) as data")
+            if name in ACTION_COLUMNS:
+                hint = "for an action, say which one: option action, or a column action"
             raise PgQueueError(
                 f"column {field.name} is none of a message's: {', '.join(MESSAGE_COLUMNS)}"
                 + (f"; nor of an action's: {', '.join(ACTION_COLUMNS)}" if acts else ""),
-                hint="for an action, say which one: option action, or a column action"
-                if name in ACTION_COLUMNS and not acts
-                else "drop it, or put it into data: to_json(struct(...)) as data",
+                hint=hint,
             )
         if names.count(name) > 1:
             raise PgQueueError(f"column {field.name} is there twice", hint="drop one of them")
@@ -166,7 +174,8 @@ def _check_together(names: list[str], schema: StructType, options: SinkOptions) 
                 "action or a column action",
             )
         if "data" not in names:
-            raise PgQueueError(f"column data is missing: {given}", hint=f"select {_HINTS['text']}")
+            hint = "select value as data" if "value" in names else f"select {_HINTS['text']}"
+            raise PgQueueError(f"column data is missing: {given}", hint=hint)
     needed = {"stream": options.stream}
     if acts:
         needed |= {"consumer": options.consumer, "seq": None}

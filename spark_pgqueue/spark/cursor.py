@@ -85,7 +85,8 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.session.plan(CursorOffset.parse(start), CursorOffset.parse(end))
 
     def commit(self, end: dict) -> None:
-        """Nothing: the checkpoint has it."""
+        """Note that the checkpoint has an offset."""
+        self.session.note_logged(CursorOffset.parse(end))
 
     def read(self, partition: CursorPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor. Errors as `read_partition`."""

@@ -5,8 +5,9 @@ in order of the names, what `pgqueue.read_to` returned, but for the name. The or
 fixed, because Spark compares offsets as text.
 
 Where a query begins ("latest", say) is decided when it first asks for messages, and Spark stores
-the end of a micro-batch alone. So the first end that has a stream has as `from` where it began,
-unless that is the same: from then on it is in the checkpoint, whenever the batch is replayed.
+the end of a micro-batch alone. So an end has as `from` where a stream began, unless that is the
+same, until Spark's log has an offset with the stream: from then on that one is the start, whenever
+a batch is replayed. (With asynchronous progress tracking, Spark stores not every end.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class CursorOffset:
 
     Attributes:
         positions: up to where each stream was read.
-        begun: where those began that the offset before does not have.
+        begun: where those began that the log may not have yet.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -81,16 +82,14 @@ class CursorOffset:
         """How many messages were read, of all streams."""
         return sum(each["messages"] for each in self.positions.values())
 
-    def after(self, start: CursorOffset, begun: Mapping[str, Position]) -> CursorOffset:
-        """The end of a micro-batch, with where those streams began that `start` does not have."""
-        return CursorOffset(
-            self.positions,
-            {
-                name: begun[name]
-                for name in self.positions
-                if name not in start.positions and begun[name] != self.positions[name]
-            },
-        )
+    def beginning_at(self, begun: Mapping[str, Position]) -> CursorOffset:
+        """The same end of a micro-batch, with where streams began that the log may not have."""
+        moved = {
+            name: place
+            for name, place in begun.items()
+            if name in self.positions and place != self.positions[name]
+        }
+        return CursorOffset(self.positions, moved)
 
     def spans(self, start: CursorOffset) -> dict[str, tuple[Position, Position]]:
         """From where to where each stream is read, in the batch between `start` and this end."""

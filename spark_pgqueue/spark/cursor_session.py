@@ -90,11 +90,10 @@ class CursorSession:
         says where it begins.
         """
         self._parent.check()
-        start = CursorOffset()
-        begun = self._begin(start)
+        begun = self._begin(CursorOffset())
         self._last = CursorOffset(
             {name: self._streams.all_after(name, begun[name]) for name in begun}
-        ).after(start, self._begun)
+        ).beginning_at(self._begun)
         return self._last
 
     def _next(
@@ -126,6 +125,11 @@ class CursorSession:
             "backlog": self._backlog,
             "lagSeconds": round(self._lag or 0.0, 3),
         }
+
+    def note_logged(self, offset: CursorOffset) -> None:
+        """Note that Spark's log has an offset: where its streams began need not be said again."""
+        for name in offset.positions:
+            self._begun.pop(name, None)
 
     def plan(self, start: CursorOffset, end: CursorOffset) -> list[CursorPartition]:
         """The partitions of the batch between two offsets."""
@@ -229,7 +233,7 @@ class CursorSession:
             self._wakeup.note_messages(
                 [name for name in found if found[name]["messages"] > positions[name]["messages"]]
             )
-        return CursorOffset(found).after(start, self._begun)
+        return CursorOffset(found).beginning_at(self._begun)
 
     def _read_on(
         self, positions: dict[str, Position], admission: Admission

@@ -88,6 +88,10 @@ class Wakeup:
     def wait_for_streams(self, streams: Iterable[str]) -> None:
         """Wait for these streams from now on, in place of those before."""
         self._streams = list(streams)
+        # A stream that was dropped may come back as another one.
+        self._waiters = {
+            name: self._waiters[name] for name in self._streams if name in self._waiters
+        }
 
     def forget(self) -> None:
         """Forget what was heard so far. To be called before looking for messages."""

@@ -152,7 +152,7 @@ def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
 
 def _part(runs: list[Run], known: pa.Table) -> Part:
     """A part that has no more of what is known than it needs."""
-    mine = known.take([each.no for each in runs])
+    mine = known.drop_columns(["lo", "hi"]).take([each.no for each in runs])
     return Part(tuple(each._replace(no=no) for no, each in enumerate(runs)), mine)
 
 
@@ -197,8 +197,9 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
                         no = batch["no"][-1].as_py() if only is None else only
+                        made = rows.of(batch, only)
                         last, seen = (no, batch["seq"][-1].as_py()), seen + batch.num_rows
-                        yield rows.of(batch, only)
+                        yield made
 
     yield from going_on(rest, options.url, f"table {options.table} of stream {options.stream}")
     total = sum(each.hi - each.lo for each in runs)

@@ -70,7 +70,7 @@ begin
                             case p_count when 1 then 'message' else p_count || ' messages' end, quote_literal(v_consumer.name),
                             coalesce(v_backlog::text, v_consumer.max_backlog || ' or more'), v_consumer.max_backlog
                 using errcode = 'PQ013', hint = case when p_count > v_consumer.max_backlog then 'Send fewer at once. Nothing was sent.'
-                                                     else 'Nothing was sent. Send it later, let more workers claim, or alter_consumer.' end;
+                                                     else 'Nothing was sent. Send it later, let more workers claim, or raise it with alter_consumer.' end;
         end if;
     end loop;
 end $$;

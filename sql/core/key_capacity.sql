@@ -102,7 +102,7 @@ begin
                             case v_key.held when 0 then 'none' else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
                             p_consumer.per_key_capacity
                 using errcode = 'PQ013', hint = case when v_key.new > p_consumer.per_key_capacity then 'Send fewer of a key at once. Nothing was sent.'
-                                                     else 'Nothing was sent. Send it when one of them is done, or alter_consumer.' end;
+                                                     else 'Nothing was sent. Send it when one of them is done, or raise it with alter_consumer.' end;
         end if;
     end loop;
     perform pgqueue._delete_entries(p_consumer.consumer_id, p_keys, v_key.gone);

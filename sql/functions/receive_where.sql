@@ -27,7 +27,7 @@ begin
         perform pgqueue._refuse_group(v_consumer);
     elsif v_consumer.by_key then
         raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing out of its turn', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Receive with a condition from a consumer with ordering=none; or make one with a filter, p_where of create_consumer.';
+            using errcode = 'PQ006', hint = 'Receive with a condition from a consumer with ordering=none, or make a consumer with a filter.';
     end if;
     perform from pgqueue.claims c where c.claim_id = p_ack for update;  -- in the order of locks
     if v_consumer.scheduled then

@@ -26,8 +26,8 @@ begin
             using errcode = 'PQ003', column = 'p_tell';
     end if;
     return query
-        select lower(g), upper(g), s.priority, s.published_at, s.deliver_at, s.expires_at, pgqueue._consumer_names(s.consumers)
-        from (select x.priority, x.published_at, x.deliver_at, x.expires_at, x.consumers, range_agg(x.seqs) as seqs
+        select lower(g), upper(g), s.priority, s.published_at, s.deliver_at, s.expires_at, s.names
+        from (select x.priority, x.published_at, x.deliver_at, x.expires_at, pgqueue._consumer_names(x.consumers) as names, range_agg(x.seqs) as seqs
               from (select case when 'priority' = any (p_tell) then p.priority end as priority,
                            case when 'published_at' = any (p_tell) then pgqueue._near(p.published_at) end as published_at,
                            case when 'deliver_at' = any (p_tell) then pgqueue._near(p.deliver_at) end as deliver_at,
@@ -90,7 +90,7 @@ begin
     return query
         select lower(g), upper(g), c.name, l.claim_id, l.owner, l.claimed_at, pgqueue._near(l.lease_until), m.priority, m.deliver_count, m.note ->> 'error'
         from pgqueue.consumers c
-        join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
+        join pgqueue.claims l on l.consumer_id = c.consumer_id
         join pgqueue.consumer_messages m on m.claim_id = l.claim_id and m.state = 'claimed'
         cross join lateral unnest(m.seqs * coalesce(p_seqs, m.seqs)) g
         where c.stream_id = v_stream.stream_id and (v_id is null or c.consumer_id = v_id)
@@ -210,8 +210,12 @@ declare
 begin
     return query
         select p.publication_id, p.part, pgqueue._near(p.published_at), pgqueue._near(p.deliver_at), pgqueue._near(p.expires_at), p.priority, p.message_count,
-               lower(p.seqs), upper(p.seqs) - 1, pgqueue._consumer_names(p.consumers)
+               lower(p.seqs), upper(p.seqs) - 1, n.names
         from pgqueue.publications p
+        left join (select d.consumers, pgqueue._consumer_names(d.consumers) as names  -- nearly always there are few sets of consumers
+                   from (select distinct x.consumers from pgqueue.publications x
+                         where x.stream_id = v_stream.stream_id and x.publication_id between p_from and p_to and x.consumers is not null) d) n
+               on n.consumers = p.consumers
         where p.stream_id = v_stream.stream_id and p.publication_id between p_from and p_to
         order by p.publication_id, p.part;
 end $$;

@@ -258,7 +258,7 @@ begin
         select p_consumer.stream_id, p_consumer.consumer_id, t.seqs, pgqueue._cardinality(t.seqs), r.priority, r.deliver_count,
                coalesce(a.reason, 'rejected'), a.details, p_claim.claim_id, r.note, p_claim.owner
         from pgqueue._told(p_runs, p_actions, v_dead) t
-        cross join lateral (select (p_runs[t.run_no]).*) r cross join lateral (select (p_actions[t.action_no]).*) a;
+        join unnest(p_runs) with ordinality r on r.ordinality = t.run_no join unnest(p_actions) with ordinality a on a.ordinality = t.action_no;
         if p_consumer.notify_done then
             perform pg_notify(pgqueue._done_channel(p_consumer.consumer_id), '');
         end if;
@@ -271,10 +271,12 @@ begin
             p_claim.owner := current_setting('application_name');
         end if;
         for v_done in
-            select t.action_no, range_agg(t.seqs) as seqs, max((p_runs[t.run_no]).deliver_count) as deliver_count
-            from pgqueue._told(p_runs, p_actions, v_seqs - v_dead) t group by t.action_no order by t.action_no
+            select a.details, range_agg(t.seqs) as seqs, max(r.deliver_count) as deliver_count
+            from pgqueue._told(p_runs, p_actions, v_seqs - v_dead) t
+            join unnest(p_runs) with ordinality r on r.ordinality = t.run_no join unnest(p_actions) with ordinality a on a.ordinality = t.action_no
+            group by a.details
         loop
-            perform pgqueue._note_done(p_claim, v_done.seqs, pgqueue._cardinality(v_done.seqs), v_done.deliver_count, (p_actions[v_done.action_no]).details);
+            perform pgqueue._note_done(p_claim, v_done.seqs, pgqueue._cardinality(v_done.seqs), v_done.deliver_count, v_done.details);
         end loop;
     end if;
 end $$;

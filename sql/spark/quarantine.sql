@@ -7,11 +7,12 @@
 --
 -- What a sink of this database has published is no suspect: then the batch was finished, and only Spark's log does not say so.
 
--- Cuts the micro-batch of a reader, if it is time. Needs the reader's lock, the locks of its claims and the consumer's.
+-- Cuts the micro-batch of a reader, if it is time: what it holds of it, and has not had back yet where it lost some. Needs the
+-- reader's lock, the locks of its claims and the consumer's.
 --   p_reader  as it was before this start, which is by another process than the last one
 -- Returns the cursor, how many messages went back, and how many are dead letters now.
-create or replace function pgqueue._quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_reader pgqueue.readers, p_start_claim bigint,
-                                               p_end_claim bigint, p_quarantine_after bigint, out o_returned bigint, out o_poison bigint)
+create or replace function pgqueue._quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors, p_reader pgqueue.readers,
+                                               p_start_claim bigint, p_end_claim bigint, p_quarantine_after bigint, out o_returned bigint, out o_poison bigint)
 language plpgsql
 as $$
 declare
@@ -36,7 +37,7 @@ begin
         select * from pgqueue.claims
         where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim and remaining > 0 order by claim_id
     loop
-        update pgqueue.consumer_messages set note = pgqueue._noted(note, v_note), deliver_count = deliver_count - (v_left = 1)::int
+        update pgqueue.consumer_messages set note = pgqueue._noted(note, v_note)
         where claim_id = v_claim.claim_id and state = 'claimed';
         v_set := pgqueue._held_behind(v_claim.claim_id, v_keep);
         v_keep := greatest(0, v_keep - v_claim.remaining);
@@ -46,7 +47,7 @@ begin
             v_set := v_claim.seqs;
         elsif v_set is not null then
             o_returned := o_returned + pgqueue._cardinality(v_set);
-            p_cursor := pgqueue._return(p_consumer, p_cursor, v_claim, v_set, 'uncounted', clock_timestamp(), null, null);
+            p_cursor := pgqueue._return(p_consumer, p_cursor, v_claim, v_set, 'unnamed', clock_timestamp(), null, null);
         end if;
         -- from now on the claim is what is left: what went back is not lost, and is never had back. What its query acted on is done, and no replay
         -- has the same messages any more
@@ -69,7 +70,7 @@ begin
     from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
     return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
-        and (v_batch.messages > 1 or v_batch.most > p_quarantine_after);  -- this start counts already
+        and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
 end $$;
 
 -- What a claim holds behind its first p_keep messages, in the order of delivery; null: nothing.

@@ -286,14 +286,13 @@ begin
     if p_stream.limited or p_stream.keys_limited then
         -- by consumer, because what it gets may be in several blocks
         for v_one in
-            select c.consumer_id, n.seqs, n.message_count
+            select c.consumer_id, n.seqs
             from pgqueue.consumers c
-            cross join lateral (select range_agg(w.seqs) - v_duplicates as seqs, sum(w.message_count)::bigint as message_count
-                                from unnest(p_blocks) w where pgqueue._is_for(w.consumers, c.consumer_id)) n
-            where c.stream_id = p_stream.stream_id and (c.max_backlog is not null or c.per_key_capacity is not null) and n.message_count > 0
+            cross join lateral (select range_agg(w.seqs) - v_duplicates as seqs from unnest(p_blocks) w where pgqueue._is_for(w.consumers, c.consumer_id)) n
+            where c.stream_id = p_stream.stream_id and (c.max_backlog is not null or c.per_key_capacity is not null) and n.seqs <> '{}'
             order by c.consumer_id
         loop
-            perform pgqueue._check_room(p_stream, v_one.message_count, array[v_one.consumer_id], true);
+            perform pgqueue._check_room(p_stream, pgqueue._cardinality(v_one.seqs), array[v_one.consumer_id], true);
             v_entries := v_entries || pgqueue._check_keys(p_stream, v_one.seqs, array[v_one.consumer_id]);
         end loop;
     end if;

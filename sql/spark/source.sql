@@ -46,7 +46,7 @@ begin
             using errcode = 'PQ005', hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
     elsif p_start_claim < p_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %', p_start_claim, p_reader.acked_claim
-            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one.';
+            using errcode = 'PQ010', hint = 'Use the latest checkpoint, or a new one. If two drivers run with this checkpoint, stop one of them.';
     elsif p_claim > p_reader.last_claim
           -- a number that was given out again has other random bits
           or (p_claim > p_reader.acked_claim and not exists (select from pgqueue.claims where reader = p_reader.reader and claim_id = p_claim)) then
@@ -229,6 +229,12 @@ begin
     returned := 0;
     poison := 0;
     v_again := coalesce(v_reader.planned_to >= p_end_claim and v_reader.planned_by <> p_process, false);
+    if v_again and p_quarantine_after is not null then
+        v_cut := pgqueue._quarantine(v_consumer, v_cursor, v_reader, p_start_claim, p_end_claim, p_quarantine_after);
+        v_cursor := v_cut.p_cursor;
+        returned := v_cut.o_returned;
+        poison := v_cut.o_poison;
+    end if;
     perform pgqueue.reader_extend(p_reader);
     for v_claim in
         select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
@@ -239,17 +245,8 @@ begin
         end if;
         if not v_claim.live and v_claim.settled < v_claim.message_count and v_claim.lanes <> '{}' then  -- (none: its consumer was moved)
             v_cursor := pgqueue._claim_back(v_consumer, v_cursor, v_claim);
+            select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
         end if;
-    end loop;
-    if v_again and p_quarantine_after is not null then
-        v_cut := pgqueue._quarantine(v_consumer, v_cursor, v_reader, p_start_claim, p_end_claim, p_quarantine_after);
-        v_cursor := v_cut.p_cursor;
-        returned := v_cut.o_returned;
-        poison := v_cut.o_poison;
-    end if;
-    for v_claim in
-        select * from pgqueue.claims c where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
-    loop
         planned := planned + v_claim.remaining + pgqueue._cardinality(pgqueue._acted_seqs(v_claim));
         v_missing := pgqueue._missing(v_consumer, v_claim);
         taken_over := taken_over + v_missing.o_taken_over;

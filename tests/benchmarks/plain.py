@@ -7,6 +7,7 @@ Executors import this module, so that a connection outlives a task, as the queue
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -151,6 +152,48 @@ class NothingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict, limit: object) -> dict:
         return {"batch": min(start["batch"] + 1, self._batches)}
+
+    def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        return iter(())
+
+
+class Signalled(DataSource):
+    """Option socket: the path of a datagram socket, made here; what comes there is a batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "signalled"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> SignalledReader:
+        return SignalledReader(self.options["socket"])
+
+
+class SignalledReader(DataSourceStreamReader):
+    """Offsets are numbers of batches, as those of `nothing`."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def initialOffset(self) -> dict:
+        return {"batch": 0}
+
+    def latestOffset(self, start: dict, limit: object) -> dict:
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.bind(self._path)
+            self._socket.settimeout(1)
+        try:
+            self._socket.recv(1)
+        except TimeoutError:
+            return start
+        return {"batch": start["batch"] + 1}
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
         return [InputPartition(0)]

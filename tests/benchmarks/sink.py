@@ -62,7 +62,7 @@ def micro_batches(
             taken[name] += side()
     group, unit = f"sink, micro-batches of {size * FILE:,} rows from Parquet", f"{size * FILE}/s"
     for ours, other, name, target in (
-        ("pgqueue", "plain", "against Spark with a sink that only copies", Target(least=0.75)),
+        ("pgqueue", "plain", "against Spark with a sink that only copies", Target(least=0.85)),
         ("pgqueue", "bare", "against COPY by two processes without Spark", Target(least=0.75)),
         ("nothing", "bare", "Spark with a sink that does nothing, against that COPY", None),
     ):

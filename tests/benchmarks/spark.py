@@ -23,7 +23,7 @@ def session(home: Path) -> SparkSession:
     os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     from pyspark.sql import SparkSession
 
-    from tests.benchmarks.plain import Nothing, Plain
+    from tests.benchmarks.plain import Nothing, Plain, Signalled
 
     spark = (
         SparkSession.builder.master("local[2]")
@@ -40,8 +40,8 @@ def session(home: Path) -> SparkSession:
         .getOrCreate()
     )
     spark_pgqueue.register(spark)
-    spark.dataSource.register(Plain)
-    spark.dataSource.register(Nothing)
+    for each in (Plain, Nothing, Signalled):
+        spark.dataSource.register(each)
     return spark
 
 

@@ -51,6 +51,18 @@ APPLICATION = """
 """
 
 
+# The same with rows that go to two streams, and with actions on a part of the messages.
+ACTING = APPLICATION.replace(
+    'source.load().select("key", "data").writeStream',
+    """source.load().selectExpr(
+        "data", "seq",
+        "case data % 10 when 0 then 'dead_letter' when 5 then 'ack' end as action",
+        "case when data % 5 = 0 then 'in' when data % 2 = 0 then 'even' else 'out' end as stream",
+        "if(data % 10 = 0, 'ten', null) as reason",
+    ).writeStream""",
+).replace('stream="out",', 'consumer="c",')
+
+
 class Traffic:
     """Publishes batches of messages to a stream, all the time, until the block ends."""
 
@@ -74,8 +86,8 @@ class Traffic:
         self._thread.join()
 
 
-def application(queue: Queue, trigger: str) -> Child:
-    return Child(APPLICATION, queue.url, queue.checkpoint(), trigger)
+def application(queue: Queue, trigger: str, text: str = APPLICATION) -> Child:
+    return Child(text, queue.url, queue.checkpoint(), trigger)
 
 
 def wait_for_more(queue: Queue, child: Child) -> None:
@@ -89,9 +101,9 @@ def wait_for_more(queue: Queue, child: Child) -> None:
         time.sleep(0.05)
 
 
-def drain(queue: Queue) -> None:
+def drain(queue: Queue, text: str = APPLICATION) -> None:
     """Run the application until nothing is left, also of claims whose lease has to end first."""
-    with application(queue, "now") as child:
+    with application(queue, "now", text) as child:
         assert child.wait(240) == 0, child.output[-5000:]
     assert queue.backlog("in", "c") == 0
 
@@ -119,6 +131,27 @@ def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Q
                 child.kill()
     drain(copying)
     check(copying, traffic)
+
+
+@pytest.mark.longer
+def test_an_application_that_acts_is_killed_and_does_everything_once(copying: Queue):
+    """Sends to two streams, acknowledgements and dead letters are of one transaction."""
+    assert "dead_letter" in ACTING
+    assert 'stream="out"' not in ACTING
+    copying.create("even")
+    with Traffic(copying) as traffic:
+        for _ in range(2):
+            with application(copying, "always", ACTING) as child:
+                wait_for_more(copying, child)
+                time.sleep(random.uniform(0, 1))
+                child.kill()
+    drain(copying, ACTING)
+    sent = [i for i in range(1, traffic.sent + 1) if i % 5]
+    assert copying.sent("out") == sorted(str(i) for i in sent if i % 2)
+    assert copying.sent("even") == sorted(str(i) for i in sent if i % 2 == 0)
+    dead = copying.sql("select data, reason from pgqueue.read_dead('in', 'c', p_max => 1000000)")
+    assert sorted(dead) == sorted((str(i), "ten") for i in range(10, traffic.sent + 1, 10))
+    assert copying.sql("select lost from pgqueue.readers") == [(0,)]
 
 
 @pytest.mark.longer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -19,6 +20,14 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch, spark: Sp
     """From an empty queue, in a Spark session, which is `spark`."""
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
+    before = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
-    type_all(page, url, tmp_path, {"__name__": "__main__", "spark": spark})
+    # Of the reader, Spark was started in that folder: a relative path is one in it.
+    jvm: Any = spark.sparkContext._jvm
+    system = jvm.java.lang.System
+    system.setProperty("user.dir", str(tmp_path))
+    try:
+        type_all(page, url, tmp_path, {"__name__": "__main__", "spark": spark})
+    finally:
+        system.setProperty("user.dir", before)
     assert not spark.streams.active, "a page ends the queries that it starts"

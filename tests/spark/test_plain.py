@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +40,11 @@ def test_an_error_begins_with_what_is_wrong_wherever_it_comes_from(queue: Queue)
     one = queue.spark.range(1).selectExpr("'x' as data")
     check(text_of(lambda: queue.write(one, "nope")), "[PQ001] unknown stream 'nope'")
 
+    reader = queue.spark.readStream.format("pgqueue").schema("data string")
+    refused = queue.collect(reader.options(url=queue.url, stream="s").load())
+    sentence = "the schema of pgqueue cannot be chosen"
+    check(text_of(lambda: refused.awaitTermination(60)), sentence, BEFORE + 150)
+
     queue.send("s", 1, 10)
     queue.collect(queue.load("s", "c")).awaitTermination()
     queue.sql("select pgqueue.drop_consumer('s', 'c')")
@@ -72,8 +79,10 @@ def test_user_and_password_by_options_of_their_own(queue: Queue, tmp_path: Path)
         queue.collect(frame).awaitTermination()
         assert queue.data() == [1]
         frame = queue.load("s", "c", **how, password="top secret")
-        explained = frame._jdf.queryExecution().toString()
-        assert "secret" not in explained
+        with contextlib.redirect_stdout(io.StringIO()) as explained:
+            frame.explain(True)
+        assert "pgqueue" in explained.getvalue()
+        assert "secret" not in explained.getvalue()
         text = text_of(lambda: queue.load("nope", "c", **how, password="top secret"))
         assert "unknown stream" in text
         assert "secret" not in text

@@ -11,7 +11,7 @@ from pyspark.sql.functions import udf
 
 from tests.spark.conftest import Queue
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def with_poison(frame: DataFrame, poison: str, how: str) -> DataFrame:

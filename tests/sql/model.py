@@ -571,6 +571,28 @@ class QueueMachine(RuleBasedStateMachine):
         c.messages |= again
         c.skipped -= again.keys()
 
+    @precondition(lambda self: any(c.messages for c in self.consumers))
+    @rule(data=st.data(), mode=MODES)
+    def cancel(self, data: Any, mode: str) -> None:
+        """Whatever the consumer has of these is gone, but for what is dead or a reader's."""
+        c = data.draw(st.sampled_from([c for c in self.consumers if c.messages]))
+        some = st.sampled_from(sorted(c.messages))
+        seqs = data.draw(st.lists(some, min_size=1, max_size=3, unique=True))
+        count = self.run(
+            mode, lambda: value(self.conn, "cancel", self.stream, c.name, [*seqs, 10**9])
+        )
+        if count is None:
+            return
+        gone = {s for s in seqs if c.messages[s].state in ("new", "queued")}
+        for claim in c.claims.values():
+            part = claim.held & set(seqs)
+            if part and claim.live and claim.reader is None:
+                self.finish(claim, part, "acked")
+                gone |= part
+        assert count == len(gone), f"cancelled {count} of {gone}"
+        for s in gone:
+            c.messages[s].state = "acked"
+
     @precondition(lambda self: len(self.consumers) == 3 and len(self.published) % 4 == 3)
     @rule()
     def drop_consumer(self) -> None:
@@ -734,8 +756,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.limited)
     @rule(data=st.data(), size=st.sampled_from([None, 1, 2, 3, 100]), crash=st.booleans(),
-          mode=MODES)  # fmt: skip
-    def reader_claim(self, data: Any, size: int | None, crash: bool, mode: str) -> None:
+          max_bytes=st.sampled_from([None, None, 1, 2, 4]), mode=MODES)  # fmt: skip
+    def reader_claim(
+        self, data: Any, size: int | None, crash: bool, max_bytes: int | None, mode: str
+    ) -> None:
+        """The data of each message is a byte, so max_bytes is as good as size."""
         c = data.draw(st.sampled_from(self.consumers))
         if c.limits:
             with pytest.raises(psycopg.Error, match="which are for workers"):
@@ -746,19 +771,11 @@ class QueueMachine(RuleBasedStateMachine):
         r = data.draw(st.sampled_from(c.readers))
         start = r.end if r.end and not crash else (r.claim, r.messages)
         rows = self.run(mode, lambda: call(self.conn, "reader_claim", r.reader, c.consumer_id,
-                                           *start, size))  # fmt: skip
+                                           *start, size, p_max_bytes=max_bytes))  # fmt: skip
         if rows is None:
             return
         (got,) = rows
-        r.claim, r.messages = start
-        lost = 0
-        for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
-            lost += len(claim.original) - claim.settled - len(claim.held)
-            for s in claim.held:
-                c.messages[s].state = "acked"
-            claim.held, claim.live = set(), False
-            del c.claims[claim.claim_id]
-        assert got.lost == lost
+        assert got.lost == self.finish_batches(c, r, start)[1]
         later = [x for x in c.claims.values() if x.reader is r]
         if later:
             for claim in later:
@@ -771,13 +788,42 @@ class QueueMachine(RuleBasedStateMachine):
         seqs: list[int] = []
         if got.claim_id != r.claim:
             seqs = internals.held_by(self.conn, got.claim_id)
-        seqs = self.hand_out(c, seqs, size or 10**9)
+        seqs = self.hand_out(c, seqs, min(size or 10**9, max_bytes or 10**9))
         assert got.claimed == len(seqs)
+        assert got.bytes in (None, len(seqs))
         assert got.messages == r.messages + len(seqs)
         r.end = None
         if seqs:
             r.end = got.claim_id, got.messages
             c.claims[got.claim_id] = Claim(got.claim_id, c, set(seqs), set(seqs), reader=r)
+
+    @precondition(lambda self: any(r.end for c in self.consumers for r in c.readers))
+    @rule(data=st.data(), mode=MODES)
+    def reader_ack(self, data: Any, mode: str) -> None:
+        """Spark has the batch in its log; and so says somebody who looked into that."""
+        c, r = data.draw(st.sampled_from([(c, r) for c in self.consumers for r in c.readers
+                                          if r.end]))  # fmt: skip
+        assert r.end is not None
+        end = r.end
+        rows = self.run(mode, lambda: call(self.conn, "reader_ack", r.reader, c.consumer_id,
+                                           end[0]))  # fmt: skip
+        if rows is not None:
+            assert (rows[0].acked, rows[0].lost) == self.finish_batches(c, r, end)
+            r.end = None
+
+    @staticmethod
+    def finish_batches(c: Consumer, r: Reader, end: tuple[int, int]) -> tuple[int, int]:
+        """A reader has finished up to there; returns what that acknowledged, and had lost."""
+        r.claim, r.messages = end
+        acked = lost = 0
+        for claim in [x for x in c.claims.values() if x.reader is r and x.claim_id <= r.claim]:
+            acked += len(claim.held)
+            lost += len(claim.original) - claim.settled - len(claim.held)
+            for s in claim.held:
+                c.messages[s].state = "acked"
+            claim.held, claim.live = set(), False
+            del c.claims[claim.claim_id]
+        return acked, lost
 
     @precondition(lambda self: any(r.end for c in self.consumers for r in c.readers))
     @rule(data=st.data(), mode=MODES)

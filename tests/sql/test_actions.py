@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, internals, limits
 from tests.sql.queue import (
     Conn,
     Reader,
@@ -180,7 +180,7 @@ def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> N
     """New, ready, delayed, waiting for its key; not what is nobody's, done, dead or filtered."""
     consumer(conn, p_settings=Jsonb({"keep_history": "1 day"}))
     consumer(conn, "d", "key")
-    consumer(conn, "f", p_where="$ == 1")
+    consumer(conn, "f", p_topic="a")
     consumer(conn, "other")
     first = send_keys(conn, *"kkl")
     later = send(conn, p_deliver_at=now(conn) + A_MINUTE)
@@ -190,6 +190,9 @@ def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> N
     new = send_all(conn, ["x"] * 3)
     not_mine = send(conn, p_consumers=["other"])
     everything = [*first, later, *new]
+    before = states(conn), states(conn, "d")
+    assert settle(conn, action("nack", everything), batch=9, sink="txn:n") == (True, 0, 7)
+    assert before == (states(conn), states(conn, "d")), "nobody holds them who could return them"
     rows = [
         action(what, [*everything, not_mine, 999], name, details={"by": "me"}) for name in "cdf"
     ]
@@ -295,6 +298,36 @@ def test_what_retention_took_is_in_no_replay(conn: Conn, stream: int) -> None:
     assert reader.plan(end) == sent[1:]
 
 
+def test_what_was_not_judged_by_a_filter_yet_is_left(conn: Conn) -> None:
+    """Nobody knows whether it is the consumer's, where too much is new to judge it all at once."""
+    consumer(conn, "f", p_topic="a")
+    sent = [seq for _ in range(30) for seq in send_keys(conn, "a", "b")]
+    limits.shrink(conn)
+    assert receive(conn, 1, "f")
+    wanted = sent[-2:]
+    for batch in range(200):
+        _, changed, _ = settle(conn, action("dead_letter", wanted, "f"), batch=batch)
+        checker.check(conn)
+        if changed:
+            break
+    assert dead(conn, "f").keys() == {wanted[0]}
+
+
+def test_a_batch_that_is_cut_is_without_what_was_settled(conn: Conn) -> None:
+    """quarantineAfter: its replay has other rows anyway, and what is left may be to blame."""
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 5)
+    end = reader.ask()
+    of_query(conn, reader)
+    reader.start(end, 1)
+    assert settle(conn, action("ack", sent[:1]), p_query_id="q", sink="txn:a")[1] == 1
+    row = reader.start(end, 1)
+    assert (row.planned, row.returned, reader.plan(end)) == (2, 2, sent[1:3])
+    assert reader.lost(end) == 0
+    reader.move(end)
+    assert reader.ask().lost == 0
+
+
 def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -> None:
     consumer(conn)
     other = value(conn, "create_stream", "other")
@@ -325,6 +358,31 @@ def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -
     assert write(1) is True
     call(conn, "maintain", "1 h")
     assert internals.count(conn, "staged blocks") == 0
+
+
+def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: int) -> None:
+    """Dedup keys are of a stream; a full consumer counts all blocks that are for it."""
+    other = value(conn, "create_stream", "other")
+    for name in ("s", "other"):
+        value(conn, "set_dedup_window", name, seconds(3600))
+    consumer(conn, "c", p_settings=Jsonb({"max_backlog": 3}))
+    consumer(conn, "d")
+    keys = {"p_dedup_keys": ["one", "two"], "p_routed": True}
+
+    def write(batch: int, **options: Any) -> bool:
+        blocks = [stage(conn, to, 2, batch, **keys, **options) for to in (stream, other)]
+        return value(conn, "publish_staged", "sink", batch, None, blocks, 4)
+
+    assert write(0, p_consumers=None) is True
+    assert write(1, p_consumers=None) is True, "all of them duplicates"
+    assert len(internals.published(conn)) == 2 + 2 - 2, "numbers of both streams"
+    full = [stage(conn, stream, 1, 2, p_routed=True, p_consumers=[*to]) for to in ("c", "cd")]
+    with pytest.raises(psycopg.Error, match="takes no 2 messages now: consumer 'c'") as caught:
+        value(conn, "publish_staged", "sink", 2, None, full, 2)
+    assert caught.value.sqlstate == "PQ013"
+    assert len(acked(conn, "s", "c")) == 2
+    assert value(conn, "publish_staged", "sink", 2, None, full, 2) is True
+    assert (len(acked(conn, "s", "c")), len(acked(conn, "s", "d"))) == (2, 3)
 
 
 def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, stream: int) -> None:

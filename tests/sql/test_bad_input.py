@@ -570,6 +570,8 @@ READ_COMMITTED_ONLY = [
     "settle_messages('txn:a', 0, '[]')",
     "revive_messages('txn:a', 0, '[]')",
     "reader_release({reader}, {consumer}, 0)",
+    "cancel('t', 'c', '{1}')",
+    "receive_where('t', 'c', '$')",
 ]
 
 
@@ -683,6 +685,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "commit_offset.p_release": "a boolean, null is false",
         "claim.p_ack": "a claim that is not live is warned of, as ack does",
         "receive.p_ack": "as claim.p_ack",
+        "receive_where.p_ack": "as claim.p_ack",
         "start_waiting.p_pid": "null is not behind a pooler, another process is",
         "still_publishing.p_publishers": "those that are unknown publish nothing, and null is none",
         "nack.p_reason": "any text",

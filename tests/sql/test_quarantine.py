@@ -271,7 +271,7 @@ def test_workers_keep_apart_what_is_suspected(conn: Conn) -> None:
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("seed", [1, pytest.param(range(2, 30), marks=pytest.mark.longer)])
+@pytest.mark.parametrize("seed", [1, pytest.param(range(2, 12), marks=pytest.mark.longer)])
 def test_any_history_with_poison_processes_all_others_once(
     conn: Conn, ordering: str, seed: Any
 ) -> None:
@@ -293,6 +293,7 @@ def test_any_history_with_poison_processes_all_others_once(
             else:
                 done.update(seqs_of(rows))
                 value(conn, "ack", claim_of(rows))
+        clock.end_leases(conn)  # of what a worker has left of its claim
         processed, _ = run(reader, poison, rng.choice([1, 2, 5]), starts=400)
         done.update(processed)
         assert done == Counter(seq for seq in sent if seq not in poison)

@@ -194,7 +194,8 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
     consumer(conn, "by key", "key")
-    consumer(conn, "remembers", p_settings=Jsonb({"keep_history": "1 day"}))
+    remembers = {"keep_history": "1 day", "per_key_capacity": 9}
+    consumer(conn, "remembers", p_settings=Jsonb(remembers))
     value(conn, "set_retention", "s", seconds(60), p_unread="drop")
     send_all(conn, ["x"])
     maintain(conn)
@@ -210,7 +211,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     publish(conn, new, [stage(conn, new, 1)], 1)
     dead_publication(conn)  # leaves a gap in what is taken next
     value(conn, "set_dedup_window", "s", "1 day")
-    send_all(conn, ["x"], p_dedup_keys=["k"])
+    send_all(conn, ["x"], p_keys=["k"], p_dedup_keys=["k"])
     assert len(receive(conn, 100)) > 1
     call(conn, "bind", "s", "never", "kept")
     call(conn, "create_schedule", "s", "daily", "@daily", p_data="x")

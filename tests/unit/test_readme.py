@@ -202,12 +202,22 @@ def test_what_stands_beside_the_peers_is_there():
         pages = re.findall(r"\]\((sql/guide/[\w-]+\.md)", here)
         text = "".join((folder / page).read_text() for page in pages)
         assert [name for name in re.findall(r"`([^`]+)`", here) if name not in text] == [], feature
-        found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
-        assert found, f"{feature} names no test"
-        for file, test in found:
-            defined = ast.walk(ast.parse((folder / file).read_text()))
-            names = [each.name for each in defined if isinstance(each, ast.FunctionDef)]
-            assert test in names, f"{file} has no {test}"
+        assert tests_named_in(tests), f"{feature} names no test"
+
+
+def tests_named_in(text: str) -> list[tuple[str, str]]:
+    """The files and functions that a text calls tests; all of them exist."""
+    found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    for file, test in found:
+        defined = ast.walk(ast.parse((Path(__file__).parents[2] / file).read_text()))
+        names = [each.name for each in defined if isinstance(each, ast.FunctionDef)]
+        assert test in names, f"{file} has no {test}"
+    return found
+
+
+def test_the_tests_exist_that_the_pages_of_spark_name():
+    folder = Path(__file__).parents[2] / "spark_pgqueue" / "guide"
+    assert [page.stem for page in folder.glob("*.md") if tests_named_in(page.read_text())]
 
 
 def test_the_package_says_where_each_module_is():
@@ -219,3 +229,16 @@ def test_the_package_says_where_each_module_is():
     assert [name for name in sorted(modules) if f"`{name}`" not in text] == []
     for name in re.findall(r"`([\w./]+\.(?:py|sql|md))`", text):
         assert (package / name).exists(), name
+
+
+def test_tests_that_pages_name_are_there():
+    folder = Path(__file__).parents[2]
+    tests: dict[str, set[str]] = {}
+    pages = [*folder.glob("*.md"), *folder.glob("*/*.md"), *folder.glob("*/guide/*.md")]
+    for page in pages:
+        for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+            if file not in tests:
+                defined = ast.walk(ast.parse((folder / file).read_text()))
+                tests[file] = {e.name for e in defined if isinstance(e, ast.FunctionDef)}
+            assert test in tests[file], f"{page.name}: {file} has no {test}"
+    assert len(tests) > 20
