@@ -108,7 +108,7 @@ def expected(count: int) -> list[str]:
     return sorted(f"{how} {i}" for i in range(1, count + 1) for how in ("claimed", "read"))
 
 
-@pytest.mark.parametrize(("python", "told"), [("4.0", False), ("4.1", True)], indirect=["python"])
+@pytest.mark.parametrize(("python", "told"), [("4.0", True), ("4.1", True)], indirect=["python"])
 def test_everything_is_copied_once_by_older_versions_of_pyspark(
     url: str, tmp_path: Path, python: str, told: bool
 ):
