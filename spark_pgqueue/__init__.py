@@ -71,9 +71,9 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     from spark_pgqueue.spark import shipping
     from spark_pgqueue.spark.datasource import PgQueueDataSource
 
-    installed = shipping.is_installed()
-    shipping.check_driver(spark, ships=ship or not installed)
-    if ship or (ship is None and not installed):
+    ships = not shipping.is_installed() if ship is None else ship
+    shipping.check_driver(spark, ships=ships)
+    if ships:
         shipping.ship()
     if ship:
         shipping.check_executor(spark)

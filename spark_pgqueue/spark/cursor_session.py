@@ -90,8 +90,7 @@ class CursorSession:
         says where it begins.
         """
         self._parent.check()
-        start = CursorOffset()
-        begun = self._begin(start)
+        begun = self._begin(CursorOffset())
         self._last = CursorOffset(
             {name: self._streams.all_after(name, begun[name]) for name in begun}
         ).beginning_at(self._begun)

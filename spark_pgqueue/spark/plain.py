@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.versions import ReadLimit, SupportsTriggerAvailableNow
 
 T = TypeVar("T", bound=type)
 
@@ -86,7 +86,7 @@ class _Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         raise self._error
 
-    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
         raise self._error
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:

@@ -26,7 +26,6 @@ from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, cut_into_pieces, in_order
 from spark_pgqueue.spark.reading import report_loss
-from spark_pgqueue.spark.versions import TELLS_START
 
 BACKLOG_SECONDS = 10
 """How old the backlog that an idle query reports may be."""
@@ -101,7 +100,9 @@ class Session:
         self._acknowledged: Offset | None = None
         self._planned: Offset | None = None
         self.committed: Offset | None = None
-        self._position: Offset | None = None
+        self._position: Offset | None = None  # up to where it is planned ...
+        self._seen: Offset | None = None  # ... or logged
+        self._asked = False
         self.initial = self._last = Offset(str(uuid4()), 0, 0)
 
     def stop_at_what_is_published(self) -> None:
@@ -110,26 +111,36 @@ class Session:
             "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
         )
 
-    def position(self) -> Offset:
+    def position(self) -> Offset | None:
         """Up to where the query is finished, where Spark does not say it (4.0, 4.1).
 
         It asks for more when the batch that it planned last is finished, and not before. But first
-        it only plans, as empty, what its log has, finished or not. So a process begins with what
-        the checkpoint says, if the options say where that is; else with a new reader: `plan`
-        acknowledges what the one before has, when a batch begins there.
+        it only plans, as empty, what its log has. That is finished, or comes again before it asks;
+        with trigger availableNow it comes again after that. None: that may be, so ask once more.
         """
-        if self._position is None:
-            self._position = self._position_in_checkpoint() or self.initial
-        return self._position
-
-    def _position_in_checkpoint(self) -> Offset | None:
-        folder = self._options.checkpoint_location
-        if folder is None or not (folder / "offsets").is_dir():
+        if self._position is None and (self._seen is None or self._is_finished(self._seen)):
+            self._position = self._seen or self.initial
+        if self._position is None and not self._asked:
+            self._asked = True
+            if self._options.checkpoint_location is None:
+                warn(
+                    "this version of PySpark does not say where the query is: with availableNow "
+                    "it reads nothing now; say it, by the option checkpointLocation of the source"
+                )
             return None
-        checkpoint = Checkpoint.read(str(folder))
-        places = [*filter(None, map(position_of, checkpoint.offsets.values()))]
-        # Of several sources it is not known which one this is.
-        return Offset(*places[0]) if checkpoint.is_finished and len(places) == 1 else None
+        return self._position or self._seen
+
+    @property
+    def seen(self) -> Offset:
+        """The last offset that Spark has told of."""
+        return self._seen or self.initial
+
+    def _is_finished(self, offset: Offset) -> bool:
+        folder = self._options.checkpoint_location
+        if folder is None:
+            return False
+        finished = Checkpoint.read(str(folder)).finished_offsets.values()
+        return (offset.reader, offset.claim, offset.messages) in map(position_of, finished)
 
     def claim(self, start: Offset, admission: Admission) -> Offset:
         """Acknowledge up to `start` and claim what `admission` lets in, waiting for it a while."""
@@ -216,8 +227,7 @@ class Session:
         """The partitions of the batch between two offsets."""
         if start != end:
             self._position = end
-            if start.reader != end.reader and not TELLS_START:
-                self._acknowledge(start)  # it is in Spark's log
+        self._seen = end
         # Replaying the first batch, Spark gives a start that was made anew and never stored.
         after = start.claim if start.reader == end.reader else 0
         if end.claim <= after:

@@ -93,6 +93,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "trigger(availableNow=True), all is acknowledged"
             )
         begin = self.session.position() if start is None else Offset.parse(start)
+        if begin is None:
+            return asdict(self.session.seen)
         return asdict(self.session.claim(begin, admission))
 
     def reportLatestOffset(self) -> dict | None:
