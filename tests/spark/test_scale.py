@@ -228,7 +228,7 @@ def test_200_partitions_and_100_mb_with_20_connections(tmp_path: Path):
     with embedded.start(tmp_path / "data", settings=settings) as server:
         with connect(server.url) as conn:
             schema.install(conn)
-            conn.execute("select pgqueue.create_stream('s')")
+            conn.execute("select pgqueue.create_stream('s', p_max_bytes => 200000000)")
             for consumer in ("c0", "c1"):
                 conn.execute("select pgqueue.create_consumer('s', %s)", [consumer])
             conn.execute("select pgqueue.send('s', repeat('0123456789', 10000000))")
