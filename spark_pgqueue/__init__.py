@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from spark_pgqueue.spark.key_order import in_key_order
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Consumer",
@@ -52,29 +51,32 @@ _LAZY_NAMES = {
 }
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     """Make the format "pgqueue" known to a Spark session.
 
     Not needed where this package is installed by pip: Spark finds the format by itself. Where it is
-    not (a checkout, a notebook's folder), Spark's other processes cannot import it, and it travels
-    with the query instead.
+    not (a checkout, a zip, a notebook's folder), Spark's other processes cannot import it, and it
+    travels with the query instead.
 
     Args:
         spark: the session, classic or Spark Connect.
+        ship: whether it travels with the query, for executors, or a Connect server, without this
+            package. What it needs itself they must have: psycopg, pyarrow and ADBC. None: where it
+            is not installed here.
 
     Raises:
-        PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Not
-            seen in a session of Spark Connect.)
+        PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Seen
+            in a session of Spark Connect only with `ship` true, which runs a small job to see it.)
     """
-    from pyspark import cloudpickle
-
+    from spark_pgqueue.spark import shipping
     from spark_pgqueue.spark.datasource import PgQueueDataSource
 
-    _check_workers(spark)
-    if not _installed():
-        import spark_pgqueue
-
-        cloudpickle.register_pickle_by_value(spark_pgqueue)
+    installed = shipping.is_installed()
+    shipping.check_driver(spark, ships=ship or not installed)
+    if ship or (ship is None and not installed):
+        shipping.ship()
+    if ship:
+        shipping.check_executor(spark)
     spark.dataSource.register(PgQueueDataSource)
 
 
@@ -99,35 +101,3 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _check_workers(spark: SparkSession) -> None:
-    """Refuse a Python of Spark's that could not run the source or the sink.
-
-    Raises:
-        PgQueueError: it lacks a module.
-    """
-    from spark_pgqueue.command_line import doctor
-    from spark_pgqueue.postgres.errors import PgQueueError
-
-    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
-    if context is None:
-        return
-    # Elsewhere than in the package's own place it travels with the query.
-    needed = [name for name in doctor.NEEDED if name != __name__ or _installed()]
-    if missing := doctor.missing_from(context.pythonExec, needed):
-        raise PgQueueError(
-            f"the Python that Spark starts, {context.pythonExec} (by spark.pyspark.python, "
-            f"PYSPARK_PYTHON, or else the PATH), lacks {', '.join(missing)}",
-            hint=doctor.set_pyspark_python(),
-        )
-
-
-def _installed() -> bool:
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        distribution("spark-pgqueue")
-    except PackageNotFoundError:
-        return False
-    return True

@@ -15,7 +15,7 @@ as $$
              _column_names, _each_column, _make_triggers, _capture_function, _capture_rows, _capture_updates, _capture_pieces}'::text[]
 $$;
 
--- The group roles, and the functions that each may call. _check_timeout is asked by the source when it is opened.
+-- The group roles, and the functions that each may call. _check_timeout is asked by the source when it is opened, _end_after by that of older versions of Spark.
 create or replace function pgqueue._role_functions() returns table (role text, functions text[])
 language sql immutable
 as $$
@@ -30,7 +30,7 @@ as $$
                                   ack, nack, defer, extend, is_suspected, dead_letter, read_dead,
                                   start_waiting, still_publishing, stop_waiting, next_due, last_publication,
                                   outcome, listen_done,
-                                  read, start_offset, end_offset, read_to, read_plan, offset_lag, size_between, open_streams,
+                                  read, start_offset, end_offset, _end_after, read_to, read_plan, offset_lag, size_between, open_streams,
                                   peek, peek_at, export_lines,
                                   scan_messages, scan_pending, scan_parts, scan_dead, scan_archived, scan_publications,
                                   lease_partitions, leave_group, plan_partitions, read_partitions, commit_offset,

@@ -27,13 +27,19 @@ class Child:
     The script sees `arguments` as `sys.argv[1:]`; what it prints is in `output`.
     """
 
-    def __init__(self, script: str, *arguments: str, environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        script: str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ):
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         inherited = {**os.environ, **(environment or {})}
         path = [str(ROOT), inherited.get("PYTHONPATH", "")]
         inherited["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", textwrap.dedent(script), *arguments],
+            [python, "-u", "-c", textwrap.dedent(script), *arguments],
             env=inherited,
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from spark_pgqueue.printable import printable
+from spark_pgqueue.version import VERSION
 
 
 class Code(NamedTuple):
@@ -153,11 +154,9 @@ def how_to_install(extra: str = "", option: str = "") -> str:
         extra: with this extra; empty for none.
         option: an option for pip.
     """
-    from spark_pgqueue import __version__
-
     pip = " ".join(["pip install", option]).strip()
     extras = f"[{extra}]" if extra else ""
-    wheel = f"spark_pgqueue-{__version__}-py3-none-any.whl"
+    wheel = f"spark_pgqueue-{VERSION}-py3-none-any.whl"
     return f'in a checkout {pip} ".{extras}", or with the wheel {pip} "./{wheel}{extras}"'
 
 

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import psycopg
@@ -30,12 +31,24 @@ PAUSE = 1.0
 """Seconds between two attempts, in which everybody else goes on."""
 
 
+_shipped_version: int | None = None
+
+
+def ship_version() -> None:
+    """Let functions of this module that are pickled by value know what the SQL files say."""
+    global _shipped_version
+    _shipped_version = expected_version()
+
+
 def sql_directory() -> Path:
-    """The folder of the SQL files: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    for folder in (package / "sql", package.parent / "sql"):
+    """The folder of the SQL files: inside the installed package, or beside it in a checkout.
+
+    Of a package in a zip it is a `Traversable`, a folder in that zip.
+    """
+    package = resources.files("spark_pgqueue")
+    for folder in (package / "sql", Path(__file__).parents[2] / "sql"):
         if (folder / "install.sql").is_file():
-            return folder
+            return folder  # type: ignore[return-value]
     raise PgQueueError(
         "the SQL files of spark-pgqueue are missing from its installation",
         hint=f"reinstall it: {how_to_install(option='--force-reinstall')}",
@@ -111,6 +124,8 @@ def _run(conn: psycopg.Connection, name: str) -> None:
 
 def expected_version() -> int:
     """The schema version that this package needs: the line `-- schema version: N` of its SQL."""
+    if _shipped_version is not None:
+        return _shipped_version
     for file in sql_files():
         if found := re.search(r"^-- schema version: (\d+)\s*$", file.read_text(), re.MULTILINE):
             return int(found[1])

@@ -10,12 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.spark.admission import Admission
@@ -27,6 +21,12 @@ from spark_pgqueue.spark.partitions import CursorPartition
 from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
+from spark_pgqueue.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,8 +60,10 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on read what is published now, and nothing that is published later."""
         self.session.stop_at_what_is_published()
 
-    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
         """Say where the next micro-batch ends.
+
+        PySpark 4.0 and 4.1 give no arguments: see `CursorSession.position`.
 
         Raises:
             PgQueueError: retention was faster, and failOnDataLoss is true; the checkpoint is of
@@ -69,7 +71,10 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_once = isinstance(limit, ReadAllAvailable)
         admission = Admission() if is_once else self._options.admission
-        return self.session.next(CursorOffset.parse(start), admission).as_json()
+        begin = self.session.position if start is None else CursorOffset.parse(start)
+        if begin is None:
+            return self.session.everything().as_json()
+        return self.session.next(begin, admission).as_json()
 
     def reportLatestOffset(self) -> dict | None:
         """What the query's progress shows: see `CursorSession.latest`."""

@@ -60,6 +60,8 @@ class CursorSession:
         self._begun: dict[str, Position] = {}
         self._ahead: dict[str, tuple[Position, Position]] = {}
         self._average: float | None = None
+        self.position: CursorOffset | None = None
+        """Up to where the query has read, where Spark does not say it (4.0, 4.1); None: unknown."""
         self._had_messages = -math.inf  # when
         self._last = CursorOffset()
         self._backlog, self._lag, self._backlog_at = 0, None, -math.inf
@@ -79,6 +81,21 @@ class CursorSession:
                 raise
             self._streams.forget()  # it was dropped since they were found
             return self._next(start, admission, others_are_busy)
+
+    def everything(self) -> CursorOffset:
+        """The end of all that there is, for a query of which it is not known where it is.
+
+        It is right wherever that is: what lies between two offsets is the difference of what they
+        have read. With a limit it might end before the query's position. Where the query is new, it
+        says where it begins.
+        """
+        self._parent.check()
+        start = CursorOffset()
+        begun = self._begin(start)
+        self._last = CursorOffset(
+            {name: self._streams.all_after(name, begun[name]) for name in begun}
+        ).beginning_at(self._begun)
+        return self._last
 
     def _next(
         self, start: CursorOffset, admission: Admission, others_are_busy: bool
@@ -117,6 +134,7 @@ class CursorSession:
 
     def plan(self, start: CursorOffset, end: CursorOffset) -> list[CursorPartition]:
         """The partitions of the batch between two offsets."""
+        self.position = end  # Spark asks for more when this is read, and not before
         return self._streams.partitions(start, end)
 
     def close(self) -> None:

@@ -21,11 +21,15 @@ from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.cursor_offset import CursorOffset, Position, position_of
 from spark_pgqueue.spark.options import CURSOR_NAMES, CursorOptions
 from spark_pgqueue.spark.partitions import CursorPartition, Range, cut_streams
+from spark_pgqueue.spark.versions import TELLS_START
 
 DISCOVERY_SECONDS = 1.0
 """How old the list of the streams of a pattern may be."""
 
 THE_CHECKPOINT = "the checkpoint"
+
+# An end that was found without knowing the start may say less of what is dead.
+_END = "a.t" if TELLS_START else "pgqueue._end_after(a.stream, a.f, a.t)"
 
 
 def find_streams(options: CursorOptions) -> dict[str, Stream]:
@@ -167,13 +171,13 @@ class Streams:
                 hint='give one for each stream that the pattern finds, such as "latest"',
             )
         if isinstance(place, str):
-            (offset,) = self._statements.row(
-                "select pgqueue.end_offset(%s::text, %s, %s::text)",
-                [stream, Jsonb(begin | {"stream": stream}), place],
-            )
-            return position_of(offset)
+            return self._end_at(stream, begin, place)
         self._check_place("endingOffsets", stream, place)
         return position_of(place)
+
+    def all_after(self, stream: str, begin: Position) -> Position:
+        """The position after all messages of a stream that there are, for who began there."""
+        return self._end_at(stream, begin, "latest")
 
     def last_publications(self) -> dict[str, int]:
         """The last publication of each stream that is visible now."""
@@ -243,7 +247,7 @@ class Streams:
                 "select a.stream, p.lo, p.hi "
                 "from unnest(%s::text[], %s::jsonb[], %s::jsonb[]) with ordinality "
                 "a (stream, f, t, i) cross join lateral "
-                "pgqueue.read_plan(a.stream, a.f, a.t, %s) with ordinality p (lo, hi, j) "
+                f"pgqueue.read_plan(a.stream, a.f, {_END}, %s) with ordinality p (lo, hi, j) "
                 "order by a.i, p.j",
                 [
                     asked,
@@ -290,6 +294,13 @@ class Streams:
             ],
         )
         return backlog, seconds
+
+    def _end_at(self, stream: str, begin: Position, place: str) -> Position:
+        (offset,) = self._statements.row(
+            "select pgqueue.end_offset(%s::text, %s, %s::text)",
+            [stream, Jsonb(begin | {"stream": stream}), place],
+        )
+        return position_of(offset)
 
     def _position_at(self, stream: str, place: str) -> Position:
         (offset,) = self._statements.row(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
@@ -15,6 +16,9 @@ from spark_pgqueue.spark.options import TableOptions
 from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.scanning import Part, Scan, plan, read_part
 from spark_pgqueue.spark.tables import check_table_schema, table_schema
+
+if TYPE_CHECKING or hasattr(datasource, "Filter"):  # PySpark 4.0 has none, and asks for none
+    from spark_pgqueue.spark.pushdown import push
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,8 +57,6 @@ class PgQueuePushdownReader(PgQueueTableReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what the database can evaluate; return the others."""
-        from spark_pgqueue.spark.pushdown import push  # PySpark 4.0 has no filters
-
         taken, left = push(filters, self._scan.table)
         if len(left) < len(filters):
             warn(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
@@ -20,6 +19,7 @@ from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backof
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
+from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ def read_rows(
     Raises:
         PgQueueError: Postgres stayed away too long.
     """
-    target = to_arrow_schema(schema, timezone="UTC")
+    target = arrow_schema(schema)
     ranges, rows, last = piece.ranges, 0, None
 
     def rest() -> Generator[pa.RecordBatch]:

@@ -13,7 +13,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
@@ -35,6 +34,7 @@ from spark_pgqueue.spark.reading import (
     unnest_sql,
 )
 from spark_pgqueue.spark.tables import HELD, TABLES, Table
+from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +163,7 @@ def read_part(scan: Scan, part: Part) -> Iterator[pa.RecordBatch]:
         PgQueueError: messages were deleted since they were planned, and failOnDataLoss is true;
             or Postgres stayed away too long.
     """
-    target = to_arrow_schema(scan.schema, timezone="UTC")
+    target = arrow_schema(scan.schema)
     if not scan.table.of_messages:
         rows = _asked(scan.options, lambda cursor: _rows(cursor, scan, part.places))
         rows = scan.filters.of(rows).select(target.names).cast(target).combine_chunks()

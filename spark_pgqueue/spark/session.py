@@ -26,6 +26,7 @@ from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, cut_into_pieces, in_order
 from spark_pgqueue.spark.reading import report_loss
+from spark_pgqueue.spark.versions import TELLS_START
 
 BACKLOG_SECONDS = 10
 """How old the backlog that an idle query reports may be."""
@@ -100,6 +101,7 @@ class Session:
         self._acknowledged: Offset | None = None
         self._planned: Offset | None = None
         self.committed: Offset | None = None
+        self._position: Offset | None = None
         self.initial = self._last = Offset(str(uuid4()), 0, 0)
 
     def stop_at_what_is_published(self) -> None:
@@ -107,6 +109,27 @@ class Session:
         (self._bound,) = self._statements.row(
             "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
         )
+
+    def position(self) -> Offset:
+        """Up to where the query is finished, where Spark does not say it (4.0, 4.1).
+
+        It asks for more when the batch that it planned last is finished, and not before. But first
+        it only plans, as empty, what its log has, finished or not. So a process begins with what
+        the checkpoint says, if the options say where that is; else with a new reader: `plan`
+        acknowledges what the one before has, when a batch begins there.
+        """
+        if self._position is None:
+            self._position = self._position_in_checkpoint() or self.initial
+        return self._position
+
+    def _position_in_checkpoint(self) -> Offset | None:
+        folder = self._options.checkpoint_location
+        if folder is None or not (folder / "offsets").is_dir():
+            return None
+        checkpoint = Checkpoint.read(str(folder))
+        places = [*filter(None, map(position_of, checkpoint.offsets.values()))]
+        # Of several sources it is not known which one this is.
+        return Offset(*places[0]) if checkpoint.is_finished and len(places) == 1 else None
 
     def claim(self, start: Offset, admission: Admission) -> Offset:
         """Acknowledge up to `start` and claim what `admission` lets in, waiting for it a while."""
@@ -191,6 +214,10 @@ class Session:
 
     def plan(self, start: Offset, end: Offset) -> list[ClaimedPiece]:
         """The partitions of the batch between two offsets."""
+        if start != end:
+            self._position = end
+            if start.reader != end.reader and not TELLS_START:
+                self._acknowledge(start)  # it is in Spark's log
         # Replaying the first batch, Spark gives a start that was made anew and never stored.
         after = start.claim if start.reader == end.reader else 0
         if end.claim <= after:

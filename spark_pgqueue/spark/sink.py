@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceArrowWriter
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -22,6 +22,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.staging import Staged, Target
+from spark_pgqueue.spark.versions import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

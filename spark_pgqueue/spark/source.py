@@ -17,12 +17,6 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
@@ -32,6 +26,12 @@ from spark_pgqueue.spark.partitions import ClaimedPiece
 from spark_pgqueue.spark.plain import plain_errors
 from spark_pgqueue.spark.reading import closing_after, read_piece
 from spark_pgqueue.spark.session import Offset, Session
+from spark_pgqueue.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +71,10 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on claim what is published now, and nothing that is published later."""
         self.session.stop_at_what_is_published()
 
-    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
         """Acknowledge everything up to `start`, claim the next micro-batch, and say where it ends.
+
+        PySpark 4.0 and 4.1 give no arguments: see `Session.position`.
 
         Raises:
             PgQueueError: the consumer is gone, the checkpoint belongs to another one, or Postgres
@@ -90,7 +92,8 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "another claimer asks for them; with the option checkpointLocation here, or with "
                 "trigger(availableNow=True), all is acknowledged"
             )
-        return asdict(self.session.claim(Offset.parse(start), admission))
+        begin = self.session.position() if start is None else Offset.parse(start)
+        return asdict(self.session.claim(begin, admission))
 
     def reportLatestOffset(self) -> dict | None:
         """What the query's progress shows: see `Session.latest`."""

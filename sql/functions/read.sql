@@ -28,6 +28,18 @@ begin
     return pgqueue._offset_json(v_stream, pgqueue._offset_not_before(v_from, pgqueue._offset_at(v_stream, p_end, 'p_end')));
 end $$;
 
+-- An end that was found by who did not know the start, for who has read up to that: never before it. The same for the same two, for ever.
+-- (A source of PySpark 4.0 is asked for an end before it is told where the query is.) Errors: PQ001, PQ003, PQ005. Locks: none.
+create or replace function pgqueue._end_after(p_stream text, p_from jsonb, p_to jsonb) returns jsonb
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := pgqueue._stream(p_stream);
+begin
+    return pgqueue._offset_json(v_stream, pgqueue._offset_not_before(pgqueue._parse_offset(v_stream, 'p_from', p_from),
+                                                                     pgqueue._parse_offset(v_stream, 'p_to', p_to)));
+end $$;
+
 -- How far a reader is behind.
 -- Returns how many messages there are after its offset (in up to 100,000 publications), and when the first of them was published; null: none,
 -- or it is behind many that are for named consumers. Errors: PQ001, PQ003, PQ005. Locks: none.

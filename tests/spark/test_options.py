@@ -195,8 +195,8 @@ def test_the_options_of_both_take_no_path():
 
 
 def test_a_source_option_is_none_of_the_sink_and_the_other_way_round():
-    with pytest.raises(PgQueueError, match="sink has no option consumer"):
-        parse_sink(SOURCE, streaming=True)
+    with pytest.raises(PgQueueError, match="sink has no option waitTime"):
+        parse_sink({"stream": "s", "waitTime": "1s"}, streaming=True)
     with pytest.raises(PgQueueError, match="source has no option consumers"):
         parse_source(SOURCE | {"consumers": "a"})
 

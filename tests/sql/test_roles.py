@@ -50,7 +50,7 @@ FUNCTIONS = {
         "reader_backlog", "reader_lag", "reader_available", "reader_ack", "recent_size",
         "settle_messages",
         "reader_state", "reader_release", "reader_fork",
-        "_check_timeout",
+        "_check_timeout", "_end_after",
     },
     "observer": {
         "consumer_position", "open_consumer", "scan_messages", "scan_pending", "scan_claimed",

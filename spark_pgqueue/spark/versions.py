@@ -1,0 +1,68 @@
+"""What PySpark 4.0 and 4.1 lack, so that the source and the sink can be written for 4.2 alone.
+
+There Spark asks a source for its latest offset without saying where the query is: a reader learns
+that from `partitions`, which Spark calls first for what its log says (`partitions(x, x)` when x is
+finished), and then for each batch. With trigger availableNow it asks before that, and once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from pyspark.sql import datasource
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+TELLS_START = find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether Spark tells a source where the query is when it asks for more: 4.2 and later."""
+
+if TYPE_CHECKING or TELLS_START:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+else:  # names alone: these versions ask for no limits
+
+    class ReadLimit: ...
+
+    class ReadAllAvailable(ReadLimit): ...
+
+    class ReadMaxRows(ReadLimit):
+        def __init__(self, max_rows: int):
+            self.max_rows = max_rows
+
+    class SupportsTriggerAvailableNow: ...
+
+
+if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:  # PySpark 4.0, which gives Arrow to whatever is also a DataSourceArrowWriter
+
+    class DataSourceStreamArrowWriter(
+        datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
+    ): ...
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "TELLS_START",
+    "DataSourceStreamArrowWriter",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "arrow_schema",
+]
+
+_NAMES_TIMEZONE = "timezone" in inspect.signature(to_arrow_schema).parameters
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow types that Spark expects of a source; times are of UTC."""
+    return to_arrow_schema(schema, timezone="UTC") if _NAMES_TIMEZONE else to_arrow_schema(schema)

@@ -1,0 +1,236 @@
+"""Queries with state, killed and started again, against what SQL computes of the same messages.
+
+Windows, duplicates, joins and states of our own: each publishes to a stream what it computes, and
+that stream has to hold what a computation over all messages gives, each result exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Child
+from tests.spark.conftest import Queue
+
+pytestmark = [
+    *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(600)),
+    pytest.mark.usefixtures("spark_environment"),
+]
+
+APPLICATION = """
+    import sys
+    import spark_pgqueue
+    from pyspark.sql import Row, SparkSession, functions as f
+    from pyspark.sql.streaming import StatefulProcessor
+
+    url, checkpoint, pipeline, trigger = sys.argv[1:]
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "localhost")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config(
+            "spark.sql.streaming.stateStore.providerClass",
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        )
+        .getOrCreate()
+    )
+    spark_pgqueue.register(spark)
+
+    def load(stream, **options):
+        # As many as arrive while a batch runs, so that watermarks move; more where it lags.
+        return spark.readStream.format("pgqueue").options(
+            url=url, stream=stream, maxMessagesPerTrigger=100_000 if trigger == "now" else 300,
+            minPartitions=2, **options,
+        ).load()
+
+    def windows(source):
+        window = f.window("inserted_at", "1 second")
+        counted = source.withWatermark("inserted_at", "1 second").groupBy(window, "key").agg(
+            f.count("*").alias("messages"), f.sum(f.col("data").cast("long")).alias("total"))
+        return counted.select(
+            "key", f.unix_seconds("window.start").alias("second"), "messages", "total")
+
+    def without_duplicates():
+        rows = load("in", consumer="c").withWatermark("inserted_at", "1 hour")
+        return rows.dropDuplicatesWithinWatermark(["data"]).select("key", "data")
+
+    def joined():
+        def side(stream, consumer, alias):
+            rows = load(stream, consumer=consumer).withWatermark("inserted_at", "1 second")
+            return rows.select("key", "data", "inserted_at").alias(alias)
+        near = f.expr(
+            "a.data = b.data and b.inserted_at between a.inserted_at - interval 5 seconds"
+            " and a.inserted_at + interval 5 seconds")
+        return side("in", "c", "a").join(side("other", "d", "b"), near, "left").select(
+            f.col("a.key").alias("key"), f.col("a.data").alias("data"),
+            f.col("b.data").alias("partner"))
+
+    class Running(StatefulProcessor):
+        '''Numbers the messages of a key, and adds them up.'''
+
+        def init(self, handle):
+            self.state = handle.getValueState("state", "number long, total long")
+
+        def handleInputRows(self, key, rows, timers):
+            number, total = self.state.get() if self.state.exists() else (0, 0)
+            for row in rows:
+                number, total = number + 1, total + int(row.data)
+                yield Row(key=key[0], number=number, data=row.data)
+            self.state.update((number, total))
+            yield Row(key=key[0], number=number, data=f"total {total}")
+
+        def close(self):
+            pass
+
+    def running():
+        return load("in", consumer="c").groupBy("key").transformWithState(
+            Running(), "key string, number long, data string", "Append", "None")
+
+    frame = {
+        "windows": lambda: windows(load("in", consumer="c")),
+        "windows, no consumer": lambda: windows(load("in", startingOffsets="earliest")),
+        "without duplicates": without_duplicates,
+        "joined": joined,
+        "running": running,
+    }[pipeline]()
+    sink = frame.select("key", f.to_json(f.struct("*")).alias("data")).writeStream.format(
+        "pgqueue").options(url=url, stream="out", checkpointLocation=checkpoint)
+    query = (sink.trigger(availableNow=True) if trigger == "now" else sink).start()
+    print("started", flush=True)
+    query.awaitTermination()
+    print("done", flush=True)
+"""
+
+MESSAGES = "(select m.* from pgqueue.messages m join pgqueue.streams using (stream_id) "
+MESSAGES += "where name = '{}') as {}"
+
+
+class Traffic:
+    """Sends to the streams in and other until the block ends.
+
+    Each batch of `in` is sent once more, a while later, and of `other` two of three messages.
+    """
+
+    def __init__(self, queue: Queue):
+        self.queue = queue
+        self.sent = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._done.wait(0.3):
+            first = self.sent + 1
+            self.queue.send("in", first, first + 49)
+            if first > 200:
+                self.queue.send("in", first - 200, first - 151)
+            self.queue.sql(
+                "select pgqueue.send_batch('other', array("
+                "select i::text from generate_series(%s::int, %s) i where i %% 3 > 0))",
+                *(first, first + 49),
+            )
+            self.sent += 50
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def finished(queue: Queue) -> int:
+    """How many micro-batches are in the query's commit log."""
+    return len(list(Path(queue.checkpoint(), "commits").glob("[0-9]*")))
+
+
+def wait_for_batches(queue: Queue, child: Child, count: int) -> None:
+    child.wait_for("started", 180)
+    before, end = finished(queue), time.monotonic() + 180
+    while finished(queue) < before + count:
+        assert child.process.poll() is None, child.output[-5000:]
+        assert time.monotonic() < end, child.output[-5000:]
+        time.sleep(0.02)
+
+
+def expected(queue: Queue, pipeline: str, until: int) -> list[dict]:
+    """What the query has to publish of the messages sent before `until` (a Unix time)."""
+    a, b = MESSAGES.format("in", "a"), MESSAGES.format("other", "b")
+    sql = {
+        "windows": f"select key, second, count(*) as messages, sum(data::int) as total from {a} "
+        "cross join lateral (select floor(extract(epoch from inserted_at))::int8 as second) w "
+        "where second < %s group by key, second",
+        "without duplicates": f"select distinct key, data from {a} where key <> 'last' and %s > 0",
+        "joined": f"select a.key, a.data, b.data as partner from {a} left join {b} "
+        "on a.data = b.data and b.inserted_at between a.inserted_at - interval '5 s' "
+        "and a.inserted_at + interval '5 s' where a.inserted_at < to_timestamp(%s)",
+    }[pipeline.partition(",")[0]]
+    return [row for (row,) in queue.sql(f"select to_jsonb(x) from ({sql}) x", until)]
+
+
+@pytest.mark.parametrize(
+    "pipeline", ["windows", "windows, no consumer", "without duplicates", "joined", "running"]
+)
+def test_a_query_with_state_that_is_killed_computes_what_the_messages_say(
+    url: str, tmp_path: Path, pipeline: str
+):
+    if pipeline == "running":
+        pytest.importorskip("google.protobuf", reason="transformWithState needs protobuf")
+    queue = Queue(url, tmp_path)  # the applications have sessions of their own
+    queue.create("in", "c")
+    queue.create("other", "d")
+    queue.create("out")
+
+    def application(trigger: str) -> Child:
+        return Child(APPLICATION, url, queue.checkpoint(), pipeline, trigger)
+
+    with Traffic(queue) as traffic:
+        for batches in (2, 3):
+            with application("always") as child:
+                wait_for_batches(queue, child, batches)
+                time.sleep(random.uniform(0, 1))
+                child.kill()
+    until = int(time.time()) + 1
+    time.sleep(until - time.time())
+    if pipeline != "running":  # moves the watermark past all of them
+        time.sleep(7 if pipeline == "joined" else 2)
+        for stream in ("in", "other"):
+            queue.sql("select pgqueue.send(%s, '0', p_key => 'last')", stream)
+    with application("now") as child:
+        assert child.wait(240) == 0, child.output[-5000:]
+    assert traffic.sent > 300
+    rows = [json.loads(data) for data in queue.sent("out")]
+    if pipeline == "running":
+        check_states(queue, rows)
+    else:
+        of_messages = [{"partner": None, **row} if pipeline == "joined" else row for row in rows]
+        found = in_order([row for row in of_messages if row["key"] != "last"])
+        assert found == in_order(expected(queue, pipeline, until))
+
+
+def check_states(queue: Queue, rows: list[dict]) -> None:
+    """Each message has a number of its key, and the totals are those of the numbers so far."""
+    sent = queue.sql(f"select key, array_agg(data) from {MESSAGES.format('in', 'a')} group by key")
+    for key, data in sent:
+        of_key = [row for row in rows if row["key"] == key]
+        states = [row for row in of_key if row["data"].startswith("total")]
+        numbered = [row for row in of_key if row not in states]
+        numbered.sort(key=lambda row: row["number"])
+        assert [row["number"] for row in numbered] == list(range(1, len(data) + 1))
+        assert sorted(row["data"] for row in numbered) == sorted(data)
+        totals = list(accumulate(int(row["data"]) for row in numbered))
+        assert len(states) > 3
+        assert all(row["data"] == f"total {totals[row['number'] - 1]}" for row in states)
+
+
+def in_order(rows: list[dict]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
