@@ -52,7 +52,7 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
 
         held = list(batches)
         if held:
-            table = pyarrow.Table.from_batches(held)
+            table = pyarrow.Table.from_batches(held).combine_chunks()
             place = table.select(["arrival"]).append_column(
                 "row", pyarrow.array(range(table.num_rows), pyarrow.int64())
             )

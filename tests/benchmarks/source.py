@@ -134,6 +134,7 @@ def fragmented(bench: Bench, rows: int, batches: int = 4) -> None:
 def by_key(bench: Bench, rows: int, batches: int) -> None:
     """With ordering=key, many partitions against those of the default."""
     many = 40
+    cores = 2
 
     def read(number: int, shuffled: bool, **options: int | str) -> list[float]:
         frame = bench.spark.readStream.format("pgqueue").options(
@@ -145,7 +146,7 @@ def by_key(bench: Bench, rows: int, batches: int) -> None:
         )
         read = frame.load()
         return batch_seconds(
-            spark_pgqueue.in_key_order(read, 8) if shuffled else read, rows, warm_up=1
+            spark_pgqueue.in_key_order(read, cores) if shuffled else read, rows, warm_up=1
         )
 
     with bench.connect() as conn:
@@ -156,13 +157,13 @@ def by_key(bench: Bench, rows: int, batches: int) -> None:
         run(conn, "vacuum analyze pgqueue.messages")
     default = read(0, False)
     asked = read(1, False, minPartitions=many)
-    column = read(2, True, minPartitions=many, keyOrder="column")
+    column = read(2, True, minPartitions=cores, keyOrder="column")
     with bench.connect() as conn:
         drop_streams(conn)
     group = f"source, ordering=key, micro-batches of {rows:,}, against the default partitions"
     for name, seconds in (
         (f"minPartitions: {many}", asked),
-        (f"keyOrder=column, minPartitions: {many}, in_key_order to 8", column),
+        (f"keyOrder=column, minPartitions: {cores}, in_key_order to {cores}", column),
     ):
         bench.report.ratio(group, name, seconds, default, f"{rows}/s")
 

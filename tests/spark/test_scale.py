@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -203,7 +204,7 @@ import sys
 import spark_pgqueue
 from pyspark.sql import SparkSession, functions as F
 url, folder = sys.argv[1:]
-spark = SparkSession.builder.master("local[30]").config("spark.ui.enabled", "false")
+spark = SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false")
 spark = spark.config("spark.driver.memory", "2g").getOrCreate()
 spark_pgqueue.register(spark)
 for options in ({}, {"maxConnections": 4}):
@@ -222,24 +223,28 @@ for options in ({}, {"maxConnections": 4}):
 
 
 @pytest.mark.longer
+@pytest.mark.timeout(600)
 def test_200_partitions_and_100_mb_with_20_connections(tmp_path: Path):
-    """30 workers at a time: those that find no connection wait for one, and all is read once."""
+    """Others have 13 of them: workers that find no connection wait, and all is read once."""
     settings = {"max_connections": 20, "fsync": "off"}
     with embedded.start(tmp_path / "data", settings=settings) as server:
         with connect(server.url) as conn:
             schema.install(conn)
-            conn.execute("select pgqueue.create_stream('s')")
+            conn.execute("select pgqueue.create_stream('s', p_max_bytes => 200000000)")
             for consumer in ("c0", "c1"):
                 conn.execute("select pgqueue.create_consumer('s', %s)", [consumer])
             conn.execute("select pgqueue.send('s', repeat('0123456789', 10000000))")
             conn.execute("select pgqueue.send_batch('s', array_fill('x'::text, '{1999}'))")
-        found = subprocess.run(
-            [sys.executable, "-c", FEW, server.url, str(tmp_path)],
-            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
+        with ExitStack() as others:
+            for _ in range(13):
+                others.enter_context(connect(server.url))
+            found = subprocess.run(
+                [sys.executable, "-c", FEW, server.url, str(tmp_path)],
+                env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+                capture_output=True,
+                text=True,
+                timeout=500,
+            )
     assert found.returncode == 0, found.stderr[-5000:]
     seen = [line.split()[1:] for line in found.stdout.splitlines() if line.startswith("SEEN")]
     assert seen == [["2000", "100001999", "100000000", each] for each in ("200", "4")]
