@@ -6,7 +6,6 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -44,12 +43,14 @@ class Ranges(tuple[Range, ...]):
     partitions that have the same.
     """
 
-    @cached_property
-    def _packed(self) -> bytes:
-        columns = [array("q", column) for column in zip(*self, strict=True)]
-        return zlib.compress(b"".join(column.tobytes() for column in columns), 1)
+    _packed: bytes | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], Ranges], tuple[bytes]]:
+        # (Not a cached_property: up to Python 3.11 that has a lock, and a class with a lock cannot
+        # travel with a query.)
+        if self._packed is None:
+            columns = [array("q", column) for column in zip(*self, strict=True)]
+            self._packed = zlib.compress(b"".join(column.tobytes() for column in columns), 1)
         return _unpacked, (self._packed,)
 
 

@@ -70,7 +70,7 @@ begin
         raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
     elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
         raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''), p_expires_at
-            using errcode = 'PQ003', column = 'p_expires_at, p_deliver_at';
+            using errcode = 'PQ003', column = case when p_deliver_at is null then 'p_expires_at' else 'p_expires_at, p_deliver_at' end;
     end if;
 end $$;
 

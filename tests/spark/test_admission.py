@@ -59,6 +59,7 @@ def test_available_now_takes_everything_whatever_the_bounds(queue: Queue):
 
 
 @pytest.mark.spark
+@pytest.mark.longer
 def test_a_query_waits_for_its_minimum_or_for_the_delay(queue: Queue):
     queue.create("s", "c")
     queue.send("s", 1, 1)

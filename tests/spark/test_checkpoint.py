@@ -67,6 +67,7 @@ def test_trigger_once_acknowledges_where_it_is_told_its_checkpoint(queue: Queue,
     await_backlog(queue, 0)
 
 
+@pytest.mark.longer
 def test_a_query_that_ends_acknowledges_what_it_had_finished_and_nothing_else(queue: Queue, fails):
     queue.create("s", "c")
     queue.send("s", 1, 10)

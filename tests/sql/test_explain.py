@@ -85,7 +85,7 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert said(conn, seq, "d")[1].startswith("acknowledged at ")
     assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
-        "done", "acknowledged; or the consumer was made, or moved, to begin after it",
+        "done", "acknowledged, or cancelled; or the consumer was made, or moved, to begin after it",
     )  # fmt: skip
 
 

@@ -563,7 +563,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
         if step % 20 == 0:
             checker.check(conn)
     assert outcomes["sent"] > 10
-    assert outcomes["rejected"] > 5
+    assert outcomes["rejected"] > 2
     had = Counter(owed.values())
     assert [room(conn, k) for k in counted] == [max(0, most - had[k]) for k in counted]
     value(conn, "seek", "s", "c", "latest")

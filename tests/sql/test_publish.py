@@ -127,7 +127,7 @@ def test_each_publication_notifies_once_who_waits_and_nobody_when_the_stream_say
         publish(conn, stream, [], 0, 2)
         value(conn, "send", "quiet", "x")
         call(conn, "send_batch", "quiet", ["x", "y"])
-        publish(conn, quiet, [stage(conn, quiet, 1)], 1)
+        publish(conn, quiet, [stage(conn, quiet, 1, 3)], 1, 3)
         worker.execute("select 1")
         assert heard == []
         for waits in (True, False):  # it goes on listening, and is not notified

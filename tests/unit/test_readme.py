@@ -202,10 +202,10 @@ def test_what_stands_beside_the_peers_is_there():
         pages = re.findall(r"\]\((sql/guide/[\w-]+\.md)", here)
         text = "".join((folder / page).read_text() for page in pages)
         assert [name for name in re.findall(r"`([^`]+)`", here) if name not in text] == [], feature
-        assert tests_named_in(tests), f"{feature} names no test"
+        assert named_tests_in(tests), f"{feature} names no test"
 
 
-def tests_named_in(text: str) -> list[tuple[str, str]]:
+def named_tests_in(text: str) -> list[tuple[str, str]]:
     """The files and functions that a text calls tests; all of them exist."""
     found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     for file, test in found:
@@ -217,7 +217,7 @@ def tests_named_in(text: str) -> list[tuple[str, str]]:
 
 def test_the_tests_exist_that_the_pages_of_spark_name():
     folder = Path(__file__).parents[2] / "spark_pgqueue" / "guide"
-    assert [page.stem for page in folder.glob("*.md") if tests_named_in(page.read_text())]
+    assert [page.stem for page in folder.glob("*.md") if named_tests_in(page.read_text())]
 
 
 def test_the_package_says_where_each_module_is():
