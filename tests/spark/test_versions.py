@@ -1,7 +1,7 @@
 """Source and sink with the older versions of PySpark: exactly once, whatever stops them.
 
 Each version needs an interpreter that has it, with what this package needs: PGQUEUE_PYSPARK_4_0
-and PGQUEUE_PYSPARK_4_1 name them; else one is made here, where pip can have it.
+and PGQUEUE_PYSPARK_4_1 name them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ pytestmark = [
     *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(900)),
     pytest.mark.usefixtures("spark_environment"),
 ]
-
-NEEDS = ["psycopg[binary]", "pyarrow", "pandas", "adbc-driver-postgresql", "adbc-driver-manager"]
 
 APPLICATION = """
     import sys, time
@@ -69,23 +67,10 @@ APPLICATION = """
 
 
 @pytest.fixture
-def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def python(request: pytest.FixtureRequest) -> str:
     """An interpreter that has this version of PySpark."""
-    version = request.param
-    if given := os.environ.get(f"PGQUEUE_PYSPARK_{version.replace('.', '_')}"):
-        return given
-    home = tmp_path_factory.mktemp("pyspark") / version
-    made = subprocess.run([sys.executable, "-m", "venv", home], capture_output=True, text=True)
-    if made.returncode == 0:
-        made = subprocess.run(
-            [home / "bin" / "pip", "install", "--quiet", f"pyspark=={version}.*", *NEEDS],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    if made.returncode != 0:
-        pytest.skip(f"PySpark {version} cannot be had here: {made.stderr[-300:]}")
-    return str(home / "bin" / "python")
+    name = f"PGQUEUE_PYSPARK_{request.param.replace('.', '_')}"
+    return os.environ.get(name) or pytest.skip(f"{name} names no interpreter")
 
 
 def run(queue: Queue, python: str, trigger: str, told: bool) -> Child:
