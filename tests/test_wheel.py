@@ -81,6 +81,7 @@ def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: 
     assert "hello" in received
 
 
+@pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_environment")
 @pytest.mark.timeout(600)

@@ -491,6 +491,7 @@ def test_a_delayed_message_comes_when_it_is_due(queue: Queue):
     assert time.time() >= due
 
 
+@pytest.mark.longer
 def test_an_idle_query_makes_two_transactions_a_second_at_most(queue: Queue):
     queue.create("s", "c")
     queue.send("s", 1, 10)

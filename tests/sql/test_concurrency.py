@@ -339,6 +339,7 @@ def work_singly(url: str, until: float, queue: Any) -> None:
     queue.put((count, failed))
 
 
+@pytest.mark.longer
 def test_many_workers_of_single_messages_neither_deadlock_nor_share_one(url: str) -> None:
     """They look at the same few runs, and lock what was another's a moment ago."""
     total = 60_000
