@@ -43,9 +43,12 @@ def test_from_nothing_to_the_first_message_and_down_again(type_, tmp_path: Path)
         pgqueue consumer create orders billing
         pgqueue send orders --data hello
         pgqueue receive orders billing
+        python -c 'import spark_pgqueue; spark_pgqueue.connect().send("orders", "from Python")'
+        env -u PGQUEUE_URL pgqueue receive orders billing
         """
     )
     assert "hello" in said
+    assert "from Python" in said, "libpq is told, too"
     folder = tmp_path / "pgqueue-data"
     with embedded.start(folder) as server:
         assert server.is_running()

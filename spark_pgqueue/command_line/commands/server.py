@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json
@@ -47,14 +48,17 @@ def up(
     server.keep_up()
     with connect(server.url) as queue:
         queue.install()
-    line = f"export PGQUEUE_URL={shlex.quote(server.url)}"
     if export and not as_json:
-        print(line)
+        # libpq's too: psql, the client and Spark then find the database without a url.
+        given = {f"PG{name.upper()}": value for name, value in conninfo_to_dict(server.url).items()}
+        given["PGDATABASE"] = given.pop("PGDBNAME")
+        for name, value in {"PGQUEUE_URL": server.url, **given}.items():
+            print(f"export {name}={shlex.quote(str(value))}")
         return
     where = "" if folder == Path("pgqueue-data") else f" {shlex.quote(str(folder))}"
     said = (
         f"PostgreSQL {server.version} runs in {server.directory}, with the schema pgqueue.\n"
-        f"{line}\n"
+        f"url: {server.url}\n"
         f'For this shell: eval "$(pgqueue up{where} --export)". To stop it: pgqueue down{where}'
     )
     told(
