@@ -162,6 +162,8 @@ def _cell(value: Any, name: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, int):  # the number of something, as other commands take it, or how many
         return str(value) if name.endswith(("_id", "seq")) else f"{value:,}"
+    if name == "seqs":  # pairs of first and last
+        return ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in value)
     if isinstance(value, dict):
         value = " ".join(f"{name}={each}" for name, each in value.items())
     return "" if value is None else printable(str(value))

@@ -100,7 +100,9 @@ def test_history_and_outcomes(queue, run):
     assert f"message {second} is not done: it is claimed" in late
     (line,) = run("history", "s", "c", "--json").splitlines()
     assert json.loads(line)["seqs"] == [[first, first]]
-    assert "total" in run("history", "s", "c", "--since", "2026-01-01")
+    shown = run("history", "s", "c", "--since", "2026-01-01")
+    assert "total" in shown
+    assert shown.splitlines()[1].startswith("1 "), "the number itself, not a pair"
     assert "JSON" in run("ack", claim.claim_id, "--result", "{", code=2)
 
 
