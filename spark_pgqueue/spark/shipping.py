@@ -6,8 +6,8 @@ package along that they use; what they need of others, and PySpark, must be ther
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,13 @@ def check_executor(spark: SparkSession) -> None:
     needed = [name for name in doctor.NEEDED if name != PACKAGE]
 
     def missing(_: int) -> str:
-        return ", ".join(name for name in needed if find_spec(name) is None)
+        lacking = []
+        for name in needed:
+            try:
+                import_module(name)
+            except ImportError:
+                lacking.append(name)
+        return ", ".join(lacking)
 
     # Not by Arrow, which may be what is missing.
     look = udf(missing, "string", useArrow=False)
