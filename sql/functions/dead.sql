@@ -73,7 +73,8 @@ begin
         group by priority, deliver_count, note
     loop
         v_run.consumer_id := v_consumer.consumer_id;
-        v_run.state := 'ready';
+        -- behind what a filter has not judged yet it is judged once more, in its turn
+        v_run.state := case when v_consumer.ordering <> 'none' and v_cursor.sift_from is not null then 'unsifted' else 'ready' end;
         v_run.lane := case when v_consumer.by_key then 1 else -v_dead.priority end;
         v_run.priority := v_dead.priority;
         v_run.deliver_count := v_dead.deliver_count;
@@ -81,12 +82,12 @@ begin
         v_run.arrival_no := v_cursor.last_line_no;
         v_run.line_no := v_cursor.last_line_no;
         v_count := v_count + pgqueue._store_run(v_run, v_dead.seqs);
-        v_lanes := v_lanes || v_run.lane;
+        v_lanes := v_lanes || case when v_run.state = 'ready' then v_run.lane end;
         v_set := v_set + v_dead.seqs;
     end loop;
     if v_count > 0 then
         v_cursor.taken := v_cursor.taken + v_count;
-        v_cursor := pgqueue._lower_scan_from(v_cursor, array(select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l));
+        v_cursor := pgqueue._lower_scan_from(v_cursor, array(select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l where l is not null));
         perform pgqueue._save_cursor(v_stored, v_cursor, true);
         perform pgqueue._enter_keys(v_consumer, v_set);
         perform pg_notify(pgqueue._channel(v_consumer.stream_id), '');

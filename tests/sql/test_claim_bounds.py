@@ -244,7 +244,8 @@ def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: 
     assert claim(conn, 1) == 1
     clock.set_clock_back(conn, timedelta(hours=1))
     conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
-    assert seqs_of(call(conn, "receive", "s", "c", 10)) == [1]  # alone: it may be to blame
+    # the one that was claimed may be to blame, and comes alone
+    assert [seqs_of(call(conn, "receive", "s", "c", 10)) for _ in range(3)] == [[1], [2], []]
 
 
 def test_extend_never_shortens_a_lease(conn: Conn, stream: int) -> None:

@@ -88,6 +88,26 @@ def test_a_filtered_consumer_gets_what_passes_in_its_order(conn: Conn, ordering:
     assert stats(conn).backlog == 0
 
 
+@pytest.mark.small_limits
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_what_is_redriven_comes_behind_what_is_not_judged_yet(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering, p_topic="a")
+    first = send_key(conn, "a")
+    value(conn, "dead_letter", claim_of(receive(conn, 1)))
+    many = one(conn, "select pgqueue._limit_sift()") * 2 + 1
+    later = send_keys(conn, *["a"] * many)
+    taken = seqs_of(receive(conn, 1))
+    assert one(conn, "select count(*) from pgqueue.consumer_messages where state = 'unsifted'") > 0
+    assert value(conn, "redrive", "s", "c") == 1
+    checker.check(conn)
+    conn.execute("select pgqueue.ack(claim_id) from pgqueue.claims")
+    while found := receive(conn, 10_000):
+        taken += seqs_of(found)
+        value(conn, "ack", claim_of(found))
+        checker.check(conn)
+    assert taken == [*later, first]
+
+
 DOCUMENTS = [
     ("$.data.total > 100", [3, 4]),
     ("$.data ? (@.total > 100)", [3, 4]),

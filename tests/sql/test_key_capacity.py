@@ -472,12 +472,9 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
     assert internals.count(conn, "key backlog") == 0
 
 
-UNSIFTED = "select count(*) from pgqueue.consumer_messages where state = 'unsifted'"
-
-
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("steps", [80, pytest.param(500, marks=pytest.mark.longer)])
+@pytest.mark.parametrize("steps", [120, pytest.param(500, marks=pytest.mark.longer)])
 def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     conn: Conn, session: Session, ordering: str, steps: int
 ) -> None:
@@ -535,8 +532,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
             seqs = rng.sample(sorted(owed), 1)
             assert value(conn, "cancel", "s", "c", seqs) == 1
             del owed[seqs[0]]
-        elif what == "redrive" and dead and not one(conn, UNSIFTED):
-            # (else it may overtake what the filter has not judged: sql/guide/dead-letters.md)
+        elif what == "redrive" and dead:
             seqs = rng.sample(sorted(dead), 1)
             value(conn, "redrive", "s", "c", seqs)
             owed.update({s: dead.pop(s) for s in seqs})
@@ -567,7 +563,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
         if step % 20 == 0:
             checker.check(conn)
     assert outcomes["sent"] > 10
-    assert outcomes["rejected"] > 2
+    assert outcomes["rejected"] > 5
     had = Counter(owed.values())
     assert [room(conn, k) for k in counted] == [max(0, most - had[k]) for k in counted]
     value(conn, "seek", "s", "c", "latest")
