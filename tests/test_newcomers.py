@@ -146,8 +146,9 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.fixture(scope="module")
 def settled() -> Iterator[Newcomer]:
-    """The newcomer with a Postgres of the page, which its passages share."""
+    """One who has typed the README, and then the beginning of the page, which its passages share."""
     for newcomer in _newcomer(installs=False):
+        newcomer.follow(ten_lines())
         newcomer.follow(a_postgres())
         yield newcomer
 
@@ -190,14 +191,19 @@ def a_postgres() -> list[Block]:
 # The README
 
 
-def test_the_ten_lines_of_the_readme(newcomer: Newcomer):
-    newcomer.follow(ten_lines())
+def test_the_ten_lines_of_the_readme(settled: Newcomer):
+    assert "pgqueue down" in settled.typed
 
 
 @pytest.mark.longer
 @pytest.mark.timeout(900)
-def test_the_ten_lines_of_the_readme_in_a_fresh_checkout(stranger: Newcomer):
+def test_a_fresh_checkout(stranger: Newcomer):
+    """With an environment of its own, as the page says; but PySpark is not downloaded once more."""
     stranger.follow(ten_lines())
+    stranger.follow(a_postgres())
+    stranger.follow(passage(PAGE, "A shell"))
+    stranger.follow(passage(PAGE, "Python without Spark"))
+    assert (stranger.folder / ".venv/bin/pgqueue").exists()
 
 
 def test_a_first_message_is_sent_and_received_with_eight_commands():
@@ -283,12 +289,6 @@ def conn_of_owner(empty_url: str) -> Iterator[psycopg.Connection]:
             yield conn
         finally:
             conn.execute("drop owned by me, shop cascade; drop role me, shop")
-
-
-@pytest.mark.longer
-@pytest.mark.timeout(900)
-def test_python_in_a_fresh_checkout(stranger: Newcomer):
-    stranger.follow([*a_postgres(), *passage(PAGE, "Python without Spark")])
 
 
 def test_each_way_is_typed():
