@@ -51,9 +51,9 @@ def pooled(url: str, mode: str, size: int) -> Iterator[str]:
     given = conninfo_to_dict(url)
     folder = Path(tempfile.mkdtemp(prefix="pgqueue-pooler-"))
     # It refuses to run as root: as whoever may use the server's socket.
-    user = _owner(str(given["host"])) if os.getuid() == 0 else None
-    if user is not None:
-        os.chown(folder, user, -1)
+    user, group = _owner(str(given["host"])) if os.getuid() == 0 else (None, None)
+    if user is not None and group is not None:
+        os.chown(folder, user, group)
     listen = _free_port()
     (folder / "ini").write_text(
         CONFIGURATION.format(
@@ -71,7 +71,11 @@ def pooled(url: str, mode: str, size: int) -> Iterator[str]:
         "", host="127.0.0.1", port=listen, dbname=str(given["dbname"]), user=str(given["user"])
     )
     process = subprocess.Popen(
-        [PROGRAM, "-q", str(folder / "ini")], user=user, stdin=subprocess.DEVNULL
+        [PROGRAM, "-q", str(folder / "ini")],
+        user=user,
+        group=group,
+        extra_groups=None if group is None else [],
+        stdin=subprocess.DEVNULL,
     )
     try:
         _wait_for(through, process, folder)
@@ -82,9 +86,18 @@ def pooled(url: str, mode: str, size: int) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _owner(host: str) -> int:
-    """Who may use a socket in a folder; of an address, anybody but root."""
-    return Path(host).stat().st_uid if host.startswith("/") else 65534
+def _owner(host: str) -> tuple[int, int]:
+    """The user and group that may use a socket in a folder; of an address, any but root.
+
+    They are let through to it: the server itself needs no way, it is there.
+    """
+    if not host.startswith("/"):
+        return 65534, 65534
+    found = Path(host).stat()
+    for parent in Path(host).resolve().parents:
+        if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return found.st_uid, found.st_gid
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -24,11 +25,16 @@ select count(*) from pg_locks l join pg_database d on d.oid = l.database
 where d.datname = current_database() and l.locktype = 'advisory'
 """
 
+ASKED = """
+select query_start from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and query like '%pgqueue.%'
+"""
+
 
 @pytest.fixture(params=MODES)
 def through(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
-    """The database through a pooler. With transaction pooling, clients share two connections."""
-    size = 2 if request.param == "transaction" else 20
+    """The database through a pooler. With transaction pooling, all share two connections."""
+    size = 2 if request.param == "transaction" else 40
     with pooled(url, request.param, size) as pooled_url:
         yield pooled_url
 
@@ -79,9 +85,11 @@ def test_who_waits_behind_a_pooler_asks_and_leaves_nothing_with_a_session_that_o
         queue.create_stream("s")
         queue.create_consumer("s", "c")
         waiting = pool.submit(queue.receive, "s", "c", wait=SOON)
-        waits = "select count(*) from pg_stat_activity where query like '%%start_waiting%%'"
-        while not _one(conn, waits + " and pid <> pg_backend_pid()"):
+        asked: set[object] = set()  # when: it asks, begins to wait, and asks again each second
+        while len(asked) < 4:
             assert not waiting.done()
+            asked |= {each for (each,) in conn.execute(ASKED)}
+            time.sleep(0.02)
         assert _one(conn, SESSION_STATE) == 0
         with spark_pgqueue.connect(through) as sender:
             sender.send("s", "here")
@@ -112,11 +120,14 @@ def test_workers_behind_a_pooler_work_each_message_once(through: str, transactio
         queue.create_consumer("s", "c", ordering="key", settings={"keep_history": SOON})
         workers: list[spark_pgqueue.Consumer] = []
         running = [pool.submit(work, f"worker {i}") for i in range(4)]
-        for i in range(COUNT):
-            queue.send("s", str(i), key=f"key {i % 20}")
-        assert all_done.wait(120)
-        for worker in workers:
-            worker.stop()
+        try:
+            for i in range(COUNT):
+                queue.send("s", str(i), key=f"key {i % 20}")
+            while not all_done.wait(0.1):
+                assert not any(each.done() for each in running)
+        finally:
+            for worker in workers:
+                worker.stop()
         for each in running:
             each.result(60)
         assert sorted(done) == sorted(map(str, range(COUNT)))
