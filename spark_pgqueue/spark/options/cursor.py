@@ -17,7 +17,10 @@ from spark_pgqueue.spark.options.admission import (
 from spark_pgqueue.spark.options.checking import (
     BATCH,
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MIN_PARTITIONS,
     RETRY_TIMEOUT,
     STREAMING,
     Option,
@@ -28,7 +31,6 @@ from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
-    NUMBER,
     TIMESTAMP,
     Place,
     a_name,
@@ -36,7 +38,6 @@ from spark_pgqueue.spark.options.values import (
     duration,
     offsets,
     pattern,
-    positive,
     timestamp,
     unlike_names,
 )
@@ -275,20 +276,8 @@ CURSOR_OPTIONS = (
         only=BATCH,
     ),
     *(replace(option, only=STREAMING) for option in ADMISSION_OPTIONS),
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read in at least so many partitions (but never more than messages). By default by size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition.",
-    ),
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
     MAX_CONNECTIONS,
     Option(
         "waitTime",
@@ -306,7 +295,7 @@ CURSOR_OPTIONS = (
         "Fail when retention has taken away what was to be read, or a stream of the pattern was "
         "dropped; false logs a warning, and goes on with what is left.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     RETRY_TIMEOUT,
 )
 
