@@ -146,7 +146,7 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.fixture(scope="module")
 def settled() -> Iterator[Newcomer]:
-    """One who has typed the README, and then the beginning of the page, which its passages share."""
+    """One who has typed the README and the beginning of the page, which its passages share."""
     for newcomer in _newcomer(installs=False):
         newcomer.follow(ten_lines())
         newcomer.follow(a_postgres())
