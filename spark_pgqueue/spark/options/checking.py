@@ -12,7 +12,15 @@ from typing import Any
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
-from spark_pgqueue.spark.options.values import DURATION, NUMBER, a_name, duration, positive
+from spark_pgqueue.spark.options.values import (
+    BOOLEAN,
+    DURATION,
+    NUMBER,
+    a_name,
+    boolean,
+    duration,
+    positive,
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,26 @@ CONNECTION = (
     ),
 )
 """How to connect."""
+
+MIN_PARTITIONS = Option(
+    "minPartitions",
+    positive,
+    NUMBER,
+    None,
+    "Read in at least so many partitions (but never more than messages). By default by size.",
+)
+
+MAX_RECORDS_PER_PARTITION = Option(
+    "maxRecordsPerPartition",
+    positive,
+    NUMBER,
+    None,
+    "Read at most so many messages in one partition.",
+)
+
+INCLUDE_HEADERS = Option(
+    "includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."
+)
 
 MAX_CONNECTIONS = Option(
     "maxConnections",

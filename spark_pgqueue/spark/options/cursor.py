@@ -16,7 +16,10 @@ from spark_pgqueue.spark.options.admission import (
 )
 from spark_pgqueue.spark.options.checking import (
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MIN_PARTITIONS,
     RETRY_TIMEOUT,
     Option,
     check_partitions,
@@ -26,7 +29,6 @@ from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
-    NUMBER,
     TIMESTAMP,
     Place,
     a_name,
@@ -34,7 +36,6 @@ from spark_pgqueue.spark.options.values import (
     duration,
     offsets,
     pattern,
-    positive,
     timestamp,
     unlike_names,
 )
@@ -261,20 +262,8 @@ CURSOR_OPTIONS = (
         "Batch only, in place of endingOffsets: end with what was published before.",
     ),
     *ADMISSION_OPTIONS,
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read in at least so many partitions (but never more than messages). By default by size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition.",
-    ),
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
     MAX_CONNECTIONS,
     Option(
         "waitTime",
@@ -291,7 +280,7 @@ CURSOR_OPTIONS = (
         "Fail when retention has taken away what was to be read, or a stream of the pattern was "
         "dropped; false logs a warning, and goes on with what is left.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     RETRY_TIMEOUT,
 )
 

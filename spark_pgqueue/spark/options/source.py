@@ -17,6 +17,7 @@ from spark_pgqueue.spark.options.admission import (
 )
 from spark_pgqueue.spark.options.checking import (
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     RETRY_TIMEOUT,
     Option,
@@ -158,7 +159,7 @@ SOURCE_OPTIONS = (
         True,
         "Fail when claimed messages were deleted before they could be read; false logs a warning.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     Option(
         "createConsumer",
         boolean,
