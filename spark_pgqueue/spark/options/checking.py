@@ -16,11 +16,15 @@ from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
     NUMBER,
+    TYPES,
     a_name,
     boolean,
     duration,
     positive,
 )
+
+STREAMING, BATCH = "streaming queries", "batches"
+"""Where an option may be alone."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,13 @@ class Option:
         parse: turns the given text into the value; raises ValueError when it cannot.
         allowed: what may be given, in words.
         default: the value when it is not given.
-        help: what it does.
+        help: what it does, for the pages and as the hint of an error. Where `default` is None, its
+            last sentence says what is done then: "By default ...".
         required: whether it must be given.
         is_secret: whether no error may show its value.
+        needs: the options without which it is refused.
+        excludes: the options beside which it is refused; said of one of them, it holds for both.
+        only: STREAMING or BATCH where it is refused elsewhere.
     """
 
     name: str
@@ -44,6 +52,14 @@ class Option:
     help: str
     required: bool = False
     is_secret: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    only: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type of its value, in a word."""
+        return TYPES.get(self.parse, "string")
 
 
 URL = Option(
@@ -65,6 +81,7 @@ CONNECTION = (
         None,
         "The password, where url has none. Spark hides it, as it does url, in explain() and logs.",
         is_secret=True,
+        excludes=("passwordFile",),
     ),
     Option(
         "passwordFile",
@@ -103,7 +120,7 @@ MAX_CONNECTIONS = Option(
     NUMBER,
     None,
     "Read in at most so many partitions, each by one connection, which is closed at its end. It "
-    "comes before maxRecordsPerPartition. By default any number.",
+    "comes before maxRecordsPerPartition. At least minPartitions. By default any number.",
 )
 
 RETRY_TIMEOUT = Option(
@@ -136,7 +153,7 @@ def _value(option: Option, text: str | None) -> Any:
         if option.required:
             raise PgQueueError(
                 f"option {option.name} is missing",
-                hint=f'add option("{option.name}", ...): {option.allowed}',
+                hint=f'add option("{option.name}", ...): {option.allowed}. {option.help}',
             )
         return option.default
     try:
@@ -144,7 +161,7 @@ def _value(option: Option, text: str | None) -> Any:
     except ValueError:
         given = "not allowed" if option.is_secret else repr(text)
         raise PgQueueError(
-            f"option {option.name} is {given}, and must be {option.allowed}",
+            f"option {option.name} is {given}, and must be {option.allowed}", hint=option.help
         ) from None
 
 

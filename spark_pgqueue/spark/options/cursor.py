@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -15,12 +15,14 @@ from spark_pgqueue.spark.options.admission import (
     check_admission,
 )
 from spark_pgqueue.spark.options.checking import (
+    BATCH,
     CONNECTION,
     INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     MAX_RECORDS_PER_PARTITION,
     MIN_PARTITIONS,
     RETRY_TIMEOUT,
+    STREAMING,
     Option,
     check_partitions,
     parse,
@@ -216,13 +218,21 @@ _OFFSETS = (
 
 CURSOR_OPTIONS = (
     *CONNECTION,
-    Option("stream", a_name, "a stream's name", None, "The stream to read."),
+    Option(
+        "stream",
+        a_name,
+        "a stream's name",
+        None,
+        "The stream to read. One of stream, streams and streamPattern is needed.",
+        excludes=("streams", "streamPattern"),
+    ),
     Option(
         "streams",
         unlike_names,
         "names of streams, with commas between them",
         None,
         "In place of stream: several, with a column stream that says which.",
+        excludes=("streamPattern",),
     ),
     Option(
         "streamPattern",
@@ -239,6 +249,7 @@ CURSOR_OPTIONS = (
         None,
         "Where a new query begins; one with a checkpoint goes on from there. By default latest, in "
         "a batch earliest.",
+        excludes=("startingTimestamp",),
     ),
     Option(
         "startingTimestamp",
@@ -252,16 +263,19 @@ CURSOR_OPTIONS = (
         offsets,
         _OFFSETS.replace("earliest, latest, or", "latest, or"),
         None,
-        "Batch only: where to end. By default latest.",
+        "Where to end. By default latest.",
+        excludes=("endingTimestamp",),
+        only=BATCH,
     ),
     Option(
         "endingTimestamp",
         timestamp,
         TIMESTAMP,
         None,
-        "Batch only, in place of endingOffsets: end with what was published before.",
+        "In place of endingOffsets: end with what was published before.",
+        only=BATCH,
     ),
-    *ADMISSION_OPTIONS,
+    *(replace(option, only=STREAMING) for option in ADMISSION_OPTIONS),
     MIN_PARTITIONS,
     MAX_RECORDS_PER_PARTITION,
     MAX_CONNECTIONS,
@@ -271,6 +285,7 @@ CURSOR_OPTIONS = (
         DURATION,
         None,
         "How long to wait for messages before Spark is told that there are none. By default 1s.",
+        only=STREAMING,
     ),
     Option(
         "failOnDataLoss",

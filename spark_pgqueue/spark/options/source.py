@@ -174,6 +174,7 @@ SOURCE_OPTIONS = (
         "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
         None,
         "Where a consumer made by createConsumer starts. By default latest.",
+        needs=("createConsumer",),
     ),
     Option(
         "ordering",
@@ -181,6 +182,7 @@ SOURCE_OPTIONS = (
         "none, key or stream",
         None,
         "The ordering of a consumer made by createConsumer. By default none.",
+        needs=("createConsumer",),
     ),
     Option(
         "shareConsumer",

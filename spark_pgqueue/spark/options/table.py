@@ -125,7 +125,7 @@ TABLE_OPTIONS = (
         a_table,
         "messages, pending, claimed, dead, archived, publications or stats",
         None,
-        "What to read, see below.",
+        "What to read.",
         required=True,
     ),
     Option(
@@ -133,7 +133,7 @@ TABLE_OPTIONS = (
         a_name,
         "a stream's name",
         None,
-        "The stream to look into. Without it there is only stats, of all.",
+        "The stream to look into. All tables but stats need it. By default all streams.",
     ),
     Option(
         "consumer",
@@ -142,6 +142,7 @@ TABLE_OPTIONS = (
         None,
         "Whose: pending needs it, and messages and publications have none. By default those of all "
         "consumers of the stream.",
+        needs=("stream",),
     ),
     Option(
         "columns",
