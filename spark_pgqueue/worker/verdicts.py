@@ -45,6 +45,13 @@ class Verdict(Exception):
 class Retry(Verdict):
     """The message has failed: it is delivered again, or dies as its consumer says.
 
+        >>> def bill(message):
+        ...     raise spark_pgqueue.Retry("no answer", delay=timedelta(minutes=1))
+        >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
+        2
+        >>> queue.stats("orders")[0].delayed
+        2
+
     Args:
         reason: kept as its last error.
         delay: deliver it after that; None: as the consumer's backoff says.
@@ -67,6 +74,13 @@ class Retry(Verdict):
 
 class Reject(Verdict):
     """The message will never do: it is dead-lettered at once.
+
+        >>> def bill(message):
+        ...     raise spark_pgqueue.Reject("no such customer", details={"customer": message.key})
+        >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
+        2
+        >>> queue.stats("orders")[0].dead
+        2
 
     Args:
         reason: why, for people.
@@ -94,6 +108,15 @@ class Reject(Verdict):
 
 class Defer(Verdict):
     """The message is put off: it is delivered later. That is no failure, and counts as none.
+
+        >>> def bill(message):
+        ...     if message.saved is None:
+        ...         raise spark_pgqueue.Defer(timedelta(0), state={"step": 2})
+        ...     print(message.data, message.saved)
+        ...     billing.stop()
+        >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+        >>> count = billing.run(bill)
+        order 1 {'step': 2}
 
     Args:
         delay: deliver it after that, not before.

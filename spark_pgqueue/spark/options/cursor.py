@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -15,9 +15,14 @@ from spark_pgqueue.spark.options.admission import (
     check_admission,
 )
 from spark_pgqueue.spark.options.checking import (
+    BATCH,
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MIN_PARTITIONS,
     RETRY_TIMEOUT,
+    STREAMING,
     Option,
     check_partitions,
     parse,
@@ -26,7 +31,6 @@ from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
-    NUMBER,
     TIMESTAMP,
     Place,
     a_name,
@@ -34,7 +38,6 @@ from spark_pgqueue.spark.options.values import (
     duration,
     offsets,
     pattern,
-    positive,
     timestamp,
     unlike_names,
 )
@@ -215,13 +218,21 @@ _OFFSETS = (
 
 CURSOR_OPTIONS = (
     *CONNECTION,
-    Option("stream", a_name, "a stream's name", None, "The stream to read."),
+    Option(
+        "stream",
+        a_name,
+        "a stream's name",
+        None,
+        "The stream to read. One of stream, streams and streamPattern is needed.",
+        excludes=("streams", "streamPattern"),
+    ),
     Option(
         "streams",
         unlike_names,
         "names of streams, with commas between them",
         None,
         "In place of stream: several, with a column stream that says which.",
+        excludes=("streamPattern",),
     ),
     Option(
         "streamPattern",
@@ -238,6 +249,7 @@ CURSOR_OPTIONS = (
         None,
         "Where a new query begins; one with a checkpoint goes on from there. By default latest, in "
         "a batch earliest.",
+        excludes=("startingTimestamp",),
     ),
     Option(
         "startingTimestamp",
@@ -251,30 +263,21 @@ CURSOR_OPTIONS = (
         offsets,
         _OFFSETS.replace("earliest, latest, or", "latest, or"),
         None,
-        "Batch only: where to end. By default latest.",
+        "Where to end. By default latest.",
+        excludes=("endingTimestamp",),
+        only=BATCH,
     ),
     Option(
         "endingTimestamp",
         timestamp,
         TIMESTAMP,
         None,
-        "Batch only, in place of endingOffsets: end with what was published before.",
+        "In place of endingOffsets: end with what was published before.",
+        only=BATCH,
     ),
-    *ADMISSION_OPTIONS,
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read in at least so many partitions (but never more than messages). By default by size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition.",
-    ),
+    *(replace(option, only=STREAMING) for option in ADMISSION_OPTIONS),
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
     MAX_CONNECTIONS,
     Option(
         "waitTime",
@@ -282,6 +285,7 @@ CURSOR_OPTIONS = (
         DURATION,
         None,
         "How long to wait for messages before Spark is told that there are none. By default 1s.",
+        only=STREAMING,
     ),
     Option(
         "failOnDataLoss",
@@ -291,7 +295,7 @@ CURSOR_OPTIONS = (
         "Fail when retention has taken away what was to be read, or a stream of the pattern was "
         "dropped; false logs a warning, and goes on with what is left.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     RETRY_TIMEOUT,
 )
 

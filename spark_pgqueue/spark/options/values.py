@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -155,6 +156,19 @@ def unlike_names(text: str) -> tuple[str, ...]:
         raise ValueError
     return found
 
+
+TYPES: dict[Callable[[str], Any], str] = {
+    duration: "duration",
+    positive: "integer",
+    not_negative: "integer",
+    size: "size",
+    boolean: "boolean",
+    names: "names",
+    unlike_names: "names",
+    timestamp: "timestamp",
+    pattern: "pattern",
+}
+"""What values are, in a word; those of other functions are strings."""
 
 Place = str | dict[str, Any]
 """A place in a stream: an offset of it; or earliest, latest, a time, or "seq" and a number."""
