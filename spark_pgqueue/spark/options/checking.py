@@ -135,13 +135,26 @@ RETRY_TIMEOUT = Option(
 _SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
 
 
-def parse(given: Mapping[str, str], table: tuple[Option, ...], side: str) -> dict[str, Any]:
+def parse(
+    given: Mapping[str, str], table: tuple[Option, ...], side: str, others: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The values of options by the names of fields, checked one by one.
+
+    Args:
+        given: the options.
+        table: those that there are.
+        side: what has them, for errors.
+        others: names that there are on other sides, for who has misspelled one of them.
+
+    Raises:
+        PgQueueError: an option is unknown, missing or malformed.
+    """
     known = {option.name.lower(): option for option in table}
     for name in given:
         if name.lower() not in known and not (
             side == "sink" and name.lower() in _SPARK_SINK_OPTIONS
         ):
-            raise _unknown(name, known, side)
+            raise _unknown(name, known, side, others)
     lowered = {name.lower(): value for name, value in given.items()}
     values = {_field(o.name): _value(o, lowered.get(o.name.lower())) for o in table}
     how = [values.pop(_field(option.name)) for option in CONNECTION]
@@ -165,10 +178,15 @@ def _value(option: Option, text: str | None) -> Any:
         ) from None
 
 
-def _unknown(name: str, known: dict[str, Option], side: str) -> PgQueueError:
-    names = ", ".join(option.name for option in known.values())
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {known[near[0]].name}?" if near else f"its options are: {names}"
+def _unknown(
+    name: str, known: dict[str, Option], side: str, others: tuple[str, ...]
+) -> PgQueueError:
+    names = {lowered: option.name for lowered, option in known.items()}
+    names |= {other.lower(): other for other in others}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"its options are: {', '.join(names.values())}"
+    if near:
+        hint = f"did you mean {names[near[0]]}?"
     if name.lower().startswith("kafka."):
         hint = KAFKA
     return PgQueueError(

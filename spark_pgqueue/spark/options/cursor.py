@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
@@ -118,7 +118,7 @@ def parse_cursor(given: Mapping[str, str], *, streaming: bool | None = None) -> 
             consumer, or two do not fit together.
     """
     _check_side(given)
-    options = CursorOptions(**parse(given, CURSOR_OPTIONS, "source"))
+    options = CursorOptions(**parse(given, CURSOR_OPTIONS, "source", OTHERS))
     _check_streams(options)
     _check_start_and_end(options)
     check_admission(options)
@@ -188,11 +188,35 @@ def _check_start_and_end(options: CursorOptions) -> None:
                     + f" of the streams that are read: {', '.join(options.names)}",
                     hint="give a place for each of them",
                 )
-    if options.ending_offsets == "earliest":
+    ends = options.ending_offsets
+    if ends == "earliest" or (isinstance(ends, dict) and "earliest" in ends.values()):
         raise PgQueueError(
             "option endingOffsets is 'earliest', before which there is nothing",
-            hint="give latest, or JSON",
+            hint="give latest, or JSON with other places",
         )
+    for stream in ends if isinstance(ends, dict) else options.names or [""]:
+        begin, end = options.start_of(stream, "earliest"), options.end_of(stream)
+        if _is_behind(begin, end):
+            raise PgQueueError(
+                f"it is to begin at {begin}, and to end at {end}, which is before that",
+                hint="change the options startingOffsets or startingTimestamp, or endingOffsets or "
+                "endingTimestamp",
+            )
+
+
+def _is_behind(begin: Place | None, end: Place | None) -> bool:
+    """Whether a place is behind another one, where both are numbers, or times."""
+    if not isinstance(begin, str) or not isinstance(end, str):
+        return False
+    if begin.startswith("seq ") and end.startswith("seq "):
+        return int(begin[4:]) > int(end[4:])
+    if begin[0].isdigit() and end[0].isdigit():
+        return datetime.fromisoformat(begin) > datetime.fromisoformat(end)
+    return False
+
+
+OTHERS = ("consumer", "table")
+"""Options by which it would be another reader: what is near to them may be meant to be one."""
 
 
 def _of_the_other(options: CursorOptions, streaming: bool) -> list[tuple[str, object]]:
@@ -223,7 +247,7 @@ CURSOR_OPTIONS = (
         a_name,
         "a stream's name",
         None,
-        "The stream to read. One of stream, streams and streamPattern is needed.",
+        "The stream to read. This, or one of the two that stand in its place, is needed.",
         excludes=("streams", "streamPattern"),
     ),
     Option(
