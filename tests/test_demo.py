@@ -39,9 +39,14 @@ def run_demo(
     """`pgqueue demo` in a process of its own, with temporary files in the folder and no home."""
     app = "from spark_pgqueue.command_line.cli import app; app()"
     run = f"import sys; sys.executable = {str(python)!r}; {app}"
+    return run_python(folder, run, "demo", "--rows", "3000", *arguments)
+
+
+def run_python(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, with temporary files in the folder and no home."""
     environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "COLUMNS": "80"}
     return subprocess.run(
-        [sys.executable, "-c", run, "demo", "--rows", "3000", *arguments],
+        [sys.executable, "-c", script, *arguments],
         cwd=folder,
         env={**os.environ, **environment, "HOME": "/nonexistent"},
         capture_output=True,
@@ -94,6 +99,36 @@ def test_on_a_busy_machine_and_a_given_database(folder, url, conn):
     assert "starting daily again" in done.stdout
     assert "Exception" not in done.stderr
     assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
+
+
+# The same session as the demo's, left in the middle of a function that has a job running.
+LEFT = """
+import sys, time
+from pathlib import Path
+from spark_pgqueue.command_line import demo
+
+def count(batch, batch_id):
+    batch.sparkSession.range(1 << 60).selectExpr("sum(hash(id))").collect()
+
+with demo.spark_session(Path(sys.argv[1])) as spark:
+    read = spark.readStream.format("rate").load()
+    read.writeStream.foreachBatch(demo.in_short(count)).start()
+    while not spark.sparkContext.statusTracker().getActiveStageIds():
+        time.sleep(0.05)
+print("left")
+"""
+
+
+@pytest.mark.longer
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_a_query_that_is_stopped_in_the_middle_of_its_function_is_quiet(folder):
+    done = run_python(folder, LEFT, str(folder))
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stdout + done.stderr
+    assert "Exception" not in done.stderr
+    assert "Error" not in done.stderr
 
 
 def test_a_stream_of_the_user_is_not_touched(url, conn):

@@ -17,7 +17,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -113,10 +114,28 @@ def daily(spark: SparkSession, url: str, checkpoint: Path, days: Days) -> Stream
 
     return (
         totals.writeStream.outputMode("update")
-        .foreachBatch(keep)
+        .foreachBatch(in_short(keep))
         .option("checkpointLocation", str(checkpoint))
         .start()
     )
+
+
+def in_short(function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """The function, for foreachBatch, with short errors in place of Spark's own.
+
+    When a query is stopped in the middle of its function, Spark looks through the text of the error
+    with a regular expression that recurses for each character. The text of a Py4JJavaError has the
+    whole stack of the JVM: the query's thread dies of a StackOverflowError, on standard error.
+    """
+
+    def called(batch: DataFrame, batch_id: int) -> None:
+        try:
+            function(batch, batch_id)
+        except Exception as error:
+            why = str(error).split("\n\tat ")[0]
+            raise RuntimeError(f"{type(error).__name__}: {why[:500]}") from None
+
+    return called
 
 
 def router(spark: SparkSession, url: str, checkpoint: Path) -> StreamingQuery:
@@ -308,6 +327,8 @@ def work(
         jobs[name] = Job(name, start, console)
     published = watch(jobs, queue, desk, table, console)
     ended = time.monotonic()
+    for job in jobs.values():
+        job.finish()
     read = {name: job.rows() for name, job in jobs.items()}
     took = {"published": published - began, "all read, routed, received": ended - began}
     return seen_by(read, days, desk), took
@@ -349,6 +370,17 @@ class Job:
         self._earlier = self.rows()
         self._begin()
         return True
+
+    def finish(self) -> None:
+        """Stop it, when it has done what it began: one without data, say, for a watermark.
+
+        Raises:
+            PgQueueError: as `is_active`.
+        """
+        with suppress(StreamingQueryException):  # is_active tells it
+            self._query.processAllAvailable()
+        self.is_active()
+        self._query.stop()
 
     def rows(self) -> int:
         """How many rows it has read."""
