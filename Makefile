@@ -2,8 +2,9 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   the benchmark                make test-all  those, then what takes longer
 #   make lint    ruff and pyright             make compare  the queue beside others
+#   make docs    the pages that are generated from the code
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all bench compare lint clean
+.PHONY: demo test test-all bench compare docs lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -30,6 +31,9 @@ bench: .venv/dev
 
 compare: .venv/compare
 	$(BIN)/python -m tests.benchmarks.compare $(ARGS)
+
+docs: .venv/dev
+	$(BIN)/python -m tests.docs
 
 lint: .venv/dev
 	$(BIN)/ruff check .

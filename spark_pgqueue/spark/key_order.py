@@ -20,6 +20,11 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     In a streaming query a Python worker holds a partition in memory to sort it; in foreachBatch
     Spark sorts, and spills.
 
+        >>> reader = spark.readStream.format("pgqueue").option("url", url)
+        >>> reader = reader.option("stream", "orders").option("consumer", "billing")
+        >>> frame = reader.option("keyOrder", "column").load()
+        >>> ordered = spark_pgqueue.in_key_order(frame, 4)
+
     Args:
         frame: of a source with keyOrder column, with its columns seq, key and arrival.
         partitions: how many; None: what spark.sql.shuffle.partitions says.

@@ -2,13 +2,21 @@
 
 What users give never becomes text of a statement as it is: numbers are of seq, texts go as
 hexadecimal digits, and times as Python writes them.
+
+Spark (4.1 to 4.3) keeps the plan of the filters that were pushed last with what `load()` returned,
+for all that is read of it: a filter that it took away from one query would be missing there when
+another one has pushed its own. `Pushed` refuses that one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
 
 from pyspark.sql.datasource import (
     EqualTo,
@@ -22,11 +30,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.application import own_folder
 from spark_pgqueue.spark.filters import MOST, Filters, Seqs, both
 from spark_pgqueue.spark.tables import HELD, Table
 
 MOST_VALUES = 1000
 """Of a list that is longer, Spark looks for its values itself."""
+
+REMEMBERED = 86_400.0
+"""Seconds for which it is known which filters were pushed into what load() returned."""
 
 _COMPARED = {LessThan: "<", LessThanOrEqual: "<=", GreaterThan: ">", GreaterThanOrEqual: ">="}
 
@@ -41,6 +54,47 @@ def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]
         else:
             taken = narrowed
     return taken, left
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Which filters were taken over for what one `load()` returned.
+
+    Spark pushes filters in a process for each query, all of them on the driver's machine: a file of
+    the user's says what was taken over.
+
+    Attributes:
+        load: an id that no other `load()` has.
+    """
+
+    load: str
+
+    def note(self, taken: Filters) -> None:
+        """Note that a query has these; none at all are some, too.
+
+        Raises:
+            PgQueueError: another query of the same `load()` has others.
+        """
+        folder = own_folder("pgqueue-pushed")
+        _forget_old(folder)
+        mine = folder / f"{self.load}.{sha256(repr(taken).encode()).hexdigest()}"
+        mine.touch(0o600)
+        if [each for each in folder.glob(f"{self.load}.*") if each != mine]:
+            mine.unlink(missing_ok=True)
+            raise PgQueueError(
+                "another query has pushed other filters into what this load() returned, and Spark "
+                "would read both with the same ones",
+                hint="load() again for each query, and for each side of a union or join; or leave "
+                "option pushdown out",
+            )
+
+
+def _forget_old(folder: Path) -> None:
+    old = time.time() - REMEMBERED
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < old:
+                path.unlink()
 
 
 def _narrowed(filters: Filters, given: Filter, table: Table) -> Filters | None:

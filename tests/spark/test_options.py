@@ -199,6 +199,9 @@ def test_a_source_option_is_none_of_the_sink_and_the_other_way_round():
         parse_sink({"stream": "s", "waitTime": "1s"}, streaming=True)
     with pytest.raises(PgQueueError, match="source has no option consumers"):
         parse_source(SOURCE | {"consumers": "a"})
+    with pytest.raises(PgQueueError, match="sink has no option maxConnections") as error:
+        parse_sink({"stream": "s", "maxConnections": "4"}, streaming=True)
+    assert "coalesce()" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize("missing", ["stream", "consumer"])

@@ -6,6 +6,8 @@ FOREIGN = {
     "dbtable": "use stream",
     "path": "use stream: load, save and start take no path here",
     "numpartitions": "use minPartitions, when reading",
+    "maxconnections": "as many tasks write as the DataFrame has partitions: call coalesce() on it "
+    "before, to write with fewer",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
     # of spark.read
     "table": "it is for spark.read, which looks into a queue",
