@@ -496,6 +496,13 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
         plan = kept._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
         evaluated = plan.split("BatchScan")[0]
         assert [each for each in ("k5", "> 3", "bad", ">=") if each in evaluated] == [], plan
+        # What Spark would read with the filters of that query is refused, not missing.
+        for action in (dead.count, kept.collect):
+            with pytest.raises(Exception, match="filters were pushed by another query") as error:
+                action()
+            assert "load() again" in str(error.value)
+        assert kept.count() == 1, "it pushes the same"
+        assert load(table="dead", pushdown="true").count() == 2
     finally:
         queue.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     pending = load(table="pending", consumer="c")
