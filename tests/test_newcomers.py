@@ -41,6 +41,8 @@ OF_THE_TESTS = r"SPARK_HOME|SPARK_SUBMIT_OPTS"
 
 MAKES_AN_ENVIRONMENT = ("python3 -m venv", "pip install")
 
+pytestmark = pytest.mark.timeout(600)  # on a busy machine, each command may take seconds
+
 FOLDER = "/home/me/spark-pgqueue"
 """What the pages call the folder of the checkout."""
 
@@ -146,7 +148,7 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.fixture(scope="module")
 def settled() -> Iterator[Newcomer]:
-    """Who has typed the README, and then the beginning of the page, which its passages share."""
+    """One who has typed the README and the beginning of the page, which its passages share."""
     for newcomer in _newcomer(installs=False):
         newcomer.follow(ten_lines())
         newcomer.follow(a_postgres())
@@ -229,7 +231,6 @@ def test_python(settled: Newcomer):
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_pyspark_script(settled: Newcomer):
     settled.follow(passage(PAGE, "A PySpark script"), with_errors=False)
@@ -237,7 +238,6 @@ def test_pyspark_script(settled: Newcomer):
 
 @pytest.mark.longer
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_notebook(settled: Newcomer):
     (start, *cells) = passage(PAGE, "A notebook")

@@ -360,7 +360,9 @@ def _count(url: str | None, piece: Piece) -> int:
         return count_messages(cursor, piece.stream_id, piece.ranges)
 
 
-def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ...]) -> int:
+def count_messages(
+    cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple[Any, ...], ...]
+) -> int:
     """How many messages of ranges there are."""
     count = 0
     set_up(cursor)

@@ -29,7 +29,7 @@ from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import Fate
 
-logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Consumer:

@@ -29,12 +29,14 @@ class Verdict(Exception):
 
     def __init__(self, reason: str | None, messages: Iterable[Message] | None):
         super().__init__(reason or "")
-        self.reason = None if reason is None else clean(arguments.text("reason", reason))
-        self.seqs = None
+        self.reason: str | None = (
+            None if reason is None else clean(arguments.text("reason", reason))
+        )
+        self.seqs: frozenset[int] | None = None
         if messages is not None:
             self.seqs = frozenset(each.seq for each in arguments.listed("messages", messages))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
 
     def as_group(self) -> tuple[Any, ...]:
@@ -66,7 +68,7 @@ class Retry(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(reason, messages)
-        self.delay = arguments.maybe(arguments.duration, "delay", delay)
+        self.delay: timedelta | None = arguments.maybe(arguments.duration, "delay", delay)
 
     def as_group(self) -> tuple[Any, ...]:
         return *super().as_group(), self.delay
@@ -133,7 +135,7 @@ class Defer(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(None, messages)
-        self.delay = arguments.duration("delay", delay)
+        self.delay: timedelta = arguments.duration("delay", delay)
         if state is not None:
             arguments.json_text("state", state)
         self.state = state

@@ -62,15 +62,15 @@ begin
     if pgqueue._is_calm(p_consumer, v_stored) then
         begin
             v_look := pgqueue._look_for(p_consumer, v_stored, p_claim_id, p_where, p_max, v_left, '{}', false);
-            if v_look.o_count > 0 or v_look.o_looked >= p_look then
+            v_seen := v_look.o_failed;
+            v_left := p_look - pgqueue._cardinality(v_seen);
+            if v_look.o_count > 0 or v_left <= 0 then
                 perform pgqueue._ack(p_ack) where p_ack is not null;
                 return v_look.o_count;
             end if;
             raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
-            -- unlocks runs that it looked at and that were somebody else's, before it waits for the lock: as _claim does
-            v_seen := v_look.o_seen;
-            v_left := v_left - v_look.o_looked;
+            null;  -- unlocks runs that it looked at and that were somebody else's, before it waits for the lock: as _claim does
         end;
     end if;
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
@@ -91,9 +91,13 @@ begin
     end if;
     for v_pass in 1..2 loop
         v_cursor := pgqueue._refresh(p_consumer, v_cursor, 0, v_pass > 1, v_left, null);
-        v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
-        v_seen := v_seen + v_look.o_seen;
-        v_left := v_left - v_look.o_looked;
+        for v_try in 0..5 loop  -- another claimer has what passes, and is about to leave some of it: as in _fill
+            perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
+            v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
+            v_seen := v_seen + v_look.o_failed;
+            v_left := p_look - pgqueue._cardinality(v_seen);
+            exit when not v_look.o_busy or v_left <= 0;
+        end loop;
         exit when v_look.o_count > 0 or v_left <= 0;
     end loop;
     v_cursor := pgqueue._note_delivered(p_consumer, v_cursor, v_look.o_count);
@@ -117,9 +121,11 @@ end $$;
 --   p_look  messages at most
 --   p_seen  runs of these alone are passed over: they were looked at
 --   p_tidy  give up runs that have expired, a bounded number; else they are passed over
--- Returns how many messages it claimed, how many it looked at, and which ones do not pass. Locks the runs of what it claims.
+-- Returns how many messages it claimed; which ones it looked at in vain; and whether it got none because another claimer is at what passes.
+-- Locks the runs of what it claims.
 create or replace function pgqueue._look_for(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_where jsonpath, p_max bigint,
-                                             p_look bigint, p_seen int8multirange, p_tidy boolean, out o_count bigint, out o_looked bigint, out o_seen int8multirange)
+                                             p_look bigint, p_seen int8multirange, p_tidy boolean,
+                                             out o_count bigint, out o_failed int8multirange, out o_busy boolean)
 language plpgsql
 as $$
 declare
@@ -130,11 +136,12 @@ declare
     v_part    pgqueue.consumer_messages;    -- what of it is looked at
     v_parts   pgqueue.consumer_messages[];
     v_claimed record;
+    v_left    bigint := p_look;
     v_expired int := 0;
 begin
     o_count := 0;
-    o_looked := 0;
-    o_seen := '{}';
+    o_failed := '{}';
+    o_busy := false;
     if p_cursor.scan_lanes_from is not null then
         v_places := v_places || array(select (l.lane, 0, 0)::pgqueue.line_place
                                       from (select distinct lane from pgqueue.consumer_messages
@@ -157,23 +164,24 @@ begin
                     continue;
                 end if;
                 v_part := v_run;
-                if v_run.message_count > p_look - o_looked then
-                    v_part.message_count := p_look - o_looked;
+                if v_run.message_count > v_left then
+                    v_part.message_count := v_left;
                     v_part.seqs := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_part.message_count));
                 end if;
                 v_parts := v_parts || v_part;
-                o_looked := o_looked + v_part.message_count;
-                exit when o_looked >= p_look;
+                v_left := v_left - v_part.message_count;
+                exit when v_left = 0;
             end loop;
             v_claimed := pgqueue._claim_matching(p_consumer.stream_id, v_runs, v_parts, p_claim_id, p_where, p_max - o_count, o_count);
             o_count := o_count + v_claimed.o_count;
-            o_seen := o_seen + v_claimed.o_failed;
+            o_failed := o_failed + v_claimed.o_failed;
+            o_busy := (o_busy or v_claimed.o_busy) and o_count = 0;
             if v_claimed.o_ended then
                 return;
             end if;
-            exit when o_count >= p_max or o_looked >= p_look;
+            exit when o_count >= p_max or v_left = 0;
         end loop;
-        exit when o_count >= p_max or o_looked >= p_look;
+        exit when o_count >= p_max or v_left = 0;
     end loop;
 end $$;
 
@@ -193,11 +201,12 @@ end $$;
 -- Claims what passes a condition in parts of ready runs. Where another claimer has such a run, it goes on with the others.
 --   p_runs   the runs; p_parts: what of them is to be judged
 --   p_max    messages at most; p_held: messages that the claim has already
--- Returns how many it claimed; whether the claim ends there, as _serve_ready does; and the messages of the parts in which none passes.
+-- Returns how many it claimed; whether the claim ends there, as _serve_ready does; the messages of the parts in which none passes; and whether another
+-- claimer had some that do.
 -- Locks the runs of what it claims.
 create or replace function pgqueue._claim_matching(p_stream_id int, p_runs pgqueue.consumer_messages[], p_parts pgqueue.consumer_messages[], p_claim_id bigint,
                                                    p_where jsonpath, p_max bigint, p_held bigint,
-                                                   out o_count bigint, out o_ended boolean, out o_failed int8multirange)
+                                                   out o_count bigint, out o_ended boolean, out o_failed int8multirange, out o_busy boolean)
 language plpgsql
 as $$
 declare
@@ -224,6 +233,7 @@ begin
         exit when o_ended or o_count >= p_max or pgqueue._cardinality(v_match) < v_want;
     end loop;
     o_failed := (select coalesce(range_agg(seqs), '{}') from unnest(p_parts) where not seqs && v_passed);
+    o_busy := o_count = 0 and v_passed <> '{}';
 end $$;
 
 -- Locks a run that is ready, if it is as it was and nobody else has it. Returns where it is; null: not.

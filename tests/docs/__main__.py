@@ -13,8 +13,7 @@ from tests.docs import options, sql, stub
 def main() -> None:
     """Write all, from a schema that is installed for it."""
     stub.FILE.write_text(stub.stub())
-    if options.PAGE.exists():
-        options.PAGE.write_text(options.page(options.PAGE.read_text()))
+    options.PAGE.write_text(options.page(options.PAGE.read_text()))
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
         embedded.start(Path(folder) / "data") as server,

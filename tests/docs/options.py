@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def _options(options: tuple[Option, ...]) -> str:
         if option.only:
             text += f" Only in {option.only}."
         rows.append([named[option.name], option.type, default, option.allowed, text])
-    return _table("option | type | default | allowed | ", rows)
+    return _table("option | type | default | allowed |", rows)
 
 
 def _is_camel(name: str) -> bool:
@@ -127,17 +128,21 @@ def _read(schema: StructType) -> str:
 
 
 def _columns(columns: Iterable[Column]) -> str:
-    rows = (
-        [
+    """A row for each; those of one type and text that follow each other are one."""
+    named = (
+        (
             f"`{column.name}`",
             column.type.simpleString().replace("bigint", "long"),
             column.help + ("" if column.usual else "; there when option `columns` names it"),
-        ]
+        )
         for column in columns
     )
-    return _table("column | type | ", rows)
+    grouped = groupby(named, key=lambda row: row[1:])
+    return _table(
+        "column | type |", ([", ".join(n for n, *_ in some), *of] for of, some in grouped)
+    )
 
 
 def _taken(columns: dict[str, Taken]) -> str:
     rows = ([f"`{name}`", column.words, column.help] for name, column in columns.items())
-    return _table("column | type | ", rows)
+    return _table("column | type |", rows)

@@ -257,6 +257,24 @@ def test_what_another_claimer_has_hides_nothing_else(conn: Conn, session: Sessio
     assert seqs_of(where(conn, key_is("a"), 5)) == [first]
 
 
+@pytest.mark.longer
+def test_who_meets_another_claimer_at_a_run_is_not_told_that_there_is_nothing(
+    conn: Conn, url: str
+) -> None:
+    """All pass, and are one run: four who claim one by one get theirs, and seldom nothing."""
+    consumer(conn)
+    send_keys(conn, *"a" * 500)
+
+    def consume(_: int) -> tuple[int, int]:
+        with connection.connect(url) as mine:
+            got = [bool(where(mine, key_is("a"), 1)) for _ in range(50)]
+        return sum(got), got.count(False)
+
+    with ThreadPoolExecutor(4) as pool:
+        got, nothing = map(sum, zip(*pool.map(consume, range(4)), strict=True))
+    assert 50 * nothing <= got
+
+
 def test_what_is_due_comes_in_its_turn(conn: Conn) -> None:
     """Also where something that is ready passes, and needs no lock of the consumer."""
     consumer(conn)

@@ -59,7 +59,6 @@ def test_the_reference_of_the_sql_is_what_the_schema_and_its_comments_say(conn):
     assert sql.PAGE.read_text() == sql.page(conn), STALE
 
 
-@pytest.mark.skipif(not options.PAGE.exists(), reason="the page is to come")
 def test_the_tables_of_options_and_columns_are_what_the_code_says():
     text = options.PAGE.read_text()
     assert text == options.page(text), STALE

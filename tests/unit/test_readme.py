@@ -16,18 +16,10 @@ from xml.etree import ElementTree
 import psycopg
 import pytest
 
-from spark_pgqueue.spark.columns import ACTION_COLUMNS, MESSAGE_COLUMNS
-from spark_pgqueue.spark.options import (
-    CURSOR_OPTIONS,
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    TABLE_OPTIONS,
-)
 from tests.pages import blocks_of, environment_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-OPTIONS = (ROOT / "spark_pgqueue/guide/options.md").read_text()
 FIGURES = (ROOT / "tests/benchmarks/README.md").read_text()
 BLOCKS = blocks_of(README)
 IN_THE_SHELL = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
@@ -114,35 +106,6 @@ def test_spark_publishes_what_it_reads_in_the_pyspark_shell(url, conn, tmp_path)
     script = f"{IN_THE_SHELL}{snippet('python')}\nimport time; time.sleep(600)\n"  # it stays open
     with running(script, url, tmp_path) as process:
         assert received(process, conn, tmp_path) == ("customer 7", '{"TOTAL": 12}')
-
-
-def options_of(section: str) -> dict[str, tuple[str, str]]:
-    text = OPTIONS.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    table = text.split("| option | value | default | |\n")[1].split("\n\n")[0]
-    rows = [re.split(r" \| ", line.strip("| \n")) for line in table.splitlines()[1:]]
-    return {row[0].strip("`"): (row[1], row[-1]) for row in rows}
-
-
-@pytest.mark.parametrize(
-    ("section", "options"),
-    [
-        ("The source", SOURCE_OPTIONS),
-        ("Reading a stream without a consumer", CURSOR_OPTIONS),
-        ("Reading in batches", TABLE_OPTIONS),
-        ("The sink", SINK_OPTIONS),
-    ],
-)
-def test_every_option_is_in_the_table(section, options):
-    assert options_of(section) == {each.name: (each.allowed, each.help) for each in options}
-
-
-def test_every_column_of_the_sink_is_in_a_table():
-    text = OPTIONS.split("\n## The sink\n")[1].split("\n## ")[0]
-    tables = [table.split("\n\n")[0] for table in text.split("| column | type | |\n")[1:]]
-    found = [
-        set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", t, re.M)))) for t in tables
-    ]
-    assert found == [set(MESSAGE_COLUMNS), set(ACTION_COLUMNS)]
 
 
 def test_the_commands_are_in_the_makefile():

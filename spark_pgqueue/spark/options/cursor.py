@@ -247,7 +247,7 @@ CURSOR_OPTIONS = (
         a_name,
         "a stream's name",
         None,
-        "The stream to read. One of stream, streams and streamPattern is needed.",
+        "The stream to read. This, or one of the two that stand in its place, is needed.",
         excludes=("streams", "streamPattern"),
     ),
     Option(
