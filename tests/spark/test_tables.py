@@ -403,10 +403,17 @@ BAD_INPUT = [
         "option minPartitions is 3, and maxConnections 2",
     ),
     ({"table": "dead", "stream": "s", "pushdown": "yes"}, "option pushdown is 'yes'"),
-    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "batch reader has no option waittime"),
+    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "option waitTime is for reading a stream"),
+    (
+        {"table": "dead", "stream": "s", "startingOffsets": "earliest"},
+        "remove startingOffsets; or leave table out, to read the stream",
+    ),
     ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
     ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),
-    ({"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"}, "claims nothing"),
+    (
+        {"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"},
+        "maxMessagesPerTrigger has no",
+    ),
     ({"stream": "s", "consumer": "c", "createConsumer": "true"}, "no meaning for spark.read"),
 ]
 
