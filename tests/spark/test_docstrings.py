@@ -12,7 +12,12 @@ from tests.docs.examples import run
 
 pytestmark = pytest.mark.spark
 
-NAMES = ("register", "in_key_order", "watch", "history")
+NAMES = [
+    "register",
+    "in_key_order",
+    pytest.param("watch", marks=pytest.mark.longer),
+    pytest.param("history", marks=pytest.mark.longer),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
