@@ -3,8 +3,9 @@
 #   make bench   the benchmark                make test-all  those, then what takes longer
 #   make lint    ruff and pyright             make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
+#   make docs    the pages that are generated from the code
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all bench compare matrix lint clean
+.PHONY: demo test test-all bench compare matrix docs lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -34,6 +35,9 @@ compare: .venv/compare
 
 matrix: .venv/matrix
 	$(BIN)/python -m tests.matrix $(ARGS)
+
+docs: .venv/dev
+	$(BIN)/python -m tests.docs
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -1,9 +1,35 @@
 """A message queue and stream in Postgres, with a Spark structured streaming source and sink.
 
-`postgres` connects, retries, runs statements and installs the SQL; `client` is the Python client;
-`worker` calls handlers for messages; `spark` has the source and the sink, `watching` looks at
-queries, `command_line` is the program pgqueue. `client` and `spark` need `postgres` and not each
-other, `worker` needs the client; `command_line` needs all, and nothing needs it.
+A stream is a sequence of messages. A consumer is a queue of its own over a stream: its workers
+claim messages, and acknowledge them when they are done. What a message, a claim or a batch may do
+is decided in SQL, in the schema pgqueue; this package calls it.
+
+    >>> with spark_pgqueue.connect(url) as queue:
+    ...     seq = queue.send("orders", "order 3", key="customer 7")
+    ...     claim = queue.receive("orders", "billing", max_messages=100)
+    ...     print([message.data for message in claim.messages])
+    ...     count = claim.ack()
+    ['order 1', 'order 2', 'order 3']
+
+Without Spark:
+
+    connect(url)            a client, `client.Client`, with all that the schema can
+    connect_async(url)      the same for asyncio, `client.AsyncClient`
+    Consumer(url, ...)      a worker, which calls a function for each message
+    Retry, Reject, Defer    what that function raises for a message that is not done
+    embedded.start(folder)  a Postgres server of one's own, from PyPI (extra `embedded`)
+    PgQueueError            the only exception of this package, with a hint
+
+With Spark (extra `spark`), whose format is called pgqueue:
+
+    register(spark)         make the format known to a session, where pip did not install it
+    in_key_order(frame)     the order of keys, for a source that is read in many partitions
+    watch(query)            show live what a query does
+    history(query)          what it did lately, as a DataFrame
+    java.ensure_java_home() a Java for Spark, from PyPI (extra `java`)
+
+In a shell: `pgqueue --help`. The examples in docstrings find a stream "orders" with a consumer
+"billing" and two messages; `queue` is a client, `url` its database.
 """
 
 from __future__ import annotations
@@ -58,6 +84,11 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     not (a checkout, a zip, a notebook's folder), Spark's other processes cannot import it, and it
     travels with the query instead.
 
+        >>> spark_pgqueue.register(spark)
+        >>> frame = spark.read.format("pgqueue").option("url", url).option("table", "stats").load()
+        >>> frame.select("consumer", "backlog").collect()
+        [Row(consumer='billing', backlog=2)]
+
     Args:
         spark: the session, classic or Spark Connect.
         ship: whether it travels with the query, for executors, or a Connect server, without this
@@ -96,18 +127,40 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
             ) from None
 
 
-def connect(url: str | None = None, **options: Any) -> Client:
-    """Connect the Python client. See `spark_pgqueue.client.connect`."""
+def connect(url: str | None = None, *, patience: float = 30.0) -> Client:
+    """Connect the Python client.
+
+        >>> with spark_pgqueue.connect(url) as queue:
+        ...     queue.send("orders", "order 3")
+        3
+
+    Args:
+        url: a libpq URI or conninfo string; None for libpq's environment and service files.
+        patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
+
+    Returns:
+        a client with a connection of its own, which it replaces when it is lost.
+
+    Raises:
+        PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
+    """
     from spark_pgqueue import client
 
-    return client.connect(url, **options)
+    return client.connect(url, patience=patience)
 
 
-async def connect_async(url: str | None = None, **options: Any) -> AsyncClient:
-    """Connect the client for asyncio. See `spark_pgqueue.client.connect_async`."""
+async def connect_async(url: str | None = None, *, patience: float = 30.0) -> AsyncClient:
+    """Connect the client for asyncio. Arguments and errors as in `connect`.
+
+    >>> async def main():
+    ...     async with await spark_pgqueue.connect_async(url) as queue:
+    ...         return await queue.send("orders", "order 3")
+    >>> asyncio.run(main())
+    3
+    """
     from spark_pgqueue import client
 
-    return await client.connect_async(url, **options)
+    return await client.connect_async(url, patience=patience)
 
 
 def __getattr__(name: str) -> Any:

@@ -108,10 +108,11 @@ class Server(ThreadingHTTPServer):
         headers: dict[str, str] | None = None,
     ):
         if ":" in where.host:
-            self.address_family = AF_INET6
+            self.address_family: int = AF_INET6
         self.answer = answer
-        self.names = {name.lower().rstrip(".") for name in (*names, where.host, "localhost")}
-        self.headers = headers or {}
+        all_names = (*names, where.host, "localhost")
+        self.names: set[str] = {name.lower().rstrip(".") for name in all_names}
+        self.headers: dict[str, str] = headers or {}
         super().__init__((where.host, where.port), _Handler)
 
     @property

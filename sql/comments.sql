@@ -136,3 +136,148 @@ comment on view pgqueue.message_history  is 'One row per acknowledgement that is
 comment on view pgqueue.stream_schedules is 'One row per schedule: when it sends next, what it sent last, and what.';
 comment on view pgqueue.stream_stats      is 'One row per stream: its size, and the last number that it gave out.';
 comment on view pgqueue.captures          is 'One row per table that is captured, with its stream.';
+
+-- The columns of the views: what each is, for \d+ and guide/reference.md.
+do $$
+declare
+    v_view   text;
+    v_column text[];
+begin
+    -- what they have in common
+    for v_view, v_column in
+        select c.relname, array[a.attname, d.comment]
+        from (values ('stream',        'the stream''s name'),
+                     ('consumer',      'the consumer''s name'),
+                     ('priority',      'of the message: higher is earlier'),
+                     ('deliver_count', 'how often it was delivered'),
+                     ('claim_id',      'the claim''s number, by which its owner settles it'),
+                     ('owner',         'who claimed it: the application_name of its connection'),
+                     ('lease_until',   'until when other claimers leave it to its owner'),
+                     ('claimed_at',    'when it was claimed'),
+                     ('created_at',    'when it was created'),
+                     ('paused',        'whether it is paused'),
+                     ('ordering',      'none, key or stream'),
+                     ('message_count', 'how many messages these are')) d (name, comment)
+        join pg_attribute a on a.attname = d.name and a.attnum > 0
+        join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+    loop
+        execute format('comment on column pgqueue.%I.%I is %L', v_view, v_column[1], v_column[2]);
+    end loop;
+end $$;
+
+comment on column pgqueue.message_states.seq               is 'the message''s number';
+comment on column pgqueue.message_states.state             is 'new (not taken yet), unsifted (its filter has not judged it), ready, delayed, waiting (behind an earlier one of its key), claimed or dead';
+comment on column pgqueue.message_states.not_visible_until is 'until when it is delayed; null: it is not';
+comment on column pgqueue.message_states.claim_id          is 'the claim that holds it, or in which it died; null: none';
+comment on column pgqueue.message_states.lease_until       is 'until when other claimers leave it to its owner; null: it is not claimed';
+comment on column pgqueue.message_states.last_error        is 'why it failed last, or died; null: it has not failed, or nothing was said';
+
+comment on column pgqueue.consumer_settings.max_deliver_count  is 'a message that failed so often is a dead letter; null: never';
+comment on column pgqueue.consumer_settings.visibility_timeout is 'how long a claim is held without being extended';
+comment on column pgqueue.consumer_settings.topic              is 'of the messages that it gets; null: of any';
+comment on column pgqueue.consumer_settings.condition          is 'the jsonpath that its messages pass; null: none';
+comment on column pgqueue.consumer_settings.settings           is 'all settings that are not the default, by name';
+
+comment on column pgqueue.consumer_stats.new             is 'messages that it has not taken yet: exact up to 3,000 publications, and close beyond';
+comment on column pgqueue.consumer_stats.ready           is 'messages that can be claimed';
+comment on column pgqueue.consumer_stats.delayed         is 'messages that are to be delivered later';
+comment on column pgqueue.consumer_stats.waiting         is 'messages behind an earlier one of their key';
+comment on column pgqueue.consumer_stats.claimed         is 'messages in live claims';
+comment on column pgqueue.consumer_stats.dead            is 'dead letters';
+comment on column pgqueue.consumer_stats.backlog         is 'all that is neither claimed nor dead';
+comment on column pgqueue.consumer_stats.claims          is 'live claims';
+comment on column pgqueue.consumer_stats.expired         is 'those of them whose lease ended';
+comment on column pgqueue.consumer_stats.next_expiry     is 'when the first lease of a live claim ends, or ended; null: there is no claim';
+comment on column pgqueue.consumer_stats.skipped         is 'messages that retention took from it in all';
+comment on column pgqueue.consumer_stats.taken           is 'messages that it took in hand in all, once or again: two looks tell a rate';
+comment on column pgqueue.consumer_stats.settled         is 'messages that were acknowledged or died in all, once or again: two looks tell a rate';
+comment on column pgqueue.consumer_stats.oldest_at       is 'when the oldest message was sent that could be delivered now; null: there is none';
+comment on column pgqueue.consumer_stats.oldest_claim_at is 'since when the oldest claim is held; null: there is none';
+
+comment on column pgqueue.open_claims.query     is 'the Spark query whose claim it is; null: a worker''s';
+comment on column pgqueue.open_claims.reader    is 'its checkpoint, by the number that Spark''s offsets have; null: a worker''s';
+comment on column pgqueue.open_claims.expired   is 'whether its lease ended: the next claimer who needs its messages gets them';
+comment on column pgqueue.open_claims.messages  is 'messages that it had at first';
+comment on column pgqueue.open_claims.remaining is 'those of them that are not settled';
+comment on column pgqueue.open_claims.first_seq is 'the lowest number of a message in it';
+
+comment on column pgqueue.consumer_health.status      is 'full (max_backlog is reached), paused, unattended (nobody has claimed for a minute), failing (messages died in the last hour), or ok: the first that is so';
+comment on column pgqueue.consumer_health.because     is 'why, in words';
+comment on column pgqueue.consumer_health.backlog     is 'messages that it has before it';
+comment on column pgqueue.consumer_health.max_backlog is 'how many it may have; null: any number';
+comment on column pgqueue.consumer_health.attended_at is 'when somebody claimed last, to a second or so; null: never';
+
+comment on column pgqueue.stream_retention.keep_for      is 'for how long messages are kept; null: no limit';
+comment on column pgqueue.stream_retention.keep_messages is 'how many are kept; null: no limit';
+comment on column pgqueue.stream_retention.keep_bytes    is 'how many bytes of them are kept; null: no limit';
+comment on column pgqueue.stream_retention.until_done    is 'whether they go when every consumer is done with them';
+comment on column pgqueue.stream_retention.unread        is 'what becomes of those that a consumer still owes: keep or drop';
+comment on column pgqueue.stream_retention.keep_dead     is 'for how long dead letters are kept; null: for ever';
+comment on column pgqueue.stream_retention.bytes         is 'what its messages take now, with indexes';
+comment on column pgqueue.stream_retention.tables        is 'how many tables these are in';
+comment on column pgqueue.stream_retention.oldest_at     is 'when the oldest publication was made that is there; null: none is';
+comment on column pgqueue.stream_retention.trimmed       is 'how many messages were trimmed in all';
+comment on column pgqueue.stream_retention.trimmed_at    is 'when some were trimmed last; null: never';
+comment on column pgqueue.stream_retention.held_bytes    is 'what is kept although it is due';
+comment on column pgqueue.stream_retention.held_by       is 'by whom: consumers, dead letters, transactions';
+comment on column pgqueue.stream_retention.maintained_at is 'when maintain() looked at it last; null: never';
+comment on column pgqueue.stream_retention.advice        is 'what to do, in words; null: nothing';
+
+comment on column pgqueue.dead_letters.reason     is 'a word, such as rejected, expired, or what was given to dead_letter';
+comment on column pgqueue.dead_letters.error      is 'the last error that a worker told; null: none did';
+comment on column pgqueue.dead_letters.details    is 'what was given to dead_letter beside; null: nothing';
+comment on column pgqueue.dead_letters.first_seq  is 'the lowest number among them';
+comment on column pgqueue.dead_letters.last_seq   is 'the highest';
+comment on column pgqueue.dead_letters.owner      is 'who had them last: an application_name; null: nobody';
+comment on column pgqueue.dead_letters.claim_id   is 'the claim in which they died; null: none';
+comment on column pgqueue.dead_letters.died_at    is 'when they died';
+
+comment on column pgqueue.stream_bindings.topic     is 'the topic of the keys of what is copied';
+comment on column pgqueue.stream_bindings.to_stream is 'the stream to which it is copied';
+comment on column pgqueue.stream_bindings.bound_at  is 'since when';
+
+comment on column pgqueue.message_history.seqs          is 'the messages'' numbers';
+comment on column pgqueue.message_history.deliver_count is 'how often one of them was delivered, at most';
+comment on column pgqueue.message_history.result        is 'what the worker said; null: nothing';
+comment on column pgqueue.message_history.done_at       is 'when they were acknowledged';
+
+comment on column pgqueue.stream_schedules.schedule        is 'its name';
+comment on column pgqueue.stream_schedules.cron            is 'its cron expression; null: it has an interval';
+comment on column pgqueue.stream_schedules.every           is 'its interval; null: it has a cron expression';
+comment on column pgqueue.stream_schedules.time_zone       is 'in which these are meant';
+comment on column pgqueue.stream_schedules.next_at         is 'its next time; null: it is paused';
+comment on column pgqueue.stream_schedules.last_planned_at is 'the time of its last message; null: there was none';
+comment on column pgqueue.stream_schedules.last_sent_at    is 'when that was sent';
+comment on column pgqueue.stream_schedules.last_seq        is 'its number; null: it could not be sent';
+comment on column pgqueue.stream_schedules.last_error      is 'why not';
+comment on column pgqueue.stream_schedules.key             is 'of the messages that it sends';
+comment on column pgqueue.stream_schedules.data            is 'what they hold, in a text or json stream';
+comment on column pgqueue.stream_schedules.data_bytes      is 'what they hold, in a binary one';
+comment on column pgqueue.stream_schedules.headers         is 'their headers, without schedule and planned_at';
+comment on column pgqueue.stream_schedules.priority        is 'their priority';
+comment on column pgqueue.stream_schedules.consumers       is 'to these alone; null: to all';
+comment on column pgqueue.stream_schedules.start_at        is 'from when its interval is counted; null: it has none';
+
+comment on column pgqueue.stream_stats.kind             is 'text, json or binary';
+comment on column pgqueue.stream_stats.consumers        is 'how many it has';
+comment on column pgqueue.stream_stats.last_publication is 'the last one that is visible; 0: none';
+comment on column pgqueue.stream_stats.messages         is 'those that are stored: an estimate, the planner''s';
+comment on column pgqueue.stream_stats.bytes            is 'what they take, with indexes';
+comment on column pgqueue.stream_stats.staged_blocks    is 'what tasks of Spark have written and no batch has published yet';
+comment on column pgqueue.stream_stats.last_seq         is 'the last number that was given out';
+comment on column pgqueue.stream_stats.settings         is 'settings that are not the default, by name';
+comment on column pgqueue.stream_stats.sent             is 'numbers given out to senders in all, those of what was rolled back too: two looks tell a rate';
+
+comment on column pgqueue.group_stats."group"      is 'the group''s name';
+comment on column pgqueue.group_stats.partition    is 'its number, from 0';
+comment on column pgqueue.group_stats.worker       is 'who has it; null: nobody';
+comment on column pgqueue.group_stats.lease_until  is 'until when others leave it to that worker';
+comment on column pgqueue.group_stats.committed_at is 'when something was committed last; null: never';
+comment on column pgqueue.group_stats.committed    is 'how far it is: line_no and seq of the last message that is done';
+comment on column pgqueue.group_stats.behind       is 'messages of the group after that, of all keys: of these it has about one in as many as there are partitions';
+
+comment on column pgqueue.captures."table"               is 'the table, with its schema';
+comment on column pgqueue.captures.owner                 is 'its owner';
+comment on column pgqueue.captures.options               is 'how it is captured, in words';
+comment on column pgqueue.captures.outbox                is 'whether it is an outbox, whose rows are deleted again';
+comment on column pgqueue.captures.uncaptured_partitions is 'partitions to which what is written directly is not captured; maintain() changes that where it may, else capture again as the owner of the table';

@@ -259,6 +259,8 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # What a test of an error may have left here, and Spark's processes would take over.
+    os.environ.pop("SPARK_HIDE_TRACEBACK", None)
     home = tmp_path_factory.mktemp("spark")
     for part in Path(pyspark.__path__[0]).iterdir():
         if part.name != "python":

@@ -15,7 +15,7 @@ made inside of `with queue.transaction():`. To send in the same transaction as o
 connection that does this work: `Client(connection).send(...)`.
 """
 
-from spark_pgqueue.client.asynchronous import AsyncClient, connect_async
+from spark_pgqueue.client.asynchronous import AsyncClaim, AsyncClient, AsyncGroup, connect_async
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.rates import Rates, rates
@@ -51,7 +51,9 @@ from spark_pgqueue.client.results import (
 )
 
 __all__ = [
+    "AsyncClaim",
     "AsyncClient",
+    "AsyncGroup",
     "Batch",
     "Binding",
     "Capture",

@@ -7,7 +7,6 @@ twice. What the loop does meanwhile is not kept waiting.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
@@ -29,10 +28,14 @@ _END = object()
 async def connect_async(url: str | None = None, *, patience: float = PATIENCE) -> AsyncClient:
     """Connect to the database of a queue, for asyncio.
 
-        async with await spark_pgqueue.connect_async(url) as queue:
-            await queue.send("orders", "order 1")
-
     Arguments and errors as in `connect`.
+
+        >>> async def main():
+        ...     async with await spark_pgqueue.connect_async(url) as queue:
+        ...         claim = await queue.receive("orders", "billing", max_messages=100)
+        ...         return await claim.ack()
+        >>> asyncio.run(main())
+        2
     """
     line = _Line()
     try:
@@ -138,7 +141,7 @@ class AsyncClient:
     async def _call(self, function: Callable[[], Any]) -> Any:
         found = await self._line.call(function)
         if isinstance(found, Claim):
-            return dataclasses.replace(found, _client=self)  # its methods return what ours do
+            return AsyncClaim(found.claim_id, found.messages, cast("Any", self))
         return AsyncGroup(found, self._line) if isinstance(found, Group) else found
 
     async def _iterate(self, function: Callable[[], Any]) -> AsyncIterator[Any]:
@@ -152,6 +155,10 @@ class AsyncClient:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+class AsyncClaim(Claim):
+    """A claim, for asyncio: see `Claim`. Its methods have the same arguments, and are awaited."""
 
 
 class AsyncGroup:

@@ -37,6 +37,10 @@ def connect(
 ) -> Client:
     """Connect to the database of a queue.
 
+        >>> with spark_pgqueue.connect(url) as queue:
+        ...     queue.send("orders", "order 3")
+        3
+
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
         patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
@@ -104,6 +108,11 @@ class Client(
 
         Keep it short: what it claims or settles stays locked until its end. A connection that is
         lost inside is not replaced; nothing took effect then.
+
+            >>> with queue.transaction():
+            ...     claim = queue.receive("orders", "billing")
+            ...     seq = queue.send("orders", f"{claim.messages[0].data} again")
+            ...     count = claim.ack()
 
         Raises:
             PgQueueError: the connection is lost.

@@ -68,18 +68,19 @@ class Group:
     ) -> int:
         """Work off messages, as one of the workers of the group.
 
-            def handle(messages, connection):
-                for message in messages:
-                    connection.execute("insert into bills values (%s)", [message.data])
-
-            queue.group("orders", "billing").run(handle)
-
         The messages of a key all come to one worker, in order. What the handler does on its
         connection, which is in a transaction, is committed together with how far it is: once,
         whoever dies or sleeps too long. What it does elsewhere may happen again after such a
         failure. It must not commit itself; an error of it ends the run, and its messages stay.
 
         The lease is renewed meanwhile, by a thread with a connection of its own.
+
+            >>> def handle(messages, connection):
+            ...     for message in messages:
+            ...         connection.execute("insert into bills values (%s, 0)", [message.seq])
+            >>> group_id = queue.create_group("orders", "mailing", start="earliest")
+            >>> queue.group("orders", "mailing").run(handle, wait=timedelta(0))
+            2
 
         Args:
             handler: called with messages, at least one, and the connection.

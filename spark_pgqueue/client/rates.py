@@ -22,7 +22,13 @@ class Rates(NamedTuple):
 
 
 def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
-    """The rates of each consumer of the second look, by stream and name."""
+    """The rates of each consumer of the second look, by stream and name.
+
+    >>> before = queue.look()
+    >>> count = queue.receive("orders", "billing", max_messages=100).ack()
+    >>> rates(before, queue.look())["orders", "billing"].settled > 0
+    True
+    """
     seconds = (after.at - before.at).total_seconds() if before else 0.0
     sent = {each.name: each.sent for each in before.streams} if before else {}
     settled = {(s.stream, s.consumer): s.settled for s in before.consumers} if before else {}

@@ -115,6 +115,12 @@ class Claim:
     messages they changed. On a claim that another worker has taken over they change nothing, answer
     0 and log a warning.
 
+        >>> claim = queue.receive("orders", "billing", max_messages=100)
+        >>> claim.nack(claim.messages[1:], reason="no answer")
+        1
+        >>> claim.ack()
+        1
+
     Attributes:
         claim_id: its number, for another process to settle it with `Client.ack` and its like.
         messages: in the order of delivery; at least one.

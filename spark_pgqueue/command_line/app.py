@@ -125,13 +125,15 @@ _HELP = (
 _EPILOG = "Exit codes.\n\n" + "\n\n".join(f"{code}: {what}." for code, what in EXIT_CODES.items())
 
 
-app = typer.Typer(cls=_Commands, help=_HELP, epilog=_EPILOG, **PLAIN)
+app: typer.Typer = typer.Typer(cls=_Commands, help=_HELP, epilog=_EPILOG, **PLAIN)
 
 
-stream_app = typer.Typer(help="Create, change, drop, copy and list streams.", **PLAIN)
+stream_app: typer.Typer = typer.Typer(help="Create, change, drop, copy and list streams.", **PLAIN)
 
 
-consumer_app = typer.Typer(help="Create, change, move, drop and list consumers.", **PLAIN)
+consumer_app: typer.Typer = typer.Typer(
+    help="Create, change, move, drop and list consumers.", **PLAIN
+)
 
 
 app.add_typer(stream_app, name="stream")
@@ -140,7 +142,7 @@ app.add_typer(stream_app, name="stream")
 app.add_typer(consumer_app, name="consumer")
 
 
-group_app = typer.Typer(help="Create, drop, list and move groups of workers.", **PLAIN)
+group_app: typer.Typer = typer.Typer(help="Create, drop, list and move groups of workers.", **PLAIN)
 
 
 app.add_typer(group_app, name="group")

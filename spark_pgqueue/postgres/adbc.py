@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_pgqueue.postgres.connection import PIN_PATH, connect_adbc
 from spark_pgqueue.postgres.retrying import PATIENCE
@@ -86,7 +86,7 @@ def _close_idle() -> None:
         let_go(url)
 
 
-def call(cursor: dbapi.Cursor, sql: str, parameters: tuple = ()) -> list[tuple]:
+def call(cursor: dbapi.Cursor, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The rows of a statement with parameters $1, $2, ...; ADBC takes no COPY for these."""
     cursor.execute(sql, parameters or None)
     return cursor.fetchall()

@@ -72,6 +72,10 @@ def start(
 ) -> Server:
     """Start the embedded Postgres of a directory, or find it running.
 
+        >>> with embedded.start("my-data") as server:
+        ...     queue = spark_pgqueue.connect(server.url)
+        ...     version = queue.install()
+
     Args:
         directory: where it lives; made when missing. It must be empty or hold such a server.
         version: major version of Postgres; must be that of existing data.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spark_pgqueue.printable import printable
 from spark_pgqueue.version import VERSION
@@ -132,7 +132,7 @@ class PgQueueError(Exception):
         hint = f"\nHint: {self.hint}" if self.hint else ""
         return f"{code}{self.message}{hint}"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Exception pickles its positional arguments alone, which would lose the others.
         return _rebuild, (self.message, self.hint, self.sqlstate, self.argument)
 

@@ -120,7 +120,7 @@ class Waiter:
         self._publishers: list[str] = []
         self._look = _FIRST_LOOK
         self._found = 0
-        self.is_started = False
+        self.is_started: bool = False
 
     def start(self) -> None:
         """Wait from now on; the next look finds what was published before. Safe to repeat.

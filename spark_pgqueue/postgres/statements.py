@@ -58,7 +58,7 @@ class Statements:
         self._checked = self._closed = False
         self._transactions = 0
         self._is_own = connection is None
-        self.turn = RLock()
+        self.turn: RLock = RLock()
         """Held for each statement; by who needs several without those of other threads between."""
         if connection is not None and prepare is not None:
             prepare(connection)

@@ -32,7 +32,7 @@ class Seat:
 
     def __init__(self, consumer: str, is_shared: bool):
         self._application = _process(os.getppid())
-        self._folder = _folder()
+        self._folder = own_folder("pgqueue-spark")
         self._path = self._folder / f"{self._application}.{consumer}"
         self._mode = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
         self._file: int | None = None
@@ -102,13 +102,13 @@ def _locked(path: Path, mode: int) -> int | None:
             return None
 
 
-def _folder() -> Path:
-    """A folder that nobody else can write to; the same for all processes of this user.
+def own_folder(name: str) -> Path:
+    """A temporary folder that nobody else can write to; the same for all processes of this user.
 
     Raises:
         PgQueueError: it is somebody else's.
     """
-    folder = Path(tempfile.gettempdir(), f"pgqueue-spark-{os.getuid()}")
+    folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

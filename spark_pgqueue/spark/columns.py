@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,6 +22,19 @@ from pyspark.sql.types import (
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options import SinkOptions
+
+ABOUT = {
+    "stream": "the name of its stream",
+    "seq": "its number in the stream",
+    "key": "what its order goes by; null: in no order with others",
+    "data": "the payload; binary in streams of that kind",
+    "headers": "what its sender gave; null: nothing",
+    "priority": "higher is earlier",
+    "deliver_count": "how often it was delivered, this time included",
+    "inserted_at": "when it was sent, by the database's clock",
+    "arrival": "its place in the order of its key, for in_key_order()",
+}
+"""What each column is of a message that is read."""
 
 
 def source_schema(kind: str, include_headers: bool, has_arrival: bool = False) -> StructType:
@@ -77,32 +92,78 @@ def _types(schema: StructType) -> list[tuple]:
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
-# What each column may be, in words and in types; data depends on the stream's kind.
-MESSAGE_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
-    "data": ("string, or binary for streams of that kind", (StringType, BinaryType)),
-    "key": ("string", (StringType,)),
-    "headers": ("map<string,string>, or string with a JSON object", (MapType, StringType)),
-    "priority": ("int", _INTEGERS),
-    "deliver_at": ("timestamp", (TimestampType,)),
-    "expires_at": ("timestamp", (TimestampType,)),
-    "dedup_key": ("string", (StringType,)),
-    "consumers": ("array<string>", (ArrayType,)),
-    "stream": ("string", (StringType,)),
+
+class Taken(NamedTuple):
+    """A column that the sink takes.
+
+    Attributes:
+        words: what it may be; `data` depends on the stream's kind.
+        types: the same as types.
+        help: what it does, in Markdown.
+    """
+
+    words: str
+    types: tuple[type[DataType], ...]
+    help: str
+
+
+MESSAGE_COLUMNS = {
+    "data": Taken(
+        "string, or binary for streams of that kind",
+        (StringType, BinaryType),
+        "the payload: required, never null",
+    ),
+    "key": Taken("string", (StringType,), "what its order goes by; null: in no order with others"),
+    "headers": Taken(
+        "map<string,string>, or string with a JSON object",
+        (MapType, StringType),
+        "they come with the message; null: none",
+    ),
+    "priority": Taken("int", _INTEGERS, "-32768 to 32767, higher is earlier; null: 0"),
+    "deliver_at": Taken(
+        "timestamp", (TimestampType,), "not before; rounded up to a second; null: at once"
+    ),
+    "expires_at": Taken(
+        "timestamp",
+        (TimestampType,),
+        "given up by who comes upon it later; rounded up to a second; null: never",
+    ),
+    "dedup_key": Taken(
+        "string",
+        (StringType,),
+        "left out if it was sent before, see [sending once](../../sql/guide/sending-once.md); "
+        "null: never",
+    ),
+    "consumers": Taken(
+        "array<string>", (ArrayType,), "to these consumers alone; null: as the option says"
+    ),
+    "stream": Taken("string", (StringType,), "to this stream; null: that of the option"),
 }
-ACTION_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
-    "action": ("string", (StringType,)),
-    "stream": ("string", (StringType,)),
-    "consumer": ("string", (StringType,)),
-    "seq": ("long", _INTEGERS),
-    "delay": ("interval day to second", (DayTimeIntervalType,)),
-    "reason": ("string", (StringType,)),
-    "details": ("string with JSON", (StringType,)),
+"""Those of a row that is sent."""
+
+ACTION_COLUMNS = {
+    "action": Taken(
+        "string",
+        (StringType,),
+        "`ack`, `nack`, `dead_letter`, `redrive` or `retry`; null: the row is sent",
+    ),
+    "stream": Taken("string", (StringType,), "whose message it is; null: as the option says"),
+    "consumer": Taken("string", (StringType,), "whose message it is; null: as the option says"),
+    "seq": Taken("long", _INTEGERS, "its number; never null"),
+    "delay": Taken(
+        "interval day to second",
+        (DayTimeIntervalType,),
+        "of nack; null: as the consumer's settings say",
+    ),
+    "reason": Taken("string", (StringType,), "of nack and dead_letter"),
+    "details": Taken("string with JSON", (StringType,), "of dead_letter; of ack, its result"),
 }
+"""Those of a row that is not sent."""
 
 # What comes along with messages that were read, and is none of an action's.
 READ_ALONG = {
     *("deliver_count", "inserted_at", "state", "not_visible_until", "owner", "lease_until"),
-    *("error", "claim_id", "claimed_at", "died_at"),
+    *("error", "claim_id", "claimed_at", "died_at", "arrival", "published_at", "result", "done_at"),
 }
 
 # Columns of Kafka's sink.
@@ -144,18 +205,16 @@ def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
         if names.count(name) > 1:
             raise PgQueueError(f"column {field.name} is there twice", hint="drop one of them")
         if name in allowed:
-            _check_type(name, field, *allowed[name])
+            _check_type(name, field, allowed[name])
     return names
 
 
-def _check_type(
-    name: str, field: StructField, words: str, types: tuple[type[DataType], ...]
-) -> None:
+def _check_type(name: str, field: StructField, column: Taken) -> None:
     given = field.dataType.simpleString()
     parts = _PARTS[name] if isinstance(field.dataType, MapType | ArrayType) else given
-    if not isinstance(field.dataType, types) or given != parts:
+    if not isinstance(field.dataType, column.types) or given != parts:
         raise PgQueueError(
-            f"column {field.name} is {given}, and must be {words}",
+            f"column {field.name} is {given}, and must be {column.words}",
             hint=f"select {_HINTS['text']}" if name == "data" else f"cast {field.name}",
         )
 

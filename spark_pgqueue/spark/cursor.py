@@ -7,7 +7,7 @@ what lives in the driver-side process of a streaming query; see `source` for who
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -48,7 +48,7 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._session = CursorSession(self._options, self._schema)
         return self._session
 
-    def initialOffset(self) -> dict:
+    def initialOffset(self) -> dict[str, Any]:
         """The offset before the first batch: where it begins, says that batch's end."""
         return CursorOffset().as_json()
 
@@ -60,7 +60,9 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on read what is published now, and nothing that is published later."""
         self.session.stop_at_what_is_published()
 
-    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
         """Say where the next micro-batch ends.
 
         PySpark 4.0 and 4.1 give no arguments: see `CursorSession.position`.
@@ -76,15 +78,15 @@ class PgQueueCursorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self.session.everything().as_json()
         return self.session.next(begin, admission).as_json()
 
-    def reportLatestOffset(self) -> dict | None:
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the query's progress shows: see `CursorSession.latest`."""
         return self.session.latest()
 
-    def partitions(self, start: dict, end: dict) -> list[CursorPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[CursorPartition]:
         """Plan how the executors read what is between two offsets. Errors as `latestOffset`."""
         return self.session.plan(CursorOffset.parse(start), CursorOffset.parse(end))
 
-    def commit(self, end: dict) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """Note that the checkpoint has an offset."""
         self.session.note_logged(CursorOffset.parse(end))
 

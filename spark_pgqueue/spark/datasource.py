@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -44,6 +45,7 @@ class PgQueueDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]):
         self._given = options
+        self._load = str(uuid4())
         self._looked: tuple[TableOptions, Stream | None] | None = None
 
     @classmethod
@@ -88,7 +90,7 @@ class PgQueueDataSource(DataSource):
                 specified another schema.
         """
         if names_table(self._given):
-            return table_reader(*self._table(), schema)
+            return table_reader(*self._table(), schema, self._load)
         if not self._has_consumer:
             cursor = parse_cursor(self._given, streaming=False)
             check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
@@ -97,7 +99,7 @@ class PgQueueDataSource(DataSource):
         # Spark asks for the columns before it says which of read and readStream it is for.
         columns = source_schema("text", options.include_headers).names
         pending = as_pending(self._given, columns)
-        reader = table_reader(pending, find_for(pending), schema)
+        reader = table_reader(pending, find_for(pending), schema, self._load)
         warn(
             "spark.read of consumer %s looks at what it has pending, and claims nothing: "
             'option("table", "pending") says so, and tells more; readStream claims',

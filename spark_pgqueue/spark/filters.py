@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,7 @@ class Filters:
     """
 
     seqs: Seqs = ((1, MOST),)
-    told: tuple[tuple[str, tuple], ...] = ()
+    told: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     conditions: tuple[str, ...] = ()
 
     def within(self, lo: int | None, hi: int | None) -> str:

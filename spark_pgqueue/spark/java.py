@@ -140,9 +140,13 @@ def _write_shim(home: Path, script: str) -> Path:
     return home
 
 
-if __name__ == "__main__":
+def _say_which() -> None:
     try:
         found = find_java()
     except PgQueueError as error:
         sys.exit(str(error))
     print(f"Java {found.version} by {found.origin}: {found.home}")
+
+
+if __name__ == "__main__":
+    _say_which()

@@ -20,6 +20,11 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     In a streaming query a Python worker holds a partition in memory to sort it; in foreachBatch
     Spark sorts, and spills.
 
+        >>> reader = spark.readStream.format("pgqueue").option("url", url)
+        >>> reader = reader.option("stream", "orders").option("consumer", "billing")
+        >>> frame = reader.option("keyOrder", "column").load()
+        >>> ordered = spark_pgqueue.in_key_order(frame, 4)
+
     Args:
         frame: of a source with keyOrder column, with its columns seq, key and arrival.
         partitions: how many; None: what spark.sql.shuffle.partitions says.
@@ -32,8 +37,10 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    if partitions is not None and partitions < 1:
-        raise PgQueueError(f"partitions is {partitions}, and must be None or at least 1")
+    if partitions is not None and (type(partitions) is not int or partitions < 1):
+        raise PgQueueError(
+            f"partitions is {partitions!r}, and must be None or an int of at least 1"
+        )
     missing = [name for name in _NEEDED if name not in frame.columns]
     if missing:
         raise PgQueueError(

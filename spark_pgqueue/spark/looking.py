@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
@@ -14,11 +15,12 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.options import TableOptions
 from spark_pgqueue.spark.plain import plain_errors
+from spark_pgqueue.spark.reading import closing_after
 from spark_pgqueue.spark.scanning import Part, Scan, plan, read_part
 from spark_pgqueue.spark.tables import check_table_schema, table_schema
 
 if TYPE_CHECKING or hasattr(datasource, "Filter"):  # PySpark 4.0 has none, and asks for none
-    from spark_pgqueue.spark.pushdown import push
+    from spark_pgqueue.spark.pushdown import Pushed, push
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,33 +50,57 @@ class PgQueueTableReader(DataSourceReader):
             PgQueueError: see `scanning.read_part`.
         """
         # Of a plan without partitions Spark makes one that is none of ours.
-        return read_part(self._scan, partition) if isinstance(partition, Part) else iter(())
+        rows = read_part(self._scan, partition) if isinstance(partition, Part) else iter(())
+        options = self._scan.options
+        return closing_after(rows, options.url, options.max_connections)
 
 
 @plain_errors
 class PgQueuePushdownReader(PgQueueTableReader):
     """... with filters. Spark refuses a reader with this method unless it is told to push any."""
 
+    def __init__(self, options: TableOptions, stream: Stream | None, schema: StructType, load: str):
+        super().__init__(options, stream, schema)
+        self._pushed = Pushed(load)
+        self._has_filters = False
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over what the database can evaluate; return the others."""
+        """Take over what the database can evaluate; return the others.
+
+        Raises:
+            PgQueueError: another query of the same load() has pushed others.
+        """
         taken, left = push(filters, self._scan.table)
+        self._pushed.note(taken)
         if len(left) < len(filters):
             warn(
                 "filters were pushed into a table of pgqueue: Spark keeps them for all that is "
                 "read of the same DataFrame from now on, also without them; load() it again for "
                 "another query"
             )
+            self._has_filters = True
         self._scan = replace(self._scan, filters=taken)
         return left
 
+    def read(self, partition: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor.
+
+        Raises:
+            PgQueueError: its filters are of another query; or as `PgQueueTableReader.read`.
+        """
+        if self._has_filters and (context := TaskContext.get()) is not None:
+            self._pushed.check(context.getLocalProperty("spark.sql.execution.id"))
+        return super().read(partition)
+
 
 def table_reader(
-    options: TableOptions, stream: Stream | None, schema: StructType
+    options: TableOptions, stream: Stream | None, schema: StructType, load: str
 ) -> PgQueueTableReader:
-    """The reader of a table.
+    """The reader of a table; `load` is an id of what `load()` returned.
 
     Raises:
         PgQueueError: the user has given a schema that is not the table's.
     """
-    reader = PgQueuePushdownReader if options.pushdown else PgQueueTableReader
-    return reader(options, stream, schema)
+    if options.pushdown:
+        return PgQueuePushdownReader(options, stream, schema, load)
+    return PgQueueTableReader(options, stream, schema)

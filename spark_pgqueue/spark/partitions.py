@@ -233,8 +233,7 @@ def piece_count(total: int, options: SourceOptions | CursorOptions | TableOption
     """How many partitions so many messages are read in."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
-    bound = total if isinstance(options, TableOptions) else options.max_connections or total
-    return max(1, min(total, bound, max(least, -(-total // most))))
+    return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))
 
 
 def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:

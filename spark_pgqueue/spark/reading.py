@@ -340,23 +340,18 @@ def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -
         ranges: for each lo and hi, and what `more` says.
         more: names and types of what the ranges have beside.
     """
-    # The bounds of all are for the planner: it leaves out the other tables of a stream.
-    lo, hi = min(r[0] for r in ranges), max(r[1] for r in ranges)
-    return (
-        f"{unnest_sql(ranges, **more)} cross join lateral "
-        f"(select * from pgqueue.messages_{stream_id} "
-        f"where seq >= r.lo and seq < r.hi and seq >= {lo} and seq < {hi} order by seq) m"
-    )
-
-
-def unnest_sql(ranges: Sequence[tuple[int, ...]], **more: str) -> str:
-    """Ranges as r, to select from; the arguments are those of `ranges_sql`."""
     names = {"lo": "int8", "hi": "int8", **more}
     lists = ", ".join(
         f"'{{{','.join(str(value) for value in values)}}}'::{type_}[]"
         for values, type_ in zip(zip(*ranges, strict=True), names.values(), strict=True)
     )
-    return f"unnest({lists}) as r ({', '.join(names)})"
+    # The bounds of all are for the planner: it leaves out the other tables of a stream.
+    lo, hi = min(r[0] for r in ranges), max(r[1] for r in ranges)
+    return (
+        f"unnest({lists}) as r ({', '.join(names)}) cross join lateral "
+        f"(select * from pgqueue.messages_{stream_id} "
+        f"where seq >= r.lo and seq < r.hi and seq >= {lo} and seq < {hi} order by seq) m"
+    )
 
 
 def _count(url: str | None, piece: Piece) -> int:
@@ -365,7 +360,9 @@ def _count(url: str | None, piece: Piece) -> int:
         return count_messages(cursor, piece.stream_id, piece.ranges)
 
 
-def count_messages(cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple, ...]) -> int:
+def count_messages(
+    cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple[Any, ...], ...]
+) -> int:
     """How many messages of ranges there are."""
     count = 0
     set_up(cursor)

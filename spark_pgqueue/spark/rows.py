@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from spark_pgqueue.postgres.errors import PgQueueError
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 16 << 20
-"""A task holds one chunk in memory, and copies it again if Postgres goes away meanwhile."""
+"""A task holds a chunk in memory, which it copies again if Postgres goes away, and the next one."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,22 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             waiting = []
     if waiting:
         yield pa.Table.from_batches(waiting)
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, the next of them being made, in a thread, while one is used.
+
+    So Spark goes on reading while Postgres writes.
+    """
+    pool = ThreadPoolExecutor(1, "spark-pgqueue-ahead")
+    try:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
+    finally:
+        # Not waited for: what comes next may take Spark long, and nobody wants it any more.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def to_messages(rows: pa.Table, kind: str) -> pa.Table:

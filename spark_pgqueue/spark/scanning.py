@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
@@ -31,7 +31,6 @@ from spark_pgqueue.spark.reading import (
     report_loss,
     set_up,
     slices,
-    unnest_sql,
 )
 from spark_pgqueue.spark.tables import HELD, TABLES, Table
 from spark_pgqueue.spark.versions import arrow_schema
@@ -147,7 +146,11 @@ def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
             room = size
         parts[-1].append(Place(*place))
         room -= count
-    return [Part(places=tuple(each)) for each in parts]
+    count = min(len(parts), options.max_connections or len(parts))
+    return [
+        Part(places=tuple(chain(*parts[len(parts) * i // count : len(parts) * (i + 1) // count])))
+        for i in range(count)
+    ]
 
 
 def _part(runs: list[Run], known: pa.Table) -> Part:
@@ -184,6 +187,7 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
     options, stream = scan.options, scan.stream
     assert stream is not None
     left, last, seen = runs, (0, 0), 0
+    read: list[pa.RecordBatch] = []
 
     def rest() -> Generator[pa.RecordBatch]:
         nonlocal left, last, seen
@@ -198,6 +202,8 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
                     if batch.num_rows:
                         no = batch["no"][-1].as_py() if only is None else only
                         made = rows.of(batch, only)
+                        if scan.table.outlives:
+                            read.append(_numbers(batch, only))
                         last, seen = (no, batch["seq"][-1].as_py()), seen + batch.num_rows
                         yield made
 
@@ -205,7 +211,7 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
     total = sum(each.hi - each.lo for each in runs)
     if scan.table.outlives:
         if not scan.filters.conditions and seen < total:
-            yield from map(rows.of, _deleted(options, stream, runs))
+            yield from map(rows.of, _missing(runs, read))
     else:
         if scan.filters.conditions:
             seen = _asked(options, lambda cursor: count_messages(cursor, stream.stream_id, runs))
@@ -224,17 +230,26 @@ def _select_sql(scan: Scan, stream: Stream, runs: tuple[Run, ...]) -> str:
     )
 
 
-def _deleted(
-    options: TableOptions, stream: Stream, runs: tuple[Run, ...]
-) -> Iterator[pa.RecordBatch]:
-    """The messages that are not stored any more, by their numbers."""
-    for some in slices(runs):
-        statement = (
-            f"select r.no, s as seq from {unnest_sql(some, no='int4')} cross join lateral"
-            " pg_catalog.generate_series(r.lo, r.hi - 1) s where not exists"
-            f" (select from pgqueue.messages_{stream.stream_id} m where m.seq = s)"
-        )
-        yield from _asked(options, lambda cursor, sql=statement: _fetched(cursor, sql)).to_batches()
+def _missing(runs: tuple[Run, ...], read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The messages of runs that are not among those that were read: they are not stored any more.
+
+    It does not ask the database again, where retention may have gone on since.
+    """
+    import pyarrow as pa
+
+    for batch in _unfolded(runs):
+        wanted = pa.Table.from_batches([batch])
+        if read:
+            wanted = wanted.join(pa.Table.from_batches(read), ["no", "seq"], join_type="left anti")
+        yield from wanted.combine_chunks().to_batches()
+
+
+def _numbers(batch: pa.RecordBatch, no: int | None) -> pa.RecordBatch:
+    """Which messages a batch has; `no` as in `_Rows.of`."""
+    import pyarrow as pa
+
+    nos = batch["no"] if no is None else pa.repeat(pa.scalar(no, pa.int32()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([nos, batch["seq"]], ["no", "seq"])
 
 
 def _unfolded(runs: tuple[Run, ...]) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
@@ -50,7 +51,7 @@ class Offset:
     messages: int
 
     @classmethod
-    def parse(cls, offset: dict) -> Offset:
+    def parse(cls, offset: dict[str, Any]) -> Offset:
         """From what Spark read in the checkpoint.
 
         Raises:
@@ -101,7 +102,8 @@ class Session:
         self._planned: Offset | None = None
         self.committed: Offset | None = None
         self._planned_to: Offset | None = None
-        self.initial = self._last = Offset(str(uuid4()), 0, 0)
+        self.initial: Offset = Offset(str(uuid4()), 0, 0)
+        self._last = self.initial
 
     def stop_at_what_is_published(self) -> None:
         """Set the bound of `claim` to the last publication."""
@@ -182,7 +184,7 @@ class Session:
             self._acknowledged = start
             self._tell_of_loss(lost)
 
-    def latest(self) -> dict:
+    def latest(self) -> dict[str, Any]:
         """For the query's progress: the last offset with the backlog added, whose it is, and the
         backlog in messages and seconds (of the oldest that could be delivered).
         """

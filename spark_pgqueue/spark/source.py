@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark import TaskContext
@@ -60,7 +60,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._session = Session(self._options, self._schema)
         return self._session
 
-    def initialOffset(self) -> dict:
+    def initialOffset(self) -> dict[str, Any]:
         """The offset before the first batch, with a new reader's id; one a process."""
         return asdict(self.session.initial)
 
@@ -72,7 +72,9 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on claim what is published now, and nothing that is published later."""
         self.session.stop_at_what_is_published()
 
-    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
         """Acknowledge everything up to `start`, claim the next micro-batch, and say where it ends.
 
         PySpark 4.0 and 4.1 give no arguments: see `Session.position`.
@@ -88,7 +90,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self.session.position if start is None else Offset.parse(start)
         return asdict(self.session.claim(begin, admission))
 
-    def _warn_of_the_end(self, start: dict | None, limit: ReadLimit | None) -> None:
+    def _warn_of_the_end(self, start: dict[str, Any] | None, limit: ReadLimit | None) -> None:
         """Say once what becomes of the last micro-batch where nobody will say that it is done."""
         if self._options.checkpoint_location is not None or self._told_of_the_end:
             return
@@ -111,11 +113,11 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "trigger(availableNow=True), all is acknowledged"
             )
 
-    def reportLatestOffset(self) -> dict | None:
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the query's progress shows: see `Session.latest`."""
         return self.session.latest()
 
-    def partitions(self, start: dict, end: dict) -> list[ClaimedPiece]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ClaimedPiece]:
         """Plan how the executors read the messages claimed between two offsets.
 
         Raises:
@@ -124,7 +126,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return self.session.plan(Offset.parse(start), Offset.parse(end))
 
-    def commit(self, end: dict) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
         self.session.committed = Offset.parse(end)
 

@@ -27,7 +27,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.acting import Action, Actions, as_json, merged
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
-from spark_pgqueue.spark.rows import chunks, group, to_messages
+from spark_pgqueue.spark.rows import ahead, chunks, group, to_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ class Target:
         is_repeated = sends and skip_published and self._is_published(sink, batch)
         staged, rows, actions = [], 0, Actions(self._options)
         streams: dict[str, To] = {}
-        for chunk in chunks(batches):
+        for chunk in ahead(chunks(batches)):
             sent, acting = self._split(chunk.rename_columns(self._columns))
             actions.add(acting)
             for to, some in [] if is_repeated else self._by_stream(sent, streams):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql.types import (
     ArrayType,
@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.columns import ABOUT
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 
@@ -39,12 +40,14 @@ class Column:
     Attributes:
         name: its name, in SQL too.
         type: its type; of `data` that of a stream of text.
+        help: what it is; null where that is not so.
         nullable: whether it may be null.
         usual: whether it is there when no columns are named.
     """
 
     name: str
     type: DataType
+    help: str
     nullable: bool = True
     usual: bool = True
 
@@ -54,12 +57,14 @@ class Table:
     """A table.
 
     Attributes:
+        rows: what a row is.
         columns: all that it has, in their order.
         shared_out: by parts (`pgqueue.scan_parts`), and not as a whole when it is planned.
         of_messages: a row is a message; its numbers come as ranges.
         outlives: its rows are there even when their messages were deleted.
     """
 
+    rows: str
     columns: tuple[Column, ...]
     shared_out: bool = False
     of_messages: bool = True
@@ -69,136 +74,159 @@ class Table:
         return next(each for each in self.columns if each.name == name)
 
 
-_SEQ = Column("seq", _LONG, nullable=False)
-_CONSUMER = Column("consumer", _STRING, nullable=False)
-_PRIORITY = Column("priority", _INT, nullable=False)
-_DELIVER_COUNT = Column("deliver_count", _INT, nullable=False)
-_OWNER = Column("owner", _STRING)
-_ERROR = Column("error", _STRING)
+_SEQ = Column("seq", _LONG, ABOUT["seq"], nullable=False)
+_CONSUMER = Column("consumer", _STRING, "the consumer's name", nullable=False)
+_PRIORITY = Column("priority", _INT, ABOUT["priority"], nullable=False)
+_DELIVER_COUNT = Column("deliver_count", _INT, "how often it was delivered", nullable=False)
+_OWNER = Column("owner", _STRING, "who has it, or had it last: an application_name")
+_ERROR = Column("error", _STRING, "why it failed last, as the worker said")
+_PUBLISHED_AT = Column("published_at", _TIME, "when it became visible", nullable=False)
+_DELIVER_AT = Column("deliver_at", _TIME, "not delivered before")
+_EXPIRES_AT = Column("expires_at", _TIME, "not delivered after")
+_TO = Column("consumers", _NAMES, "to these alone; null: to all")
+_CLAIMED_AT = Column("claimed_at", _TIME, "when it was claimed", nullable=False)
+_LEASE_UNTIL = Column("lease_until", _TIME, "until when other claimers leave it to its owner")
+
+_OF_THE_VIEW = "as in the view"
 
 
 def _held(deleted: bool) -> tuple[Column, ...]:
     """The columns of what messages hold, and whether these may be deleted."""
     return (
-        Column("key", _STRING),
-        Column("data", _STRING, nullable=deleted),
-        Column("headers", MapType(StringType(), StringType())),
+        Column("key", _STRING, ABOUT["key"]),
+        Column("data", _STRING, ABOUT["data"], nullable=deleted),
+        Column("headers", MapType(StringType(), StringType()), ABOUT["headers"]),
     )
 
 
 def _sent(deleted: bool) -> Column:
-    return Column("inserted_at", _TIME, nullable=deleted)
+    return Column("inserted_at", _TIME, ABOUT["inserted_at"], nullable=deleted)
+
+
+def _is_unusual(column: Column) -> Column:
+    return replace(column, usual=False)
 
 
 TABLES = {
     "messages": Table(
+        "published message, whoever gets it, and whenever",
         (
             _SEQ,
             *_held(deleted=False),
             _PRIORITY,
             _sent(deleted=False),
-            Column("published_at", _TIME, nullable=False, usual=False),
-            Column("deliver_at", _TIME, usual=False),
-            Column("expires_at", _TIME, usual=False),
-            Column("consumers", _NAMES, usual=False),
-        )
+            *map(_is_unusual, (_PUBLISHED_AT, _DELIVER_AT, _EXPIRES_AT, _TO)),
+        ),
     ),
     "pending": Table(
+        "message that the consumer has not finished",
         (
             _CONSUMER,
             _SEQ,
             *_held(deleted=False),
-            Column("state", _STRING, nullable=False),
+            Column(
+                "state",
+                _STRING,
+                "new, ready, delayed, waiting, claimed or unsifted",
+                nullable=False,
+            ),
             _PRIORITY,
             _DELIVER_COUNT,
-            Column("not_visible_until", _TIME),
+            Column("not_visible_until", _TIME, "until when it is delayed"),
             _OWNER,
-            Column("lease_until", _TIME),
+            _LEASE_UNTIL,
             _ERROR,
             _sent(deleted=False),
-        )
+        ),
     ),
     "claimed": Table(
+        "message in a live claim",
         (
             _CONSUMER,
             _SEQ,
             *_held(deleted=False),
-            Column("claim_id", _LONG, nullable=False),
+            Column("claim_id", _LONG, "the claim's number", nullable=False),
             _OWNER,
-            Column("claimed_at", _TIME, nullable=False),
-            Column("lease_until", _TIME, nullable=False),
+            _CLAIMED_AT,
+            replace(_LEASE_UNTIL, nullable=False),
             _PRIORITY,
             _DELIVER_COUNT,
             _ERROR,
             _sent(deleted=False),
-        )
+        ),
     ),
     "dead": Table(
+        "dead letter",
         (
             _CONSUMER,
             _SEQ,
             *_held(deleted=True),
-            Column("reason", _STRING),
+            Column("reason", _STRING, "why it died, in a word"),
             _ERROR,
-            Column("details", _STRING),
+            Column("details", _STRING, "what was said beside, as JSON"),
             _PRIORITY,
             _DELIVER_COUNT,
             _OWNER,
-            Column("died_at", _TIME, nullable=False),
+            Column("died_at", _TIME, "when it died", nullable=False),
             _sent(deleted=True),
         ),
         shared_out=True,
         outlives=True,
     ),
     "archived": Table(
+        "acknowledged message, of consumers with `keep_history`; one that was acknowledged twice "
+        "comes twice",
         (
             _CONSUMER,
             _SEQ,
             *_held(deleted=True),
-            Column("result", _STRING),
+            Column("result", _STRING, "what the worker said, as JSON"),
             _DELIVER_COUNT,
             _OWNER,
-            Column("claimed_at", _TIME, nullable=False),
-            Column("done_at", _TIME, nullable=False),
+            _CLAIMED_AT,
+            Column("done_at", _TIME, "when it was acknowledged", nullable=False),
             _sent(deleted=True),
         ),
         shared_out=True,
         outlives=True,
     ),
     "publications": Table(
+        "publication, or part of one whose messages differ in priority or time",
         (
-            Column("publication_id", _LONG, nullable=False),
-            Column("part", _INT, nullable=False),
-            Column("published_at", _TIME, nullable=False),
-            Column("deliver_at", _TIME),
-            Column("expires_at", _TIME),
+            Column("publication_id", _LONG, "its number", nullable=False),
+            Column("part", _INT, "which part of it", nullable=False),
+            _PUBLISHED_AT,
+            _DELIVER_AT,
+            _EXPIRES_AT,
             _PRIORITY,
-            Column("message_count", _LONG, nullable=False),
-            Column("first_seq", _LONG, nullable=False),
-            Column("last_seq", _LONG, nullable=False),
-            Column("consumers", _NAMES),
+            Column("message_count", _LONG, "how many messages it has", nullable=False),
+            Column("first_seq", _LONG, "the lowest of their numbers", nullable=False),
+            Column("last_seq", _LONG, "the highest", nullable=False),
+            _TO,
         ),
         shared_out=True,
         of_messages=False,
     ),
     "stats": Table(
+        "consumer, of the stream or of all: the view [consumer_stats]"
+        "(../../sql/guide/reference.md#consumer_stats)",
         (
-            Column("stream", _STRING, nullable=False),
+            Column("stream", _STRING, "the stream's name", nullable=False),
             _CONSUMER,
-            Column("ordering", _STRING, nullable=False),
+            Column("ordering", _STRING, "none, key or stream", nullable=False),
             *(
-                Column(name, _LONG, nullable=False)
+                Column(name, _LONG, _OF_THE_VIEW, nullable=False)
                 for name in ("new", "ready", "delayed", "waiting", "claimed", "dead", "backlog")
             ),
-            Column("claims", _LONG, nullable=False),
-            Column("expired", _LONG, nullable=False),
-            Column("next_expiry", _TIME),
-            Column("skipped", _LONG, nullable=False),
-            Column("paused", BooleanType(), nullable=False),
-            Column("taken", _LONG, nullable=False),
-            Column("settled", _LONG, nullable=False),
-            Column("oldest_at", _TIME),
-            Column("oldest_claim_at", _TIME),
+            Column("claims", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("expired", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("next_expiry", _TIME, _OF_THE_VIEW),
+            Column("skipped", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("paused", BooleanType(), _OF_THE_VIEW, nullable=False),
+            Column("taken", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("settled", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("oldest_at", _TIME, _OF_THE_VIEW),
+            Column("oldest_claim_at", _TIME, _OF_THE_VIEW),
         ),
         of_messages=False,
     ),

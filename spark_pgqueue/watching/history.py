@@ -27,15 +27,16 @@ def history(query: Query) -> DataFrame:
     Spark keeps the last 100 of a query (`spark.sql.streaming.numRecentProgressUpdates`), also when
     it has ended.
 
+        >>> done = spark_pgqueue.history(query)
+        >>> done.groupBy("source").sum("messages").collect()
+        [Row(source='orders / billing', sum(messages)=2)]
+
     Args:
         query: a `StreamingQuery`.
 
     Returns:
         columns at, batch, source, stream, consumer, messages, per_second, seconds, backlog and
         lag_seconds, as in `spark_pgqueue.watching.progress.Look`.
-
-    Example:
-        `history(query).groupBy("source").avg("per_second", "backlog").show()`
     """
     from pyspark.sql import SparkSession
 

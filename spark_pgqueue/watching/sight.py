@@ -17,7 +17,7 @@ class Sight:
     def __init__(self, query: Query):
         self._query = query
         self._looks: dict[tuple[datetime, int, str], Look] = {}
-        self.headline = ""
+        self.headline: str = ""
         self.update()
 
     def update(self) -> bool:

@@ -29,6 +29,10 @@ def watch(
     stop button) ends the watching, and the query goes on. An idle query says something new
     each 10 seconds (`spark.sql.streaming.noDataProgressEventInterval`).
 
+        >>> spark_pgqueue.watch(query)  # doctest: +ELLIPSIS
+        query ... has ended
+        ...
+
     Args:
         query: a `StreamingQuery`.
         seconds: for how long; by default until the query ends.

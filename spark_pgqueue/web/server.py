@@ -74,7 +74,7 @@ class Page:
         self._look = serving.Shared(queue.look)
         text = PAGE.read_text()
         # What runs and how it looks is in the page itself, and nothing else is let in.
-        self.headers = {
+        self.headers: dict[str, str] = {
             "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:;"
             f" script-src {_hash_of(text, 'script')}; style-src {_hash_of(text, 'style')};"
             " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

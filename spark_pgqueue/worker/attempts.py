@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ACK = "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
 """What ends the transaction of a handler."""
 
-logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Hooks:

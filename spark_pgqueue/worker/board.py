@@ -59,7 +59,7 @@ class Board:
     def __init__(self, wake: Wake):
         self.todo: deque[Job] = deque()
         self.reports: deque[Report] = deque()
-        self.is_closed = False
+        self.is_closed: bool = False
         self._wake = wake
         self._changed = threading.Condition()
         self._waiting = 0

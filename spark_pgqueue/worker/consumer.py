@@ -29,14 +29,17 @@ from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import Fate
 
-logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Consumer:
     """A worker of a consumer.
 
-        billing = Consumer("postgresql://me@host/db", "orders", "billing")
-        billing.run(bill, concurrency=8)
+        >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+        >>> billing.run(lambda message: print(message.data), wait=timedelta(0))
+        order 1
+        order 2
+        2
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
@@ -72,11 +75,6 @@ class Consumer:
     def run(self, handler: Callable[..., Any], **options: Any) -> int:
         """Call a handler for each message, until `stop`, SIGTERM or SIGINT.
 
-            def bill(message):
-                if not known(message.data):
-                    raise Reject("no such customer")
-                ...
-
         A message is acknowledged when the handler has returned. It raises `Retry` for a message
         that failed, `Reject` for one to be dead-lettered; any other exception is as Retry, with
         the exception as the reason. With ordering, messages of a key are worked on one after the
@@ -84,6 +82,15 @@ class Consumer:
 
         To stop, messages that were not begun are given back, and calls that run may end within
         `grace`. A second signal stops at once. (Signals come to the main thread alone.)
+
+            >>> def bill(message):
+            ...     if message.key == "customer 8":
+            ...         raise spark_pgqueue.Reject("no such customer")
+            ...     print("billed", message.data)
+            >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+            >>> billing.run(bill, wait=timedelta(0))
+            billed order 1
+            2
 
         Args:
             handler: called with a `Message`; a function, or one that is awaited.
@@ -141,9 +148,13 @@ class Consumer:
     async def run_async(self, handler: Callable[..., Any], **options: Any) -> int:
         """The same in the loop that is running, for a handler that is awaited.
 
-            await billing.run_async(bill, concurrency=100)
-
         Where the task is cancelled, it stops, and cancels the calls that run.
+
+            >>> async def bill(message):
+            ...     await asyncio.sleep(0)
+            >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+            >>> asyncio.run(billing.run_async(bill, concurrency=100, wait=timedelta(0)))
+            2
 
         Args:
             handler: called with a `Message`, and awaited.
@@ -179,12 +190,15 @@ class Consumer:
     def listen(self, **options: Any) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
-            for message in billing.listen():
-                bill(message.data)
-
         A message is done when the next one is asked for, and acknowledged a moment later. Who
         leaves the loop, by break or by an error, gives back the message at hand and those that
         were claimed ahead. The claim is extended meanwhile, by a thread.
+
+            >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+            >>> for message in billing.listen(wait=timedelta(0)):
+            ...     print(message.data)
+            order 1
+            order 2
 
         Args:
             options: prefetch, visibility_timeout and wait, as in `run`.
@@ -198,7 +212,12 @@ class Consumer:
         return self._listen(_options(options))
 
     def stop(self) -> None:
-        """End all runs, from another thread, a handler of a signal, or the handler itself."""
+        """End all runs, from another thread, a handler of a signal, or the handler itself.
+
+        >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+        >>> billing.run(lambda message: billing.stop() if message.seq == 2 else None)
+        2
+        """
         for keeper in list(self._keepers):
             keeper.stop()
 

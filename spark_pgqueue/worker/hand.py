@@ -41,9 +41,10 @@ class Held:
     """
 
     def __init__(self, claim: Claim, claimed_at: float, is_batch: bool, keeps_results: bool):
-        self.claim_id = claim.claim_id
+        self.claim_id: int = claim.claim_id
         self.claimed_at = claimed_at
-        self.until = self.extend_at = 0.0
+        self.until: float = 0.0
+        self.extend_at: float = 0.0
         self._messages = claim.messages
         self._is_batch = is_batch
         self._keeps_results = keeps_results

@@ -73,7 +73,7 @@ class Keeper:
         wake: Wake,
         patience: float,
     ):
-        self.handled = 0
+        self.handled: int = 0
         self._url = url
         self._stream = stream
         self._consumer = consumer

@@ -40,7 +40,7 @@ class Options:
     on_stop: Callable[[], Any] | None = None
     wrap: Wrap | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         arguments.number("concurrency", self.concurrency, 1, MOST)
         arguments.maybe(lambda name, n: arguments.number(name, n, 1, 1000), "processes",
                         self.processes)  # fmt: skip

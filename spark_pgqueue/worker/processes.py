@@ -22,7 +22,7 @@ from spark_pgqueue.worker.verdicts import Outcome, Retry, clean
 _PATIENCE = 60.0  # seconds for a process to import what the handler needs
 _PAUSE = 1.0  # seconds, after one that could not be started
 
-logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Child:

@@ -29,12 +29,14 @@ class Verdict(Exception):
 
     def __init__(self, reason: str | None, messages: Iterable[Message] | None):
         super().__init__(reason or "")
-        self.reason = None if reason is None else clean(arguments.text("reason", reason))
-        self.seqs = None
+        self.reason: str | None = (
+            None if reason is None else clean(arguments.text("reason", reason))
+        )
+        self.seqs: frozenset[int] | None = None
         if messages is not None:
             self.seqs = frozenset(each.seq for each in arguments.listed("messages", messages))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
 
     def as_group(self) -> tuple[Any, ...]:
@@ -44,6 +46,13 @@ class Verdict(Exception):
 
 class Retry(Verdict):
     """The message has failed: it is delivered again, or dies as its consumer says.
+
+        >>> def bill(message):
+        ...     raise spark_pgqueue.Retry("no answer", delay=timedelta(minutes=1))
+        >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
+        2
+        >>> queue.stats("orders")[0].delayed
+        2
 
     Args:
         reason: kept as its last error.
@@ -59,7 +68,7 @@ class Retry(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(reason, messages)
-        self.delay = arguments.maybe(arguments.duration, "delay", delay)
+        self.delay: timedelta | None = arguments.maybe(arguments.duration, "delay", delay)
 
     def as_group(self) -> tuple[Any, ...]:
         return *super().as_group(), self.delay
@@ -67,6 +76,13 @@ class Retry(Verdict):
 
 class Reject(Verdict):
     """The message will never do: it is dead-lettered at once.
+
+        >>> def bill(message):
+        ...     raise spark_pgqueue.Reject("no such customer", details={"customer": message.key})
+        >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
+        2
+        >>> queue.stats("orders")[0].dead
+        2
 
     Args:
         reason: why, for people.
@@ -95,6 +111,15 @@ class Reject(Verdict):
 class Defer(Verdict):
     """The message is put off: it is delivered later. That is no failure, and counts as none.
 
+        >>> def bill(message):
+        ...     if message.saved is None:
+        ...         raise spark_pgqueue.Defer(timedelta(0), state={"step": 2})
+        ...     print(message.data, message.saved)
+        ...     billing.stop()
+        >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+        >>> count = billing.run(bill)
+        order 1 {'step': 2}
+
     Args:
         delay: deliver it after that, not before.
         state: comes back with it, as `Message.saved`, from then on: a value that JSON can hold.
@@ -110,7 +135,7 @@ class Defer(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(None, messages)
-        self.delay = arguments.duration("delay", delay)
+        self.delay: timedelta = arguments.duration("delay", delay)
         if state is not None:
             arguments.json_text("state", state)
         self.state = state

@@ -46,7 +46,8 @@ begin
     return v_cursor;
 end $$;
 
--- Serves a claim under the consumer's lock: from what is ready; then, if that is short, from what else can be had.
+-- Serves a claim under the consumer's lock, as far as the limits of the consumer leave room: from what is ready; then, if that is short, from what else
+-- can be had.
 --   p_want  messages at most
 --   p_upto  no publication after this one; null: all
 --   p_held  messages that the claim has already
@@ -58,18 +59,21 @@ language plpgsql
 as $$
 declare
     v_served record;
+    v_room   record;
 begin
-    if p_consumer.throttled then
-        v_served := pgqueue._fill_throttled(p_consumer, p_cursor, p_claim_id, p_want, p_upto, p_held);
-        o_cursor := v_served.o_cursor;
-        o_count := v_served.o_count;
-        return;
-    end if;
     o_cursor := p_cursor;
+    o_count := p_held;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := pgqueue._drop_oldest(p_consumer, o_cursor);
     end if;
-    o_count := p_held;
+    if p_consumer.throttled then
+        v_room := pgqueue._room(p_consumer, o_cursor, p_claim_id, p_want, p_held);
+        o_cursor := v_room.p_cursor;
+        p_want := v_room.o_want;
+        if p_want <= p_held then
+            return;
+        end if;
+    end if;
     <<passes>>
     for v_pass in 1..pgqueue._limit_takes() loop  -- two; more only to get past publications of which nothing is for this consumer, or for now
         o_cursor := pgqueue._refresh(p_consumer, o_cursor, o_count, v_pass > 1, p_want - o_count, p_upto);
@@ -102,6 +106,9 @@ begin
             exit when o_cursor.scan_from <> '{}';
         end if;
     end loop;
+    if p_consumer.throttled then
+        o_cursor := pgqueue._note_delivered(p_consumer, o_cursor, o_count - p_held);
+    end if;
 end $$;
 
 -- Records a claim, of a reader with the set that it has at first. Its lease is computed here, after all waiting.

@@ -73,8 +73,9 @@ language plpgsql
 as $$
 begin
     return pgqueue._passes(p_where, p_kind, p_key, p_headers, p_data);
-exception when others then
-    return false;
+exception
+    when insufficient_resources then raise;  -- the server's fault, and not the message's: it is judged again later
+    when others then return false;
 end $$;
 
 -- Which of some messages are of a topic, and pass a condition. It looks at them in the order of the ranges, and in them by number.

@@ -27,7 +27,7 @@ end $$;
 --   p_looked      the rows that it looked into
 --   p_found       the publication ids that it took
 --   p_publishers  who held the publish lock before it
---   p_was_cut     it stopped at its limit, and has not seen all
+--   p_was_cut     it stopped at a limit, and has not seen all
 -- Returns the cursor.
 create or replace function pgqueue._shrink_gaps(p_cursor pgqueue.consumer_cursors, p_looked pgqueue.consumer_gaps[], p_found int8multirange,
                                                 p_publishers text[], p_was_cut boolean) returns pgqueue.consumer_cursors
@@ -42,7 +42,7 @@ begin
         v_left := v_gap.publication_ids - p_found;
         v_who := case when p_was_cut then v_gap.publishers
                       else array(select w from unnest(p_publishers) w where w = any (v_gap.publishers) or w like '-1/%') end;
-        continue when not p_was_cut and not v_gap.look and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
+        continue when v_gap.look = p_was_cut and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
         p_cursor := pgqueue._forget_gap(p_cursor, v_gap.gap_no);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
             if v_gap.kept is not null and v_left <> v_gap.publication_ids then

@@ -141,7 +141,8 @@ as $$
     order by common::float8 / (length(w) + length(p_word)) desc, w limit 1
 $$;
 
--- Stores settings that were checked. Locks the consumer's row until the caller commits: claims read it all the same.
+-- Stores settings that were checked. Locks the consumer's row until the caller commits: claims read it all the same. Before it, where sends may fail because
+-- of the settings, the stream's.
 create or replace function pgqueue._set_consumer(p_consumer_id int, p_settings jsonb) returns void
 language plpgsql
 as $$
@@ -152,6 +153,9 @@ declare
 begin
     if p_settings = '{}' then
         return;
+    end if;
+    if p_settings ?| '{max_backlog, on_full, per_key_capacity}' then  -- what _note_limited locks: before the consumer, as who changes schedules
+        perform from pgqueue.streams where stream_id = (select stream_id from pgqueue.consumers where consumer_id = p_consumer_id) for no key update;
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_by_key := v_consumer.by_key;

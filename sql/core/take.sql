@@ -182,7 +182,7 @@ begin
         cross join lateral unnest((gap.g).publication_ids) r
         cross join lateral (select * from pgqueue.publications
                             where stream_id = p_consumer.stream_id
-                              and publication_id >= lower(r) and publication_id < upper(r)
+                              and publication_id >= lower(r) and publication_id < upper(r) and publication_id <= coalesce(p_upto, 9223372036854775807)
                             order by publication_id
                             fetch first p_limit rows with ties) p
         order by p.publication_id
@@ -303,7 +303,8 @@ begin
     o_cursor.take_was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
 
     if v_look.o_gaps is not null then
-        o_cursor := pgqueue._shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers, v_look.o_in_gaps >= p_limit);
+        o_cursor := pgqueue._shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers,
+                                         v_look.o_in_gaps >= p_limit or coalesce(p_upto < p_cursor.next_publication - 1, false));
     end if;
     if v_look.o_beyond > 0 then
         v_end := upper(v_taken) - 1;

@@ -70,25 +70,6 @@ begin
     return p_cursor;
 end $$;
 
--- Serves a claim of a consumer with such limits; see _fill.
-create or replace function pgqueue._fill_throttled(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
-                                                   p_want bigint, p_upto bigint, p_held bigint, out o_cursor pgqueue.consumer_cursors, out o_count bigint)
-language plpgsql
-as $$
-declare
-    v_room record := pgqueue._room(p_consumer, p_cursor, p_claim_id, p_want, p_held);
-    v_fill record;
-begin
-    o_cursor := v_room.p_cursor;
-    o_count := p_held;
-    if v_room.o_want > p_held then
-        p_consumer.throttled := false;
-        v_fill := pgqueue._fill(p_consumer, o_cursor, p_claim_id, v_room.o_want, p_upto, p_held);
-        o_cursor := pgqueue._note_delivered(p_consumer, v_fill.o_cursor, v_fill.o_count - p_held);
-        o_count := v_fill.o_count;
-    end if;
-end $$;
-
 -- Until when the limits of a consumer leave no room; null: they do. What is in flight may be settled at any moment, and nobody is told: so it is to be
 -- looked for again soon.
 create or replace function pgqueue._throttled_until(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns timestamptz

@@ -71,6 +71,8 @@ begin
     v_cursor.gaps_probe := '-infinity';
     v_cursor.pieces_from := 0;
     v_cursor.dealt_until := '-infinity';
+    v_cursor.delivered := v_stored.delivered;
+    v_cursor.delivered_at := v_stored.delivered_at;
     -- what is kept of it is kept in a gap: so all that it took before is one, where something of it is dead
     if v_dead is not null and v_stored.next_publication > p_next then
         v_next := v_stored.next_publication;
@@ -82,7 +84,7 @@ begin
     return v_count;
 end $$;
 
--- Ends all claims of a consumer and deletes its runs, but no gates: what was delivered lately counts on. A reader's claims are kept, as ones
+-- Ends all claims of a consumer and deletes its runs, but no gates: what was delivered lately of a key counts on. A reader's claims are kept, as ones
 -- that it lost and cannot have back.
 -- Returns how many messages that were. Needs the consumer's lock. Locks the claims and runs, and waits for whoever has them.
 create or replace function pgqueue._forget_runs(p_consumer_id int) returns bigint

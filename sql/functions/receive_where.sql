@@ -33,10 +33,11 @@ begin
     if v_consumer.scheduled then
         perform pgqueue._run_schedules(v_consumer.stream_id);
     end if;
-    if not v_consumer.paused then
-        v_count := pgqueue._claim_where(v_consumer, v_claim_id, p_where, p_max, p_look);
+    if v_consumer.paused then
+        perform pgqueue._ack(p_ack) where p_ack is not null;
+    else
+        v_count := pgqueue._claim_where(v_consumer, v_claim_id, p_where, p_max, p_look, p_ack);
     end if;
-    perform pgqueue._ack(p_ack) where p_ack is not null;
     if v_count > 0 then
         perform pgqueue._open_claim(v_consumer, v_claim_id, v_count, p_visibility_timeout, null);
         return query execute format('select * from pgqueue._payloads_%s($1)', v_consumer.stream_id) using v_claim_id;
@@ -45,7 +46,9 @@ end $$;
 
 -- Claims what passes a condition: of what is ready, without a lock of the consumer, if nothing else has to be done first; then, if that has
 -- nothing of it, with that lock also of what is due, expired or new. Returns how many messages.
-create or replace function pgqueue._claim_where(p_consumer pgqueue.consumers, p_claim_id bigint, p_where jsonpath, p_max int, p_look int) returns bigint
+--   p_ack  a claim to acknowledge; null: none
+create or replace function pgqueue._claim_where(p_consumer pgqueue.consumers, p_claim_id bigint, p_where jsonpath, p_max int, p_look int, p_ack bigint)
+returns bigint
 language plpgsql
 as $$
 declare
@@ -56,16 +59,22 @@ declare
     v_seen   int8multirange := '{}';  -- what was looked at in vain
     v_left   bigint := p_look;
 begin
-    if not p_consumer.throttled and v_stored.scan_lanes_from is null and pgqueue._is_soon(v_stored.lease_probe) and not pgqueue._is_due(p_consumer.consumer_id, v_stored.due_from) and pgqueue._has_room(p_consumer)
-       and (not pgqueue._has_new(p_consumer.stream_id, v_stored, false) or pgqueue._can_wait(p_consumer.stream_id, v_stored)) then
-        v_look := pgqueue._look_for(p_consumer, v_stored, p_claim_id, p_where, p_max, v_left, '{}', false);
-        if v_look.o_count > 0 or v_look.o_looked >= p_look then
-            return v_look.o_count;
-        end if;
-        v_seen := v_look.o_seen;
-        v_left := v_left - v_look.o_looked;
+    if pgqueue._is_calm(p_consumer, v_stored) then
+        begin
+            v_look := pgqueue._look_for(p_consumer, v_stored, p_claim_id, p_where, p_max, v_left, '{}', false);
+            v_seen := v_look.o_failed;
+            v_left := p_look - pgqueue._cardinality(v_seen);
+            if v_look.o_count > 0 or v_left <= 0 then
+                perform pgqueue._ack(p_ack) where p_ack is not null;
+                return v_look.o_count;
+            end if;
+            raise exception using errcode = 'PQ099';
+        exception when sqlstate 'PQ099' then
+            null;  -- unlocks runs that it looked at and that were somebody else's, before it waits for the lock: as _claim does
+        end;
     end if;
     perform pgqueue._lock_consumer(p_consumer.consumer_id);
+    perform pgqueue._ack(p_ack) where p_ack is not null;  -- it may leave room
     v_stored := pgqueue._cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
@@ -82,9 +91,13 @@ begin
     end if;
     for v_pass in 1..2 loop
         v_cursor := pgqueue._refresh(p_consumer, v_cursor, 0, v_pass > 1, v_left, null);
-        v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
-        v_seen := v_seen + v_look.o_seen;
-        v_left := v_left - v_look.o_looked;
+        for v_try in 0..5 loop  -- another claimer has what passes, and is about to leave some of it: as in _fill
+            perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
+            v_look := pgqueue._look_for(p_consumer, v_cursor, p_claim_id, p_where, p_max, v_left, v_seen, true);
+            v_seen := v_seen + v_look.o_failed;
+            v_left := p_look - pgqueue._cardinality(v_seen);
+            exit when not v_look.o_busy or v_left <= 0;
+        end loop;
         exit when v_look.o_count > 0 or v_left <= 0;
     end loop;
     v_cursor := pgqueue._note_delivered(p_consumer, v_cursor, v_look.o_count);
@@ -92,13 +105,27 @@ begin
     return v_look.o_count;
 end $$;
 
+-- Whether a claim with a condition has nothing to do before it looks at what is ready: no lease may have ended, nothing is due or more urgent, and no limit
+-- is to be kept.
+create or replace function pgqueue._is_calm(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    return not p_consumer.throttled and pgqueue._has_room(p_consumer)
+        and p_cursor.scan_lanes_from is null and pgqueue._is_soon(p_cursor.lease_probe)
+        and not pgqueue._is_due(p_cursor.consumer_id, p_cursor.due_from)
+        and (not pgqueue._has_new(p_consumer.stream_id, p_cursor, false) or pgqueue._can_wait(p_consumer.stream_id, p_cursor));
+end $$;
+
 -- Looks at what is ready, and claims what passes a condition. Runs that another claimer is at are passed over.
 --   p_look  messages at most
 --   p_seen  runs of these alone are passed over: they were looked at
 --   p_tidy  give up runs that have expired, a bounded number; else they are passed over
--- Returns how many messages it claimed, how many it looked at, and which ones. Locks the runs of what it claims.
+-- Returns how many messages it claimed; which ones it looked at in vain; and whether it got none because another claimer is at what passes.
+-- Locks the runs of what it claims.
 create or replace function pgqueue._look_for(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint, p_where jsonpath, p_max bigint,
-                                             p_look bigint, p_seen int8multirange, p_tidy boolean, out o_count bigint, out o_looked bigint, out o_seen int8multirange)
+                                             p_look bigint, p_seen int8multirange, p_tidy boolean,
+                                             out o_count bigint, out o_failed int8multirange, out o_busy boolean)
 language plpgsql
 as $$
 declare
@@ -106,14 +133,15 @@ declare
     v_place   pgqueue.line_place;
     v_runs    pgqueue.consumer_messages[];
     v_run     pgqueue.consumer_messages;
-    v_judged  pgqueue.consumer_messages[];
-    v_ranges  int8range[];
-    v_match   int8multirange;
+    v_part    pgqueue.consumer_messages;    -- what of it is looked at
+    v_parts   pgqueue.consumer_messages[];
+    v_claimed record;
+    v_left    bigint := p_look;
     v_expired int := 0;
 begin
     o_count := 0;
-    o_looked := 0;
-    o_seen := '{}';
+    o_failed := '{}';
+    o_busy := false;
     if p_cursor.scan_lanes_from is not null then
         v_places := v_places || array(select (l.lane, 0, 0)::pgqueue.line_place
                                       from (select distinct lane from pgqueue.consumer_messages
@@ -121,16 +149,11 @@ begin
     end if;
     foreach v_place in array v_places loop
         loop
-            v_runs := array(select w.m from (select m, sum(m.message_count) over (order by m.line_no, m.first_seq) - m.message_count as before
-                                             from (select * from pgqueue.consumer_messages r
-                                                   where r.consumer_id = p_consumer.consumer_id and r.state = 'ready' and r.lane = v_place.lane
-                                                     and (r.line_no, r.first_seq) >= (v_place.line_no, v_place.first_seq)
-                                                   order by r.line_no, r.first_seq limit pgqueue._limit_looked_for()) m) w
-                            where w.before < pgqueue._limit_looked_for() order by (w.m).line_no, (w.m).first_seq);
+            v_runs := pgqueue._first_ready(p_consumer.consumer_id, v_place);
             exit when v_runs = '{}';
             v_place.line_no := v_runs[cardinality(v_runs)].line_no;
             v_place.first_seq := v_runs[cardinality(v_runs)].first_seq + 1;
-            v_judged := '{}';
+            v_parts := '{}';
             foreach v_run in array v_runs loop
                 continue when v_run.seqs <@ p_seen;
                 if pgqueue._has_expired(v_run.note) then
@@ -140,31 +163,77 @@ begin
                     end if;
                     continue;
                 end if;
-                if v_run.message_count > p_look - o_looked then
-                    v_run.message_count := p_look - o_looked;
-                    v_run.seqs := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_run.message_count));
+                v_part := v_run;
+                if v_run.message_count > v_left then
+                    v_part.message_count := v_left;
+                    v_part.seqs := pgqueue._below(v_run.seqs, pgqueue._bound_of(v_run.seqs, v_part.message_count));
                 end if;
-                v_judged := v_judged || v_run;
-                o_looked := o_looked + v_run.message_count;
-                exit when o_looked >= p_look;
+                v_parts := v_parts || v_part;
+                v_left := v_left - v_part.message_count;
+                exit when v_left = 0;
             end loop;
-            -- the runs of one line_no interleave
-            v_ranges := array(select g from unnest(v_judged) j cross join lateral unnest(j.seqs) g order by j.line_no, g);
-            v_match := pgqueue._matching(p_consumer.stream_id, v_ranges, null, p_where, p_max - o_count);
-            o_seen := o_seen + (select coalesce(range_agg(r), '{}') from unnest(v_ranges) r);
-            if v_match <> '{}' then
-                foreach v_run in array v_runs loop
-                    continue when not v_run.seqs && v_match;
-                    o_count := o_count + pgqueue._claim_part(v_run, v_match, p_claim_id, o_count);
-                    if v_run.note ? 'at_most' and o_count > 0 then
-                        return;  -- such a run is a claim of its own, or the next one's
-                    end if;
-                end loop;
+            v_claimed := pgqueue._claim_matching(p_consumer.stream_id, v_runs, v_parts, p_claim_id, p_where, p_max - o_count, o_count);
+            o_count := o_count + v_claimed.o_count;
+            o_failed := o_failed + v_claimed.o_failed;
+            o_busy := (o_busy or v_claimed.o_busy) and o_count = 0;
+            if v_claimed.o_ended then
+                return;
             end if;
-            exit when o_count >= p_max or o_looked >= p_look;
+            exit when o_count >= p_max or v_left = 0;
         end loop;
-        exit when o_count >= p_max or o_looked >= p_look;
+        exit when o_count >= p_max or v_left = 0;
     end loop;
+end $$;
+
+-- The first ready runs from a place on, as many as are judged at once, and as they are: nothing is locked.
+create or replace function pgqueue._first_ready(p_consumer_id int, p_from pgqueue.line_place) returns pgqueue.consumer_messages[]
+language plpgsql stable
+as $$
+begin
+    return array(select w.m from (select m, sum(m.message_count) over (order by m.line_no, m.first_seq) - m.message_count as before
+                                  from (select * from pgqueue.consumer_messages r
+                                        where r.consumer_id = p_consumer_id and r.state = 'ready' and r.lane = p_from.lane
+                                          and (r.line_no, r.first_seq) >= (p_from.line_no, p_from.first_seq)
+                                        order by r.line_no, r.first_seq limit pgqueue._limit_looked_for()) m) w
+                 where w.before < pgqueue._limit_looked_for() order by (w.m).line_no, (w.m).first_seq);
+end $$;
+
+-- Claims what passes a condition in parts of ready runs. Where another claimer has such a run, it goes on with the others.
+--   p_runs   the runs; p_parts: what of them is to be judged
+--   p_max    messages at most; p_held: messages that the claim has already
+-- Returns how many it claimed; whether the claim ends there, as _serve_ready does; the messages of the parts in which none passes; and whether another
+-- claimer had some that do.
+-- Locks the runs of what it claims.
+create or replace function pgqueue._claim_matching(p_stream_id int, p_runs pgqueue.consumer_messages[], p_parts pgqueue.consumer_messages[], p_claim_id bigint,
+                                                   p_where jsonpath, p_max bigint, p_held bigint,
+                                                   out o_count bigint, out o_ended boolean, out o_failed int8multirange, out o_busy boolean)
+language plpgsql
+as $$
+declare
+    v_run    pgqueue.consumer_messages;
+    v_want   bigint;
+    v_match  int8multirange;
+    v_passed int8multirange := '{}';
+begin
+    o_count := 0;
+    o_ended := false;
+    loop
+        v_want := p_max - o_count;
+        v_match := pgqueue._matching(p_stream_id, array(  -- the runs of one line_no interleave
+            select g from unnest(p_parts) p cross join lateral unnest(p.seqs) g where not p.seqs && v_passed order by p.line_no, g), null, p_where, v_want);
+        v_passed := v_passed + v_match;
+        foreach v_run in array p_runs loop
+            continue when not v_run.seqs && v_match;
+            o_count := o_count + pgqueue._claim_part(v_run, v_match, p_claim_id, p_held + o_count);
+            -- such a run is a claim of its own, or the next one's
+            o_ended := p_held + o_count > 0 and coalesce(v_run.note ? 'at_most', false);
+            exit when o_ended;
+        end loop;
+        -- fewer than wanted: all were judged
+        exit when o_ended or o_count >= p_max or pgqueue._cardinality(v_match) < v_want;
+    end loop;
+    o_failed := (select coalesce(range_agg(seqs), '{}') from unnest(p_parts) where not seqs && v_passed);
+    o_busy := o_count = 0 and v_passed <> '{}';
 end $$;
 
 -- Locks a run that is ready, if it is as it was and nobody else has it. Returns where it is; null: not.

@@ -66,7 +66,8 @@ begin
     passed_over := 0;
     done := pgqueue._begin_batch(p_sink, -2, p_batch, pgqueue._named_by(v_actions));
     if done then
-        foreach v_action in array array(select a from unnest(v_actions) a order by a.stream, a.consumer, a.action) loop
+        foreach v_action in array array(select a from unnest(v_actions) a cross join lateral pgqueue._consumer(a.stream, a.consumer) c
+                                        order by c.consumer_id, a.action) loop
             v_seqs := array(select generate_series(lower(g), upper(g) - 1) from unnest(v_action.seqs) g);
             v_changed := case v_action.action when 'redrive' then pgqueue.redrive(v_action.stream, v_action.consumer, v_seqs, p_max => null)
                                               else pgqueue.retry(v_action.stream, v_action.consumer, v_seqs) end;

@@ -1,4 +1,4 @@
--- What there is, for people and dashboards.
+-- What there is, for people and dashboards. comments.sql says what each column is.
 
 -- Makes a view, or another of it. One that is as it should be is left alone, because replacing it waits for everybody who looks at it,
 -- to the end of their transactions, and lets others wait meanwhile: installing again must not.
@@ -13,8 +13,7 @@ begin
     drop view pgqueue._new_view;
 end $$;
 
--- One row per message and consumer that is not done with it: new (not taken yet), ready, delayed, waiting (behind an earlier
--- message of its key), claimed or dead. To look into a queue with; it unfolds every set that the query's conditions leave.
+-- One row per message and consumer that is not done with it. To look into a queue with; it unfolds every set that the query's conditions leave.
 do $view$ begin perform pgqueue._make_view('message_states', $query$
     select s.name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count, x.not_visible_until, x.claim_id,
            x.lease_until, x.last_error
@@ -52,10 +51,7 @@ do $view$ begin perform pgqueue._make_view('consumer_settings', $query$
     from pgqueue.consumers c join pgqueue.streams s using (stream_id) left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
--- One row per consumer. Sums over runs and publications, never over messages; new is exact up to 3,000 publications, and close
--- beyond (see _new_messages). backlog: all that is not claimed and not dead. skipped: what retention took from it in all. taken, settled: in all, so
--- that two looks tell a rate: messages that it took in hand, and that were acknowledged or died, once or again; both also of what was sent
--- to it before. oldest_at: when the oldest message was sent that could be delivered now; oldest_claim_at: since when the oldest claim is held.
+-- One row per consumer. Sums over runs and publications, never over messages; new by _new_messages.
 do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
     select s.name as stream, c.name as consumer, c.ordering, w.new + r.unsifted as new, r.ready, r.delayed, r.waiting, r.claimed,
            (select coalesce(sum(d.message_count), 0)::bigint from pgqueue.dead_messages d where d.consumer_id = c.consumer_id) as dead,
@@ -84,8 +80,7 @@ do $view$ begin perform pgqueue._make_view('consumer_stats', $query$
         from pgqueue.claims where consumer_id = c.consumer_id and live) l
 $query$); end $view$;
 
--- One row per live claim: who has which messages since when, and until when others leave them to him. owner: the application_name of who claimed
--- it; query: of a Spark query, whose claims go by reader; first_seq: the first of its messages.
+-- One row per live claim: who has which messages since when, and until when others leave them to him.
 do $view$ begin perform pgqueue._make_view('open_claims', $query$
     select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at, l.lease_until,
            l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
@@ -96,8 +91,7 @@ do $view$ begin perform pgqueue._make_view('open_claims', $query$
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 
--- One row per consumer: how it fares, in one word, and why. full: it has max_backlog before it; paused; unattended: there is something to claim, or a
--- lease ended, and for a minute nobody has claimed; failing: messages died in the last hour; else ok. The first of these that is so.
+-- One row per consumer: how it fares, in one word, and why. Unattended: there is something to claim, or a lease ended, and for a minute nobody has claimed.
 do $view$ begin perform pgqueue._make_view('consumer_health', $query$
     select s.name as stream, c.name as consumer, h.status,
            case h.status
@@ -144,15 +138,13 @@ do $view$ begin perform pgqueue._make_view('stream_bindings', $query$
     from pgqueue.bindings b join pgqueue.streams s using (stream_id) join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
--- One row per acknowledgement that is kept (keep_history): whose messages, seqs, how often they were delivered at most, what the worker said and who
--- it was (its application_name).
+-- One row per acknowledgement that is kept (keep_history).
 do $view$ begin perform pgqueue._make_view('message_history', $query$
     select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner, a.claim_id, a.claimed_at, a.done_at
     from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id) join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
--- One row per schedule. last_planned_at: the time of its last message, sent at last_sent_at with the number last_seq; where that is null, it could not
--- be sent, because of last_error.
+-- One row per schedule.
 do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
     select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone, case when not h.paused then h.next_at end as next_at, h.paused,
            h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
@@ -160,8 +152,7 @@ do $view$ begin perform pgqueue._make_view('stream_schedules', $query$
     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
--- One row per stream. messages is the planner's estimate of what is stored; last_seq, the last number given out, a
--- bound of what was ever sent (a retention passes over many); sent, without those: numbers of what was rolled back count.
+-- One row per stream. A retention passes over many numbers, so last_seq is only a bound of what was sent; sent is without those.
 do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
@@ -175,8 +166,7 @@ do $view$ begin perform pgqueue._make_view('stream_stats', $query$
     from pgqueue.streams s
 $query$); end $view$;
 
--- One row per partition of a group: who has it, and how far behind it is. behind: messages of the group after what it has committed, of all
--- keys, so that of these it has about one in as many as there are partitions; with what is new, of which up to 3,000 publications are counted.
+-- One row per partition of a group: who has it, and how far behind it is, with what is new, of which up to 3,000 publications are counted.
 do $view$ begin perform pgqueue._make_view('group_stats', $query$
     select s.name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at, array[p.line_no, p.seq] as committed,
            pgqueue._behind(c.consumer_id, p.line_no, p.seq) + n.new as behind
@@ -188,8 +178,7 @@ do $view$ begin perform pgqueue._make_view('group_stats', $query$
     where c.partitions is not null
 $query$); end $view$;
 
--- One row per table that is captured. uncaptured_partitions: to which what is written directly is not captured; maintain() changes that where
--- it may, else capture again as the owner of the table.
+-- One row per table that is captured.
 do $view$ begin perform pgqueue._make_view('captures', $query$
     select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table", pg_get_userbyid(c.relowner)::text as owner,
            obj_description(t.oid, 'pg_trigger') as options,

@@ -21,6 +21,7 @@ from tests.benchmarks.reading import reading
 from tests.benchmarks.retention import retention
 from tests.benchmarks.settings import settings
 from tests.benchmarks.sink import sink
+from tests.benchmarks.sizes import sizes
 from tests.benchmarks.source import source
 from tests.benchmarks.tables import tables
 from tests.benchmarks.worker import worker
@@ -40,6 +41,7 @@ BENCHMARKS = {
         capture,
         worker,
         settings,
+        sizes,
     )
 }
 NAMES = ", ".join(BENCHMARKS)

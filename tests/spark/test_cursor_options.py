@@ -27,6 +27,8 @@ def test_defaults_and_conversions():
     assert options.admission.max_bytes == 2 << 20
     assert options.admission.max_delay == timedelta(minutes=2)
     assert options.start_of("a", "latest") == "earliest"
+    for text in ("b, a", str(["b", "a"]), json.dumps(["b", "a"])):
+        assert parse_cursor({"streams": text}).names == ("b", "a")
     assert parse_cursor({"streamPattern": "orders_.*"}).names is None
 
 
@@ -42,6 +44,7 @@ def test_defaults_and_conversions():
         ({"s": OFFSET}, OFFSET),
         (OFFSET | {"stream": "s"}, OFFSET),
         ({"streams": {"s": OFFSET | {"from": OFFSET}}}, OFFSET),
+        (json.dumps(json.dumps({"streams": {"s": OFFSET}})), OFFSET),
     ],
 )
 def test_places(given, place):
@@ -55,8 +58,12 @@ def test_places(given, place):
         ("stream", " ", "a stream's name"),
         ("streams", "a,,b", "names of streams"),
         ("streams", "a,b,a", "names of streams"),
+        ("streams", "['a', 1]", "names of streams"),
+        ("streams", "[]", "names of streams"),
+        ("streams", "['a'", "names of streams"),
         ("streamPattern", "orders_(", "a regular expression"),
         ("startingOffsets", "yesterday", "earliest, latest, or JSON"),
+        ("startingOffsets", '"{}"', "earliest, latest, or JSON"),
         ("startingOffsets", "17", "earliest, latest, or JSON"),
         ("startingOffsets", "{}", "earliest, latest, or JSON"),
         ("startingOffsets", '{"s": 17}', "earliest, latest, or JSON"),
@@ -113,6 +120,28 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
             *(False, "endingOffsets is 'earliest'", "latest, or JSON"),
         ),
         (
+            {"stream": "s", "endingOffsets": '{"s": "earliest"}'},
+            *(False, "endingOffsets is 'earliest'", "with other places"),
+        ),
+        (
+            {
+                "stream": "s",
+                "startingOffsets": '{"s": "seq 9"}',
+                "endingOffsets": '{"s": "seq 8"}',
+            },
+            *(False, "begin at seq 9, and to end at seq 8, which is before", "endingOffsets"),
+        ),
+        (
+            {
+                "streamPattern": "s.*",
+                "startingTimestamp": "2026-01-31T12:00:00Z",
+                "endingTimestamp": "2026-01-31T12:00:00+01:00",
+            },
+            *(False, "to end at 2026-01-31T12:00:00+01:00, which is before", "startingTimestamp"),
+        ),
+        ({"stream": "s", "consumerr": "c"}, True, "no option consumerr", "did you mean consumer?"),
+        ({"stream": "s", "tabel": "dead"}, False, "no option tabel", "did you mean table?"),
+        (
             {"stream": "s", "endingTimestamp": "0"},
             *(True, "endingTimestamp is for spark.read", "availableNow"),
         ),
@@ -153,6 +182,15 @@ def test_options_that_do_not_fit_say_so_and_what_to_do(given, streaming, says, h
         parse_cursor(given, streaming=streaming)
     assert says in error.value.message
     assert hint in (error.value.hint or "")
+
+
+def test_a_batch_may_end_where_it_begins():
+    for place in ("seq 9", "2026-01-31T12:00:00Z"):
+        places = json.dumps({"s": place})
+        given = {"stream": "s", "startingOffsets": places, "endingOffsets": places}
+        assert parse_cursor(given).end_of("s") == place
+    given = {"stream": "s", "startingOffsets": '{"s": "seq 9"}', "endingTimestamp": "0"}
+    assert parse_cursor(given).end_of("s") == "1970-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize("name", ["streams", "streamPattern", "startingOffsets", "endingTimestamp"])

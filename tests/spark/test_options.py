@@ -103,6 +103,8 @@ def test_what_is_no_duration(text):
         ("ordering", "fifo", "none, key or stream"),
         ("stream", " ", "a stream's name"),
         ("consumer", "", "a consumer's name"),
+        ("checkpointLocation", "", "a folder of the driver's machine"),
+        ("checkpointLocation", "s3://bucket/path", "a folder of the driver's machine"),
     ],
 )
 def test_a_malformed_value_of_the_source_names_option_value_and_what_is_allowed(
@@ -135,7 +137,7 @@ def test_an_unknown_option_is_an_error_with_the_nearest_name():
     assert error.value.hint == "did you mean maxMessagesPerTrigger?"
 
 
-@pytest.mark.parametrize("name", ["dsn", "uri", "dbtable"])
+@pytest.mark.parametrize("name", ["dsn", "uri", "dbtable", "host", "query", "driver", "group.id"])
 def test_names_of_other_connectors_say_what_to_use(name):
     with pytest.raises(PgQueueError, match=f"no option {name}") as error:
         parse_source(SOURCE | {name: "secret"})
@@ -199,6 +201,9 @@ def test_a_source_option_is_none_of_the_sink_and_the_other_way_round():
         parse_sink({"stream": "s", "waitTime": "1s"}, streaming=True)
     with pytest.raises(PgQueueError, match="source has no option consumers"):
         parse_source(SOURCE | {"consumers": "a"})
+    with pytest.raises(PgQueueError, match="sink has no option maxConnections") as error:
+        parse_sink({"stream": "s", "maxConnections": "4"}, streaming=True)
+    assert "coalesce()" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize("missing", ["stream", "consumer"])

@@ -1,6 +1,8 @@
 """Pure functions of the source and sink: cutting ranges, grouping rows, building Arrow."""
 
 import pickle
+import threading
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from spark_pgqueue.spark.partitions import (
     in_order,
     split,
 )
-from spark_pgqueue.spark.rows import Group, chunks, group, multirange, to_messages
+from spark_pgqueue.spark.rows import Group, ahead, chunks, group, multirange, to_messages
 from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
@@ -199,6 +201,41 @@ def test_chunks_join_small_batches_up_to_a_size():
     large = pa.record_batch({"data": ["x" * (9 << 20)]})
     assert [c.num_rows for c in chunks(iter([large] * 3))] == [2, 1]
     assert list(chunks(iter([batch.slice(0, 0)]))) == []
+
+
+def test_the_next_chunk_is_read_while_one_is_written():
+    second = threading.Event()
+
+    def made() -> Iterator[int]:
+        yield 1
+        second.set()
+        yield 2
+        raise ValueError("the third")
+
+    items = ahead(made())
+    assert next(items) == 1
+    assert second.wait(10), "nobody asked for the second one, and it is not made"
+    assert next(items) == 2
+    with pytest.raises(ValueError, match="the third"):
+        next(items)
+    assert list(ahead(iter([]))) == []
+
+
+def test_who_wants_no_more_does_not_wait_for_the_next_chunk():
+    asked, never = threading.Event(), threading.Event()
+
+    def made() -> Iterator[int]:
+        yield 1
+        asked.set()
+        never.wait()
+        yield 2
+
+    items = ahead(made())
+    assert next(items) == 1
+    assert asked.wait(10)
+    assert isinstance(items, Generator)
+    items.close()
+    never.set()
 
 
 @pytest.mark.parametrize(

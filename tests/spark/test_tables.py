@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql import datasource as spark_filters
 from pyspark.sql.types import StructType
@@ -125,12 +126,18 @@ def test_partitions_are_as_many_and_as_large_as_options_say(
         "publications": {},
     }.items():
         whole = look(url, table, **more)
-        for options in ({"minPartitions": 3}, {"maxRecordsPerPartition": 2}):
+        for options in (
+            {"minPartitions": 3},
+            {"maxRecordsPerPartition": 2},
+            {"maxRecordsPerPartition": 1, "maxConnections": 2},
+        ):
             found = Look(url, table=table, stream="s", **options, **more)
             sizes = [sum(batch.num_rows for batch in some) for some in found.batches()]
             assert sum(sizes) == len(whole) > 0, table
             if "minPartitions" in options:
                 assert len(sizes) >= min(3, len(whole)), table
+            elif "maxConnections" in options:
+                assert len(sizes) == min(2, len(whole)), table
             else:
                 assert max(sizes) <= 2, table
         assert len(Look(url, table=table, stream="s", **more).parts) == 1, table
@@ -352,6 +359,31 @@ def test_filters_of_other_tables(conn: Conn, filtered: str) -> None:
     assert [row["key"] for row in found.rows()] == ["k"]
 
 
+def test_what_a_load_returned_takes_the_filters_of_one_query(conn: Conn, filtered: str) -> None:
+    """Spark would read another query with the same ones; each load() is another matter."""
+    options = {"url": filtered, "table": "dead", "stream": "s", "pushdown": "true"}
+    source = PgQueueDataSource(options)
+
+    def push(*filters: spark_filters.Filter, of: PgQueueDataSource = source) -> int:
+        """As Spark does it, in a process for each query; returns how many are left to it."""
+        reader = cloudpickle.loads(cloudpickle.dumps(of)).reader(of.schema())
+        return len(list(reader.pushFilters(list(filters))))
+
+    first, other = spark_filters.GreaterThan(("seq",), 3), spark_filters.EqualTo(("key",), "k")
+    not_ours = spark_filters.StringContains(("data",), "x")
+    assert [push(first), push(first, not_ours)] == [0, 1]
+    for filters in ((other,), (first, other), (not_ours,), ()):
+        with pytest.raises(PgQueueError, match=r"another query has pushed other filters") as error:
+            push(*filters)
+        assert "load() again" in str(error.value)
+    assert push(first) == 0
+    assert push(other, of=PgQueueDataSource(options)) == 0
+    unfiltered = PgQueueDataSource(options)
+    assert push(not_ours, of=unfiltered) == 1
+    with pytest.raises(PgQueueError, match=r"load\(\) again for each query"):
+        push(first, of=unfiltered)
+
+
 BAD_INPUT = [
     ({"table": "ded", "stream": "s"}, "option table is 'ded', and must be messages, pending"),
     ({"table": "dead"}, "option stream is missing"),
@@ -366,11 +398,22 @@ BAD_INPUT = [
     ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq is there twice"),
     ({"table": "dead", "stream": "s", "columns": ""}, "option columns is ''"),
     ({"table": "dead", "stream": "s", "minPartitions": "0"}, "at least 1"),
+    (
+        {"table": "dead", "stream": "s", "minPartitions": "3", "maxConnections": "2"},
+        "option minPartitions is 3, and maxConnections 2",
+    ),
     ({"table": "dead", "stream": "s", "pushdown": "yes"}, "option pushdown is 'yes'"),
-    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "batch reader has no option waittime"),
+    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "option waitTime is for reading a stream"),
+    (
+        {"table": "dead", "stream": "s", "startingOffsets": "earliest"},
+        "remove startingOffsets; or leave table out, to read the stream",
+    ),
     ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
     ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),
-    ({"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"}, "claims nothing"),
+    (
+        {"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"},
+        "maxMessagesPerTrigger has no",
+    ),
     ({"stream": "s", "consumer": "c", "createConsumer": "true"}, "no meaning for spark.read"),
 ]
 
@@ -460,6 +503,13 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
         plan = kept._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
         evaluated = plan.split("BatchScan")[0]
         assert [each for each in ("k5", "> 3", "bad", ">=") if each in evaluated] == [], plan
+        # What Spark would read with the filters of that query is refused, not missing.
+        for action in (dead.count, kept.collect):
+            with pytest.raises(Exception, match="filters were pushed by another query") as error:
+                action()
+            assert "load() again" in str(error.value)
+        assert kept.count() == 1, "it pushes the same"
+        assert load(table="dead", pushdown="true").count() == 2
     finally:
         queue.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     pending = load(table="pending", consumer="c")

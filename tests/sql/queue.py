@@ -172,10 +172,10 @@ def seconds(n: float) -> timedelta:
     return timedelta(seconds=n)
 
 
-def wait_for_a_lock(conn: Conn) -> None:
-    """Until somebody waits for one."""
+def wait_for_a_lock(conn: Conn, waiters: int = 1) -> None:
+    """Until somebody waits for one, or so many do."""
     end = time.monotonic() + 20
-    while not one(conn, "select count(*) from pg_locks where not granted"):
+    while one(conn, "select count(distinct pid) from pg_locks where not granted") < waiters:
         assert time.monotonic() < end, "nobody waits"
         time.sleep(0.01)
 

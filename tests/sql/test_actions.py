@@ -418,6 +418,26 @@ def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
     assert dead(conn).keys() == {sent[1]}
 
 
+def test_who_settles_and_who_brings_back_take_consumers_in_one_order(
+    conn: Conn, session: Session
+) -> None:
+    """Whatever these are named: neither ends as a deadlock."""
+    first = consumer(conn, "z")
+    consumer(conn, "a")
+    (seq,) = send_all(conn, ["x"])
+    holder, settler, reviver = session(), session(), session()
+    revived = Jsonb([action("redrive", [seq], name) for name in ("z", "a")])
+    with ThreadPoolExecutor(2) as pool:
+        with holder.transaction():
+            holder.execute("select pgqueue._lock_consumer(%s)", [first])
+            done = pool.submit(settle, settler, *(action("ack", [seq], n) for n in ("z", "a")))
+            wait_for_a_lock(conn)
+            back = pool.submit(call, reviver, "revive_messages", "txn:a", 5, revived)
+            wait_for_a_lock(conn, 2)
+        assert done.result(20) == (True, 2, 0)
+        assert tuple(back.result(20)[0]) == (True, 0, 2)
+
+
 @pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize("rounds", [12, pytest.param(150, marks=pytest.mark.longer)])
 def test_beside_workers_that_take_over_each_message_ends_once(

@@ -27,6 +27,7 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     now,
+    one,
     publish,
     receive,
     send,
@@ -83,6 +84,10 @@ def test_messages_are_taken_wherever_the_consumer_has_them(conn: Conn, ordering:
 
 def states_owed(kept: set[int], acknowledged: set[int], dead: list[int]) -> set[int]:
     return kept - acknowledged - set(dead)
+
+
+def stream_of(conn: Conn) -> int:
+    return one(conn, "select stream_id from pgqueue.streams")
 
 
 def acked_all(conn: Conn) -> list[int]:
@@ -199,6 +204,19 @@ def test_a_query_keeps_what_it_has_in_hand(conn: Conn, reader: Reader) -> None:
     assert reader.plan(end) == seqs
     reader.move(end)
     reader.ask()
+
+
+def test_what_it_passes_over_is_not_taken_before_its_time(conn: Conn, reader: Reader) -> None:
+    """A query takes nothing that was published after its bound: cancelled is a later one."""
+    first = send(conn)
+    bound = value(conn, "last_publication", stream_of(conn))
+    later, last = send(conn), send(conn)
+    assert cancel(conn, last) == 1
+    end = reader.ask(p_upto_publication=bound)
+    assert reader.plan(end) == [first]
+    reader.move(end)
+    assert reader.ask(p_upto_publication=bound).claimed == 0
+    assert reader.plan(reader.ask()) == [later]
 
 
 def test_seek_and_replay_bring_it_back(conn: Conn) -> None:

@@ -239,6 +239,54 @@ def test_a_claim_with_enough_before_it_needs_no_lock(conn: Conn, session: Sessio
         assert waiting.result(10) == []
 
 
+def test_what_another_claimer_has_hides_nothing_else(conn: Conn, session: Session) -> None:
+    """The first that passes is somebody else's: then the next one, though it looks for one."""
+    consumer(conn)
+    first, *_ = send_keys(conn, "a", "b")
+    where(conn, key_is("z"))  # so each is a run
+    _, second, third = send_keys(conn, "b", "a", "a")
+    where(conn, key_is("z"))
+    other = session()
+    other.execute("begin")
+    other.execute(
+        "select from pgqueue.consumer_messages where seqs @> %s::bigint for update", [first]
+    )
+    assert seqs_of(where(conn, key_is("a"), 1)) == [second]
+    assert seqs_of(where(conn, key_is("a"), 5)) == [third]
+    other.execute("rollback")
+    assert seqs_of(where(conn, key_is("a"), 5)) == [first]
+
+
+@pytest.mark.longer
+def test_who_meets_another_claimer_at_a_run_is_not_told_that_there_is_nothing(
+    conn: Conn, url: str
+) -> None:
+    """All pass, and are one run: four who claim one by one get theirs, and seldom nothing."""
+    consumer(conn)
+    send_keys(conn, *"a" * 500)
+
+    def consume(_: int) -> tuple[int, int]:
+        with connection.connect(url) as mine:
+            got = [bool(where(mine, key_is("a"), 1)) for _ in range(50)]
+        return sum(got), got.count(False)
+
+    with ThreadPoolExecutor(4) as pool:
+        got, nothing = map(sum, zip(*pool.map(consume, range(4)), strict=True))
+    assert 50 * nothing <= got
+
+
+def test_what_is_due_comes_in_its_turn(conn: Conn) -> None:
+    """Also where something that is ready passes, and needs no lock of the consumer."""
+    consumer(conn)
+    seqs = send_keys(conn, *"aaa")
+    claim = claim_of(receive(conn, 1))
+    value(conn, "nack", claim, p_delay=timedelta(milliseconds=10))
+    while value(conn, "next_due", "s", "c") > now(conn):
+        pass
+    assert seqs_of(where(conn, key_is("a"), 1)) == seqs[:1]
+    assert seqs_of(where(conn, key_is("a"), 5)) == seqs[1:]
+
+
 def test_it_stops_when_it_has_enough(conn: Conn) -> None:
     """The first of a large run that pass: it need not judge the others."""
     consumer(conn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -176,6 +177,25 @@ def test_limits_and_a_binding_that_change_at_once_fit_each_other(
         altering.execute("commit")
         with pytest.raises(psycopg.Error, match="takes 16777216 bytes"):
             waiting.fetchone()
+
+
+def test_a_limit_and_a_schedule_that_are_made_at_once_wait_for_each_other(
+    conn: Conn, session: Session
+) -> None:
+    """In one order of locks: neither ends as a deadlock."""
+    consumer(conn)
+    holder, limiter, planner = session(), session(), session()
+    holder.execute("begin")
+    holder.execute("select from pgqueue.consumers for update")
+    with ThreadPoolExecutor(2) as pool:
+        limited = pool.submit(alter, limiter, {"max_backlog": 5})
+        wait_for_a_lock(conn)
+        planned = pool.submit(value, planner, "create_schedule", "s", "h", "@daily", p_data="x")
+        wait_for_a_lock(conn, 2)
+        holder.execute("commit")
+        limited.result(20)
+        planned.result(20)
+    assert settings_of(conn) == {"max_backlog": 5}
 
 
 def test_claims_go_on_while_a_setting_is_being_changed(conn: Conn, session: Session) -> None:

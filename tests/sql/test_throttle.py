@@ -80,6 +80,18 @@ def test_a_condition_goes_by_the_limits_too(conn: Conn) -> None:
     assert len(conn.execute(query).fetchall()) == 1
 
 
+def test_what_a_condition_acknowledges_makes_room(conn: Conn) -> None:
+    limited(conn, max_in_flight=1)
+    seqs = send_keys(conn, *"aaa")
+    query = b"select claim_id, seq from pgqueue.receive_where('s', 'c', '$', p_ack => %s)"
+    claim, got = None, []
+    for _ in seqs:
+        ((claim, seq),) = conn.execute(query, [claim]).fetchall()
+        got.append(seq)
+    assert got == seqs
+    assert one(conn, IN_FLIGHT) == 1
+
+
 def test_a_query_goes_by_the_limits_too(conn: Conn, stream: int) -> None:
     reader = Reader(conn, limited(conn, max_in_flight=3, rate_limit=5, rate_interval="1 hour"))
     send_all(conn, ["x"] * 9)
@@ -111,6 +123,26 @@ def test_no_more_are_delivered_in_a_time_than_the_rate_says(conn: Conn, ordering
     if ordering != "stream":
         assert sum(len(receive(conn, 100)) for _ in range(4)) == 4  # by key not at once
         assert one(conn, "select cardinality(delivered) from pgqueue.consumer_cursors") == 1
+
+
+def test_a_consumer_that_is_moved_keeps_its_rate(conn: Conn) -> None:
+    limited(conn, rate_limit=2, rate_interval="1 hour")
+    send_all(conn, ["x"] * 5)
+    assert len(receive(conn)) == 2
+    value(conn, "seek", "s", "c", "earliest")
+    assert receive(conn) == []
+    value(conn, "alter_consumer", "s", "c", '{"rate_limit": 3}')
+    assert len(receive(conn)) == 1
+
+
+def test_what_is_too_much_is_dropped_whether_there_is_room_or_not(conn: Conn) -> None:
+    limited(conn, rate_limit=1, rate_interval="1 hour", max_backlog=2, on_full="drop_oldest")
+    send_all(conn, ["x"])
+    receive(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert receive(conn) == []
+    states = "select seq from pgqueue.message_states where state = 'dead' order by seq"
+    assert [seq for (seq,) in conn.execute(states.encode()).fetchall()] == sent[:3]
 
 
 def test_who_waits_is_told_when_to_look_again(conn: Conn) -> None:

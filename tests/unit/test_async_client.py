@@ -71,6 +71,7 @@ def test_a_transaction_takes_effect_at_its_end_or_not_at_all(url):
                 await queue.send("s", "b")
                 assert await other.receive("s", "c") is None
             claim = await other.receive("s", "c")
+            assert claim is not None
             assert [m.data for m in claim.messages] == ["b"]
 
     run(url, work)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psycopg
 import pytest
 
 from tests.benchmarks.compare import backlog, pgmq, report
-from tests.benchmarks.compare.__main__ import PICTURE, SCENARIOS, compare
+from tests.benchmarks.compare.__main__ import PAGE, PICTURE, SCENARIOS, compare
 from tests.benchmarks.compare.compare import Compare, Effort
 from tests.benchmarks.compare.counts import CountError, Log, check_order
 from tests.benchmarks.compare.crew import Crew, connect
@@ -16,7 +14,6 @@ from tests.benchmarks.compare.report import OURS, Case, Report
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import Delivery, Ours
 
-README = Path(__file__).parents[2] / "README.md"
 TINY = Effort("tiny", rounds=1, seconds=0.05, share=0.005, held=0.4, wakes=3, thorough=False)
 
 
@@ -151,7 +148,7 @@ def figures() -> Report:
     )
 
 
-def test_the_readme_shows_where_we_lose(figures):
+def test_the_page_shows_where_we_lose(figures):
     text = report.readme_of(figures)
     assert "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |" in text
     assert "| messages: 1 / 10; *one call* | 400 / 400/s | 1.14 / 1.14 |" in text
@@ -167,11 +164,11 @@ def test_json_and_picture_are_written_and_read(figures, tmp_path):
     assert "<svg" in (tmp_path / "compare.svg").read_text()
 
 
-def test_the_readme_has_a_place_for_the_figures(figures, tmp_path):
+def test_the_page_has_a_place_for_the_figures(figures, tmp_path):
     copy = tmp_path / "README.md"
-    copy.write_text(README.read_text())
+    copy.write_text(PAGE.read_text())
     report.write_readme(figures, copy)
     report.write_readme(figures, copy)
     assert copy.read_text().count(report.readme_of(figures)) == 1
-    assert f"({PICTURE.relative_to(README.parent)})" in copy.read_text()
+    assert f"({PICTURE.relative_to(PAGE.parent)})" in copy.read_text()
     assert PICTURE.exists()

@@ -1,4 +1,4 @@
-"""The README says what the code does."""
+"""The README, and the pages that it leads to, say what the code does."""
 
 from __future__ import annotations
 
@@ -11,35 +11,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psycopg
 import pytest
 
-from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection
-from spark_pgqueue.spark.columns import ACTION_COLUMNS, MESSAGE_COLUMNS
-from spark_pgqueue.spark.options import (
-    CURSOR_OPTIONS,
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    TABLE_OPTIONS,
-)
-from tests.pages import GIVEN_URL, blocks_of, environment_of, run_commands
+from tests.pages import blocks_of, environment_of
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FIGURES = (ROOT / "tests/benchmarks/README.md").read_text()
 BLOCKS = blocks_of(README)
 IN_THE_SHELL = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
 SUBSCRIBE = "select pgqueue.create_consumer('invoices', 'test', 'earliest')"
 RECEIVE = "select key, data from pgqueue.receive('invoices', 'test')"
 
 
-def snippet(language: str, holds: str) -> str:
-    """The only block of a language that holds a text."""
-    (found,) = [text for tag, text in BLOCKS if tag == language and holds in text]
+def snippet(language: str) -> str:
+    """The only block of a language."""
+    (found,) = [text for tag, text in BLOCKS if tag == language]
     return found
-
-
-COMMANDS = snippet("sh", "pgqueue install")
 
 
 @contextmanager
@@ -76,102 +67,45 @@ def received(process: subprocess.Popen[bytes], conn: psycopg.Connection, folder:
     return message
 
 
+def test_it_is_read_in_a_few_minutes():
+    assert len(README.splitlines()) <= 150
+
+
 def test_every_block_is_of_a_known_kind():
-    """What is python, sql or sh is run below; a table or a drawing is text."""
-    assert [tag for tag, _ in BLOCKS].count("python") == 4
-    assert [tag for tag, _ in BLOCKS].count("sql") == 1
-    assert [tag for tag, _ in BLOCKS].count("sh") == 2
-    assert {tag for tag, _ in BLOCKS} == {"python", "sql", "sh", "text"}
+    """What is python, sql or sh is run: here, and by tests/test_newcomers.py."""
+    assert [tag for tag, _ in BLOCKS] == ["sh", "text", "sql", "python", "sh"]
 
 
-def test_the_commands_lead_from_an_empty_database_to_a_message(empty_url, tmp_path):
-    assert "schema pgqueue: version" in run_commands(COMMANDS, empty_url, tmp_path)
-    with connection.connect(empty_url) as conn:
-        rows = conn.execute("select key, data from pgqueue.receive('orders', 'billing')").fetchall()
-    assert rows == [("customer 7", '{"total": 12}')]
+def test_the_two_commands_stand_there():
+    (commands,) = [text for tag, text in BLOCKS if tag == "sh" and "make" in text]
+    assert [line.split("#")[0].strip() for line in commands.splitlines()] == [
+        "make demo",
+        "make test",
+    ]
 
 
-def test_the_sql_runs_from_an_empty_queue(url):
-    with connection.connect(url) as conn:
-        answers = [conn.execute(line.encode()) for line in snippet("sql", "send").splitlines()]
-        *_, seq, message, acknowledged = [answer.fetchone() for answer in answers]
+def test_the_sql_runs_behind_the_ten_lines(conn):
+    conn.execute("select pgqueue.create_stream('orders')")
+    conn.execute("select pgqueue.create_consumer('orders', 'billing', p_ordering => 'key')")
+    answers = [conn.execute(line.encode()) for line in snippet("sql").splitlines()]
+    seq, message, acknowledged = [answer.fetchone() for answer in answers]
     assert seq == (1,)
-    assert message is not None
     assert '{"total": 12}' in message
     assert acknowledged == (0,)  # it was of another claim
 
 
-def test_the_client_receives_what_it_sends(empty_url, tmp_path):
-    run_commands(COMMANDS, empty_url, tmp_path)
-    (tmp_path / "script.py").write_text(snippet("python", "queue.receive"))
-    said = run_commands("python script.py", empty_url, tmp_path)
-    assert said == '1 customer 7 {"total": 12}\n2 customer 7 order 1\n'
-
-
-def test_the_embedded_server_is_there_for_the_commands(tmp_path):
-    (tmp_path / "script.py").write_text(snippet("python", "embedded.start"))
-    try:
-        export = run_commands("python script.py", "dbname=none", tmp_path).strip()
-        commands = COMMANDS.replace(f"export PGQUEUE_URL={GIVEN_URL}", export)
-        assert export in commands
-        assert "schema pgqueue: version" in run_commands(commands, "dbname=none", tmp_path)
-    finally:
-        embedded.start(tmp_path / "my-data").stop()
-
-
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("spark_environment")
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        pytest.param(
-            IN_THE_SHELL + snippet("python", "invoices.option"),
-            '{"TOTAL": 12}',
-            marks=pytest.mark.longer,
-        ),
-        (snippet("python", "awaitTermination"), '{"seq":1,"data":"{\\"total\\": 12}"}'),
-    ],
-    ids=["in the pyspark shell", "as a script"],
-)
-def test_spark_publishes_what_it_reads(empty_url, tmp_path, script, expected):
-    run_commands(COMMANDS, empty_url, tmp_path)
-    with connection.connect(empty_url) as conn:
-        conn.execute(SUBSCRIBE)
-        if "awaitTermination" not in script:
-            script += "\nimport time; time.sleep(600)\n"  # the shell stays open
-        with running(script, empty_url, tmp_path) as process:
-            assert received(process, conn, tmp_path) == ("customer 7", expected)
-
-
-def options_of(section: str) -> dict[str, tuple[str, str]]:
-    text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    table = text.split("| option | value | default | |\n")[1].split("\n\n")[0]
-    rows = [re.split(r" \| ", line.strip("| \n")) for line in table.splitlines()[1:]]
-    return {row[0].strip("`"): (row[1], row[-1]) for row in rows}
-
-
-@pytest.mark.parametrize(
-    ("section", "options"),
-    [
-        ("The source", SOURCE_OPTIONS),
-        ("Reading a stream without a consumer", CURSOR_OPTIONS),
-        ("Reading in batches", TABLE_OPTIONS),
-        ("The sink", SINK_OPTIONS),
-    ],
-)
-def test_every_option_is_in_the_table(section, options):
-    assert options_of(section) == {each.name: (each.allowed, each.help) for each in options}
-
-
-def test_every_column_of_the_sink_is_in_a_table():
-    text = README.split("\n## The sink\n")[1].split("\n## ")[0]
-    tables = [table.split("\n\n")[0] for table in text.split("| column | type | |\n")[1:]]
-    found = [
-        set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", t, re.M)))) for t in tables
-    ]
-    assert found == [set(MESSAGE_COLUMNS), set(ACTION_COLUMNS)]
+def test_spark_publishes_what_it_reads_in_the_pyspark_shell(url, conn, tmp_path):
+    conn.execute("select pgqueue.create_stream('orders'), pgqueue.create_stream('invoices')")
+    conn.execute("select pgqueue.create_consumer('orders', 'billing')")
+    conn.execute(SUBSCRIBE)
+    conn.execute("select pgqueue.send('orders', '{\"total\": 12}', 'customer 7')")
+    script = f"{IN_THE_SHELL}{snippet('python')}\nimport time; time.sleep(600)\n"  # it stays open
+    with running(script, url, tmp_path) as process:
+        assert received(process, conn, tmp_path) == ("customer 7", '{"TOTAL": 12}')
 
 
 def test_the_commands_are_in_the_makefile():
@@ -187,8 +121,8 @@ def test_the_files_it_names_exist():
 
 def test_what_stands_beside_the_peers_is_there():
     """Each row names its page, what that page calls it, and tests that exist; or says no."""
-    folder = Path(__file__).parents[2]
-    table = README.split("\n## Beside its peers\n")[1].split("\n## ")[0].split("|---|\n")[-1]
+    guide = ROOT / "sql/guide"
+    table = (guide / "peers.md").read_text().split("|---|\n")[-1]
     rows = [[cell.strip() for cell in row[1:-1].split("|")] for row in table.strip().splitlines()]
     assert {len(row) for row in rows} == {4}
     for feature, peers, here, tests in rows:
@@ -199,10 +133,69 @@ def test_what_stands_beside_the_peers_is_there():
         if here.startswith("**no**: "):
             assert not tests, feature
             continue
-        pages = re.findall(r"\]\((sql/guide/[\w-]+\.md)", here)
-        text = "".join((folder / page).read_text() for page in pages)
+        pages = re.findall(r"\]\(([\w-]+\.md)", here)
+        text = "".join((guide / page).read_text() for page in pages)
         assert [name for name in re.findall(r"`([^`]+)`", here) if name not in text] == [], feature
         assert named_tests_in(tests), f"{feature} names no test"
+
+
+HEADLINES = {
+    "send batches of 10,000 to 3 consumers": (
+        "batches of 10,000, 1 producer, consumers: 1 / 3 / 10 / 100", 1),
+    "send single messages to 3 consumers": (
+        "single messages, 1 producer, consumers: 1 / 3 / 10 / 100", 1),
+    "receive and acknowledge 100 at a time, 1 worker": (
+        "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 2),
+    "receive and acknowledge 1 at a time, 1 worker": (
+        "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 0),
+    "FIFO by key, 10 at a time, 1 worker": (
+        "5,000 keys, 1 worker, messages at a time: 1 / 10 / 100", 1),
+}  # fmt: skip
+"""Rows of figures in the README, and where they are in the page of all figures."""
+
+
+def test_its_figures_are_those_of_the_page_of_figures():
+    """`make compare ARGS=--readme` writes that page; the README shows some of it."""
+    shown = {row[0]: row[1:] for row in rows_of(README, "against pgmq")}
+    assert shown.keys() == HEADLINES.keys()
+    for label, (line, point) in HEADLINES.items():
+        (row,) = re.findall(rf"^\| {re.escape(line)} \| (.*) \|$", FIGURES, re.MULTILINE)
+        cells = [cell.strip().split(" / ") for cell in row.split("|")]
+        ours, *theirs = [cell[point] if len(cell) > point else "" for cell in cells]
+        # By key, the page has the peers in another order.
+        pgmq, rows = (theirs[2], theirs[0]) if label.startswith("FIFO") else theirs[:2]
+        assert shown[label] == [ours.removesuffix("/s") + "/s", pgmq, rows], label
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The rows of the only table with such a column."""
+    (table,) = [each for each in page.split("\n\n") if each.startswith("|") and heading in each]
+    return [[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()[2:]]
+
+
+def test_each_guarantee_and_limit_names_a_test():
+    page = (ROOT / "sql/guide/guarantees.md").read_text()
+    items = re.split(r"^(?:\d+\.|-) ", page, flags=re.MULTILINE)[1:]
+    assert len(items) > 30
+    assert [item.split("\n")[0] for item in items if not named_tests_in(item)] == []
+
+
+def test_both_pictures_are_the_same_but_for_their_colours():
+    pictures = ROOT / "spark_pgqueue/guide/pictures"
+    light, dark = [
+        re.sub(r"#[0-9a-f]{6}", "#", (pictures / f"overview-{theme}.svg").read_text())
+        for theme in ("light", "dark")
+    ]
+    assert light == dark
+    assert ElementTree.fromstring(light).tag.endswith("svg")
+
+
+def test_every_page_is_in_the_index():
+    pages = [
+        page for folder in ("sql", "spark_pgqueue") for page in ROOT.glob(f"{folder}/guide/*.md")
+    ]
+    index = README.split("\n## Pages\n")[1]
+    assert [str(page) for page in pages if f"({page.relative_to(ROOT)})" not in index] == []
 
 
 def named_tests_in(text: str) -> list[tuple[str, str]]:

@@ -44,6 +44,14 @@ class ClaimCalls(Calls):
     ) -> Claim | None:
         """Claim messages for a consumer, and read them.
 
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> [message.data for message in claim.messages]
+            ['order 1', 'order 2']
+            >>> claim.ack()
+            2
+            >>> queue.receive("orders", "billing", wait=timedelta(milliseconds=10)) is None
+            True
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -93,15 +101,17 @@ class ClaimCalls(Calls):
     ) -> Iterator[Message]:
         """Iterate over messages one at a time, claimed many at a time: for work on single messages.
 
-            for message in queue.consume("orders", "billing", wait=timedelta(minutes=1)):
-                bill(message.data)
-
         A message is done when the next one is asked for. Those of a claim are acknowledged
         together, in the call that makes the next claim; so after a worker that died, another one
         gets up to `prefetch` messages again which were done. The claim is extended while messages
         of it are left, unless one takes longer than the visibility timeout: then they go to other
         workers, and the iteration goes on with others. Who leaves the loop, by break or by an
         error, returns the message at hand and those behind it, as `nack` does.
+
+            >>> for message in queue.consume("orders", "billing", wait=timedelta(0)):
+            ...     print(message.data)
+            order 1
+            order 2
 
         Args:
             stream: the stream's name.
@@ -167,6 +177,12 @@ class ClaimCalls(Calls):
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None) -> int:
         """Acknowledge a claim: its messages are done.
 
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> queue.ack(claim.claim_id, [1])
+            1
+            >>> queue.ack(claim.claim_id)
+            1
+
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
@@ -203,6 +219,10 @@ class ClaimCalls(Calls):
         several fails for the second time, they come in smaller claims from then on, until the one
         to blame is alone.
 
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> queue.nack(claim.claim_id, [2], delay=timedelta(minutes=1), reason="no answer")
+            1
+
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
@@ -227,6 +247,11 @@ class ClaimCalls(Calls):
 
         They come in large claims again, also those of claims that failed as a whole.
 
+            >>> queue.receive("orders", "billing").nack(delay=timedelta(hours=1))
+            1
+            >>> queue.retry("orders", "billing")
+            1
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -249,6 +274,9 @@ class ClaimCalls(Calls):
         What is claimed leaves its claim, whose owner is told by smaller numbers when it extends or
         settles it, and is not stopped. All or nothing. Dead letters are passed over, and what a
         Spark query has in hand.
+
+            >>> queue.cancel("orders", "billing", [1, 2])
+            2
 
         Args:
             stream: the stream's name.
@@ -281,6 +309,12 @@ class ClaimCalls(Calls):
 
         With ordering, later messages of the same keys in the claim go back too, and wait.
 
+            >>> claim = queue.receive("orders", "billing")
+            >>> queue.defer(claim.claim_id, delay=timedelta(0), state={"step": 2})
+            1
+            >>> queue.receive("orders", "billing").messages[0].saved
+            {'step': 2}
+
         Args:
             claim_id: the claim's number.
             seqs: those of its messages alone; numbers that it does not hold are passed over.
@@ -303,6 +337,10 @@ class ClaimCalls(Calls):
 
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:
         """Hold a claim longer.
+
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> queue.extend(claim.claim_id, timedelta(minutes=5))
+            2
 
         Args:
             claim_id: the claim's number.
@@ -329,6 +367,10 @@ class ClaimCalls(Calls):
         details: Any = None,
     ) -> int:
         """Give up on a claim: its messages are kept as dead, and not delivered again.
+
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> queue.dead_letter(claim.claim_id, [1], reason="no such customer")
+            1
 
         Args:
             claim_id: the claim's number.

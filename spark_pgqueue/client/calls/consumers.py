@@ -36,6 +36,11 @@ class ConsumerCalls(Calls):
     ) -> int:
         """Create a consumer of a stream.
 
+            >>> settings = {"max_deliver_count": 5, "backoff": "exponential"}
+            >>> consumer_id = queue.create_consumer(
+            ...     "orders", "shipping", start="earliest", ordering="key", settings=settings
+            ... )
+
         Args:
             stream: the stream's name.
             name: 1 to 200 characters.
@@ -75,10 +80,10 @@ class ConsumerCalls(Calls):
     def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
         """Change settings of a consumer while it is in use.
 
-            queue.alter_consumer("orders", "billing", {"max_deliver_count": 5})
-
         The next claim, and the next failure of a message, go by the new ones. Claims that are open
         keep the visibility timeout that they were made with.
+
+            >>> queue.alter_consumer("orders", "billing", {"max_deliver_count": 5})
 
         Args:
             stream: the stream's name.
@@ -97,7 +102,10 @@ class ConsumerCalls(Calls):
         )
 
     def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer with all that it has not finished; its claims end."""
+        """Delete a consumer with all that it has not finished; its claims end.
+
+        >>> queue.drop_consumer("orders", "billing")
+        """
         self._value(
             "select pgqueue.drop_consumer(%s::text, %s::text)",
             arguments.text("stream", stream),
@@ -105,7 +113,11 @@ class ConsumerCalls(Calls):
         )
 
     def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
-        """The consumers of a stream, or of all streams, by name."""
+        """The consumers of a stream, or of all streams, by name.
+
+        >>> [(consumer.name, consumer.ordering) for consumer in queue.consumers("orders")]
+        [('billing', 'none')]
+        """
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
@@ -117,7 +129,11 @@ class ConsumerCalls(Calls):
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """What the consumers of a stream, or of all streams, have before them; counts no rows."""
+        """What the consumers of a stream, or of all streams, have before them; counts no rows.
+
+        >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
+        [('billing', 2)]
+        """
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
@@ -129,7 +145,11 @@ class ConsumerCalls(Calls):
         )
 
     def health(self, stream: str | None = None) -> list[ConsumerHealth]:
-        """How the consumers of a stream, or of all streams, fare: which need somebody, and why."""
+        """How the consumers of a stream, or of all streams, fare: which need somebody, and why.
+
+        >>> [(health.status, health.because) for health in queue.health("orders")]
+        [('unattended', '2 can be claimed and no lease ended, and nobody has claimed anything yet')]
+        """
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer, status, because, backlog, max_backlog, attended_at"
@@ -144,6 +164,9 @@ class ConsumerCalls(Calls):
 
         What it has taken and not finished it forgets, and its claims end: their owners are told
         when they come back. Dead letters stay dead.
+
+            >>> queue.seek("orders", "billing", "latest")
+            2
 
         Args:
             stream: the stream's name.
@@ -173,6 +196,11 @@ class ConsumerCalls(Calls):
         They arrive again at the end of its line. What it has in hand, or not taken yet, comes as it
         would; dead letters stay dead.
 
+            >>> queue.receive("orders", "billing", max_messages=100).ack()
+            2
+            >>> queue.replay("orders", "billing", "earliest")
+            2
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -191,7 +219,12 @@ class ConsumerCalls(Calls):
         )
 
     def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever."""
+        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever.
+
+        >>> queue.pause("orders", "billing")
+        >>> queue.receive("orders", "billing") is None
+        True
+        """
         self._value(
             "select pgqueue.pause(%s::text, %s::text)",
             arguments.text("stream", stream),
@@ -199,7 +232,10 @@ class ConsumerCalls(Calls):
         )
 
     def resume(self, stream: str, consumer: str) -> None:
-        """Let a paused consumer claim again."""
+        """Let a paused consumer claim again.
+
+        >>> queue.resume("orders", "billing")
+        """
         self._value(
             "select pgqueue.resume(%s::text, %s::text)",
             arguments.text("stream", stream),

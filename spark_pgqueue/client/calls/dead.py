@@ -24,6 +24,11 @@ class DeadCalls(Calls):
     ) -> list[DeadLetters]:
         """The dead letters of consumers, those that died together as one; the newest first.
 
+            >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
+            2
+            >>> [(dead.reason, dead.messages) for dead in queue.dead_letters("orders", "billing")]
+            [('too late', 2)]
+
         Args:
             stream: the stream's name; None for all.
             consumer: the consumer's name; None for all.
@@ -55,6 +60,11 @@ class DeadCalls(Calls):
         """Read dead letters of a consumer with what they hold, in the order of their numbers.
 
         Changes nothing. They are read 500 at a time, as they are asked for.
+
+            >>> queue.receive("orders", "billing").dead_letter(reason="no such customer")
+            1
+            >>> [(dead.data, dead.reason) for dead in queue.read_dead("orders", "billing")]
+            [('order 1', 'no such customer')]
 
         Args:
             stream: the stream's name.
@@ -97,6 +107,11 @@ class DeadCalls(Calls):
         They arrive anew at the end of its line, in the order of their numbers. If several call it
         at once, each comes once.
 
+            >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
+            2
+            >>> queue.redrive("orders", "billing", reason="too late")
+            2
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -129,6 +144,11 @@ class DeadCalls(Calls):
         max_messages: int | None = None,
     ) -> int:
         """Delete dead letters: nobody gets them any more.
+
+            >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
+            2
+            >>> queue.purge_dead("orders", "billing", [1])
+            1
 
         Args:
             stream: the stream's name.

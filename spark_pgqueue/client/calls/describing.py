@@ -17,6 +17,9 @@ class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
     def position(self, stream: str, consumer: str) -> Position:
         """Where a consumer is in its stream.
 
+            >>> queue.position("orders", "billing").next_seq
+            1
+
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
@@ -30,6 +33,10 @@ class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
 
     def describe_stream(self, stream: str) -> StreamDescription:
         """A stream with its settings, its sizes, and all that belongs to it.
+
+            >>> described = queue.describe_stream("orders")
+            >>> described.stream.kind, [consumer.consumer for consumer in described.consumers]
+            ('text', ['billing'])
 
         Raises:
             PgQueueError: PQ001 unknown stream.
@@ -49,6 +56,10 @@ class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
 
     def describe_consumer(self, stream: str, consumer: str) -> ConsumerDescription:
         """A consumer with its settings, where it is, and what it has before it.
+
+            >>> described = queue.describe_consumer("orders", "billing")
+            >>> described.consumer.ordering, described.stats.backlog
+            ('none', 2)
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.

@@ -30,6 +30,8 @@ class GroupCalls(Calls):
     ) -> int:
         """Create a group: workers that share a stream by partitions of its keys.
 
+            >>> group_id = queue.create_group("orders", "mailing", partitions=4, start="earliest")
+
         Args:
             stream: the stream's name.
             name: 1 to 200 characters, none of a consumer of the stream.
@@ -50,7 +52,11 @@ class GroupCalls(Calls):
         )
 
     def drop_group(self, stream: str, name: str) -> None:
-        """Delete a group; its workers are told when they come back."""
+        """Delete a group; its workers are told when they come back.
+
+        >>> group_id = queue.create_group("orders", "mailing")
+        >>> queue.drop_group("orders", "mailing")
+        """
         self._value(
             "select pgqueue.drop_group(%s::text, %s::text)",
             arguments.text("stream", stream),
@@ -59,6 +65,10 @@ class GroupCalls(Calls):
 
     def reset_group(self, stream: str, name: str, to: str | datetime) -> int:
         """Move a group to another position of its stream; its workers go on from there.
+
+            >>> group_id = queue.create_group("orders", "mailing", start="earliest")
+            >>> queue.reset_group("orders", "mailing", "latest")
+            2
 
         Args:
             stream: the stream's name.
@@ -78,6 +88,11 @@ class GroupCalls(Calls):
     def group(self, stream: str, name: str) -> Group:
         """A group, to work in: see `Group.run`.
 
+            >>> group_id = queue.create_group("orders", "mailing", start="earliest")
+            >>> mailing = queue.group("orders", "mailing")
+            >>> mailing.run(lambda messages, connection: None, wait=timedelta(0))
+            2
+
         Raises:
             PgQueueError: the client is on a connection of the caller's.
         """
@@ -91,7 +106,12 @@ class GroupCalls(Calls):
         )
 
     def groups(self, stream: str | None = None) -> list[GroupStats]:
-        """The groups of a stream, or of all streams, and how far behind they are."""
+        """The groups of a stream, or of all streams, and how far behind they are.
+
+        >>> group_id = queue.create_group("orders", "mailing", partitions=4, start="earliest")
+        >>> [(group.name, group.partitions, group.behind) for group in queue.groups("orders")]
+        [('mailing', 4, 2)]
+        """
         self._must_exist(stream)
         return self._statements.rows(
             'select stream, "group" as name, count(*)::int as partitions,'
@@ -103,7 +123,12 @@ class GroupCalls(Calls):
         )
 
     def partitions(self, stream: str, name: str) -> list[PartitionStats]:
-        """The partitions of a group: who has them, and how far behind they are."""
+        """The partitions of a group: who has them, and how far behind they are.
+
+        >>> group_id = queue.create_group("orders", "mailing", partitions=2)
+        >>> [(each.partition, each.worker) for each in queue.partitions("orders", "mailing")]
+        [(0, None), (1, None)]
+        """
         found = self._statements.rows(
             "select partition, worker, lease_until, committed_at, behind from pgqueue.group_stats"
             ' where stream = %s::text and "group" = %s::text order by partition',

@@ -19,6 +19,11 @@ class OutcomeCalls(Calls):
     def outcome(self, stream: str, consumer: str, seq: int) -> Outcome:
         """What became of a message, for one consumer.
 
+            >>> queue.receive("orders", "billing").ack()
+            1
+            >>> queue.outcome("orders", "billing", 1).state
+            'done'
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -44,6 +49,9 @@ class OutcomeCalls(Calls):
 
         Where the consumer has the setting `notify_done`, it is known at once; else it is asked
         again and again, each second after a while.
+
+            >>> queue.wait_for("orders", "billing", 1, timedelta(milliseconds=10)).state
+            'new'
 
         Args:
             stream: the stream's name.
@@ -78,6 +86,12 @@ class OutcomeCalls(Calls):
         limit: int = 100,
     ) -> list[Done]:
         """What was acknowledged last, of a consumer with the setting `keep_history`.
+
+            >>> queue.alter_consumer("orders", "billing", {"keep_history": timedelta(days=1)})
+            >>> queue.receive("orders", "billing").ack(result={"invoice": 17})
+            1
+            >>> [(done.seqs, done.result) for done in queue.history("orders", "billing")]
+            [([(1, 1)], {'invoice': 17})]
 
         Args:
             stream: the stream's name.

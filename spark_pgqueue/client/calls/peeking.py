@@ -27,6 +27,9 @@ class PeekCalls(Calls):
         key, and those that are delayed. What is claimed or dead is not there. For people: it may
         read all that the consumer has in hand.
 
+            >>> [(message.state, message.data) for message in queue.peek("orders", "billing")]
+            [('new', 'order 1'), ('new', 'order 2')]
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -51,6 +54,9 @@ class PeekCalls(Calls):
 
     def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
         """Messages of a stream by their numbers, with what they hold, whoever is to get them.
+
+            >>> [message.data for message in queue.peek_at("orders", 2)]
+            ['order 2']
 
         Args:
             stream: the stream's name.
@@ -78,13 +84,13 @@ class PeekCalls(Calls):
     def export_lines(self, stream: str) -> Iterator[str]:
         """Iterate over the messages of a stream as lines of JSON, in the order of publication.
 
-            with open("orders.jsonl", "w") as file:
-                file.writelines(f"{line}\\n" for line in queue.export_lines("orders"))
-
         All that was published when the first line was asked for, if nothing is trimmed meanwhile.
         A line is an object with seq, key, data (or data_base64, of a binary stream), headers,
         priority, deliver_at, expires_at, consumers, inserted_at, and dedup_key, which says which
         message of which stream it is; without what it does not have. A few MB are held at a time.
+
+            >>> with open("orders.jsonl", "w") as file:
+            ...     file.writelines(f"{line}\\n" for line in queue.export_lines("orders"))
 
         Args:
             stream: the stream's name.
@@ -104,11 +110,11 @@ class PeekCalls(Calls):
     def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
         """Publish messages that are written as lines of JSON, in their order: all, or none.
 
-            with open("orders.jsonl") as file:
-                queue.import_lines("copy", file)
-
         Where the stream has a dedup window, a line whose dedup_key was sent within it is passed
         over: so what `export_lines` wrote comes in once, however often it is imported.
+
+            >>> queue.import_lines("orders", ['{"data": "order 3", "key": "customer 7"}'])
+            Imported(sent=1, duplicates=0)
 
         Args:
             stream: the stream's name; of a kind that the messages fit.

@@ -27,13 +27,17 @@ class ReadCalls(Calls):
     ) -> Iterator[Batch]:
         """Iterate over the messages after an offset, in batches, without claiming them.
 
-            for batch in queue.read("orders", offset):
-                work(batch.messages)
-                offset = batch.offset  # to be kept, with the work, by whoever reads
-
         Any number of readers read the same messages, and know nothing of each other. The messages
         between two offsets are the same for ever. A transaction that stays open keeps nobody
         waiting: what it publishes comes after its commit, in a batch of then.
+
+            >>> offset = "earliest"
+            >>> for batch in queue.read("orders", offset):
+            ...     print([message.data for message in batch.messages])
+            ...     offset = batch.offset  # to be kept, with the work, by whoever reads
+            ['order 1', 'order 2']
+            >>> list(queue.read("orders", offset))
+            []
 
         Args:
             stream: the stream's name.
@@ -59,6 +63,10 @@ class ReadCalls(Calls):
     def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
         """The offset at which a reader begins; to keep, so that it begins there for ever.
 
+            >>> offset = queue.start_offset("orders", "latest")
+            >>> list(queue.read("orders", offset))
+            []
+
         Args:
             stream: the stream's name.
             start: "earliest", "latest" for what becomes visible from now on, or a time (with its
@@ -74,6 +82,11 @@ class ReadCalls(Calls):
     ) -> dict[str, Any]:
         """The offset after the next messages, which are not read.
 
+            >>> first = queue.start_offset("orders")
+            >>> last = queue.read_to("orders", first, max_messages=1)
+            >>> [message.data for message in queue.read_between("orders", first, last)]
+            ['order 1']
+
         Args:
             stream: the stream's name.
             offset: where to begin.
@@ -87,5 +100,10 @@ class ReadCalls(Calls):
     def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
     ) -> list[StoredMessage]:
-        """The messages between two offsets, the same for ever: a batch once more."""
+        """The messages between two offsets, the same for ever: a batch once more.
+
+        >>> first, last = (queue.start_offset("orders", each) for each in ("earliest", "latest"))
+        >>> [message.data for message in queue.read_between("orders", first, last)]
+        ['order 1', 'order 2']
+        """
         return reading.read_between(self._statements, stream, first, last)

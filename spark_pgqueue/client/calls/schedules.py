@@ -38,6 +38,12 @@ class ScheduleCalls(Calls):
         that were missed have one message together. It has two headers more: `schedule`, the
         name, and `planned_at`, its time (of several that were missed the first), in UTC.
 
+            >>> at = queue.create_schedule(
+            ...     "orders", "nightly", "close", cron="0 2 * * *", time_zone="Europe/Berlin"
+            ... )
+            >>> at > datetime.now(UTC)
+            True
+
         Args:
             stream: the stream's name.
             name: 1 to 200 characters.
@@ -86,21 +92,39 @@ class ScheduleCalls(Calls):
         )
 
     def drop_schedule(self, stream: str, name: str) -> None:
-        """Delete a schedule; what it sent stays."""
+        """Delete a schedule; what it sent stays.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.drop_schedule("orders", "hourly")
+        """
         self._value("select pgqueue.drop_schedule(%s::text, %s::text)", *_names(stream, name))
 
     def pause_schedule(self, stream: str, name: str) -> None:
-        """Let a schedule send nothing, until it is resumed. Safe to repeat."""
+        """Let a schedule send nothing, until it is resumed. Safe to repeat.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.pause_schedule("orders", "hourly")
+        """
         self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
 
     def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again, from its next time on, which is returned."""
+        """Let a paused schedule send again, from its next time on, which is returned.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
+        True
+        """
         return self._value(
             "select pgqueue.resume_schedule(%s::text, %s::text)", *_names(stream, name)
         )
 
     def schedules(self, stream: str | None = None) -> list[Schedule]:
-        """The schedules of a stream, or of all, by name."""
+        """The schedules of a stream, or of all, by name.
+
+        >>> at = queue.create_schedule("orders", "nightly", "close the day", cron="0 2 * * *")
+        >>> [(schedule.name, schedule.cron) for schedule in queue.schedules("orders")]
+        [('nightly', '0 2 * * *')]
+        """
         self._must_exist(stream)
         rows = self._statements.rows(
             "select stream, schedule as name, cron, every::text as every, time_zone, next_at,"
@@ -124,6 +148,11 @@ class ScheduleCalls(Calls):
         count: int = 5,
     ) -> list[datetime]:
         """The next times of a schedule that is not made yet: arguments as in `create_schedule`.
+
+            >>> after = datetime(2026, 1, 31, tzinfo=UTC)
+            >>> times = queue.schedule_times(cron="0 2 * * *", after=after, count=2)
+            >>> [f"{at.astimezone(UTC):%d %b %H:%M}" for at in times]
+            ['31 Jan 02:00', '01 Feb 02:00']
 
         Args:
             cron: when.

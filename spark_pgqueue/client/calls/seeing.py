@@ -22,6 +22,10 @@ class SeeCalls(StreamCalls, ConsumerCalls):
     def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
         """Why a message is where it is, for one consumer.
 
+            >>> explained = queue.explain("orders", "billing", 1)
+            >>> explained.state, explained.until
+            ('new', None)
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -51,6 +55,10 @@ class SeeCalls(StreamCalls, ConsumerCalls):
     ) -> list[OpenClaim]:
         """The claims that are held, those first whose lease ends first; of all, or of one consumer.
 
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> [(each.consumer, each.messages) for each in queue.open_claims("orders")]
+            [('billing', 2)]
+
         Args:
             stream: the stream's name; None for all.
             consumer: the consumer's name; None for all.
@@ -73,6 +81,10 @@ class SeeCalls(StreamCalls, ConsumerCalls):
     def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
         """The keys of which a consumer has most in hand, those with most of it first.
 
+            >>> claim = queue.receive("orders", "billing", max_messages=100)
+            >>> [(each.key, each.in_flight) for each in queue.key_stats("orders", "billing")]
+            [('customer 7', 1), ('customer 8', 1)]
+
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
@@ -93,7 +105,11 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         )
 
     def look(self) -> Look:
-        """All figures of all streams, for who shows them again and again: it counts no messages."""
+        """All figures of all streams, for who shows them again and again: it counts no messages.
+
+        >>> [(each.stream, each.consumer, each.backlog) for each in queue.look().consumers]
+        [('orders', 'billing', 2)]
+        """
         rows = self._statements.rows(
             'select stream, "group", partition, worker, lease_until, committed_at, behind'
             ' from pgqueue.group_stats order by stream, "group", partition'

@@ -28,6 +28,9 @@ class SendCalls(Calls):
     ) -> int:
         """Publish a message.
 
+            >>> queue.send("orders", "order 3", key="customer 7", headers={"shop": 4})
+            3
+
         Args:
             stream: the stream's name.
             data: the payload: bytes for a binary stream, str for others (JSON text for json).
@@ -80,6 +83,9 @@ class SendCalls(Calls):
         expires_at: datetime | None = None,
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given.
+
+            >>> queue.send_batch("orders", ["order 3", "order 4"], keys=["customer 7", None])
+            [3, 4]
 
         Args:
             stream: the stream's name.

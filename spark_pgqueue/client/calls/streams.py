@@ -34,6 +34,10 @@ class StreamCalls(Calls):
     ) -> int:
         """Create a stream.
 
+            >>> stream_id = queue.create_stream("invoices", "json", dedup_window=timedelta(days=1))
+            >>> queue.kind("invoices")
+            'json'
+
         Args:
             name: 1 to 200 characters.
             kind: what its messages hold: "text", "json" (checked) or "binary".
@@ -62,6 +66,8 @@ class StreamCalls(Calls):
     def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
         """Change settings of a stream while it is in use: what is sent from then on goes by them.
 
+            >>> queue.alter_stream("orders", {"max_bytes": 100_000, "dedup_window": None})
+
         Args:
             stream: the stream's name.
             settings: the new value of notify, max_bytes, max_header_bytes or dedup_window, as in
@@ -80,6 +86,10 @@ class StreamCalls(Calls):
     def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
         """Say for how long a stream remembers the dedup keys of its messages.
 
+            >>> queue.set_dedup_window("orders", timedelta(days=1))
+            >>> [queue.send("orders", "order 3", dedup_key="3") for _ in range(2)]
+            [3, 3]
+
         Args:
             stream: the stream's name.
             window: within that time after a message, no other one with its dedup key is published.
@@ -92,11 +102,18 @@ class StreamCalls(Calls):
         )
 
     def drop_stream(self, name: str) -> None:
-        """Delete a stream with its messages and consumers."""
+        """Delete a stream with its messages and consumers.
+
+        >>> queue.drop_stream("orders")
+        """
         self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
 
     def streams(self) -> list[Stream]:
-        """All streams, by name."""
+        """All streams, by name.
+
+        >>> [(stream.name, stream.kind, stream.sent) for stream in queue.streams()]
+        [('orders', 'text', 2)]
+        """
         return self._statements.rows(
             "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings"
             " from pgqueue.stream_stats order by stream",
@@ -104,7 +121,11 @@ class StreamCalls(Calls):
         )
 
     def kind(self, stream: str) -> str:
-        """What the messages of a stream hold: "text", "json" or "binary"."""
+        """What the messages of a stream hold: "text", "json" or "binary".
+
+        >>> queue.kind("orders")
+        'text'
+        """
         sql = "select kind from pgqueue.open_stream(%s::text)"
         return self._value(sql, arguments.text("stream", stream))
 
@@ -122,6 +143,8 @@ class StreamCalls(Calls):
         """Set how long the messages of a stream are kept; without any limit, for ever.
 
         A message may go as soon as one limit allows it, and goes when `maintain` is called.
+
+            >>> queue.set_retention("orders", keep_for=timedelta(days=7), unread="drop")
 
         Args:
             stream: its name.
@@ -146,7 +169,11 @@ class StreamCalls(Calls):
         )
 
     def retention(self, stream: str | None = None) -> list[Retention]:
-        """How long the messages of a stream, or of all streams, are kept, and what is stored."""
+        """How long the messages of a stream, or of all streams, are kept, and what is stored.
+
+        >>> [(each.stream, each.keep_for) for each in queue.retention()]
+        [('orders', None)]
+        """
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead,"
@@ -161,6 +188,13 @@ class StreamCalls(Calls):
         """Copy what is sent to a stream from now on to another one, in the sender's transaction.
 
         A message is copied once, however many bindings say so. Safe to repeat.
+
+            >>> stream_id = queue.create_stream("eu")
+            >>> queue.bind("orders", "orders.*.eu", "eu")
+            >>> queue.send("orders", "order 3", key="orders.books.eu")
+            3
+            >>> [message.data for message in queue.peek_at("eu", 1)]
+            ['order 3']
 
         Args:
             stream: the stream's name.
@@ -178,7 +212,13 @@ class StreamCalls(Calls):
         )
 
     def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
-        """Copy nothing of a topic to another stream any more; whether it was bound."""
+        """Copy nothing of a topic to another stream any more; whether it was bound.
+
+        >>> stream_id = queue.create_stream("eu")
+        >>> queue.bind("orders", "orders.*.eu", "eu")
+        >>> queue.unbind("orders", "orders.*.eu", "eu")
+        True
+        """
         return self._value(
             "select pgqueue.unbind(%s::text, %s::text, %s::text)",
             arguments.text("stream", stream),
@@ -187,7 +227,11 @@ class StreamCalls(Calls):
         )
 
     def bindings(self, stream: str | None = None) -> list[Binding]:
-        """The bindings of a stream, or of all."""
+        """The bindings of a stream, or of all.
+
+        >>> queue.bindings("orders")
+        []
+        """
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, topic, to_stream, bound_at from pgqueue.stream_bindings"
@@ -197,7 +241,11 @@ class StreamCalls(Calls):
         )
 
     def test_topic(self, pattern: str, key: str | None) -> bool:
-        """Whether a key is of a topic."""
+        """Whether a key is of a topic.
+
+        >>> queue.test_topic("orders.*.eu", "orders.books.eu")
+        True
+        """
         return self._value(
             "select pgqueue.test_topic(%s::text, %s::text)",
             arguments.text("pattern", pattern),
@@ -219,6 +267,8 @@ class StreamCalls(Calls):
         A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
         update, delete, truncate), time and transaction. For a table that is captured, the
         arguments take the place of the old ones.
+
+            >>> queue.capture("bills", "orders", columns=["id", "total"])
 
         Args:
             table: a table of this role's, as SQL writes it: "orders" or 'app."Orders"'.
@@ -244,7 +294,11 @@ class StreamCalls(Calls):
         )
 
     def release(self, table: str, stream: str) -> None:
-        """Capture a table no more. Arguments and errors as in `capture`."""
+        """Capture a table no more. Arguments and errors as in `capture`.
+
+        >>> queue.capture("bills", "orders")
+        >>> queue.release("bills", "orders")
+        """
         self._value(
             "select pgqueue.release(%s::text::regclass, %s::text)",
             arguments.text("table", table),
@@ -252,7 +306,12 @@ class StreamCalls(Calls):
         )
 
     def captures(self) -> list[Capture]:
-        """All tables that are captured, by name."""
+        """All tables that are captured, by name.
+
+        >>> queue.capture("bills", "orders")
+        >>> [(capture.table, capture.stream) for capture in queue.captures()]
+        [('public.bills', 'orders')]
+        """
         return self._statements.rows(
             'select "table", stream, owner, options, outbox, uncaptured_partitions'
             ' from pgqueue.captures order by "table", stream',

@@ -17,6 +17,8 @@ class UpkeepCalls(Calls):
     def install(self) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
+            >>> version = queue.install()
+
         Returns:
             its version.
 
@@ -36,6 +38,8 @@ class UpkeepCalls(Calls):
         Housekeeping, in many short transactions, which also forgets abandoned checkpoints. Streams
         with a retention need it every half minute or so. Not inside of `transaction`, which would
         hold all its locks.
+
+            >>> deleted = queue.maintain()
 
         Args:
             staged_age: longer than any batch of a Spark query takes to be written.
@@ -66,6 +70,9 @@ class UpkeepCalls(Calls):
 
         To be called once, before producers come back. Offsets that have read what was not restored
         are refused from then on; all others go on.
+
+            >>> queue.recover()
+            {'orders': 1}
 
         Returns:
             by stream, the last publication that counts as restored.

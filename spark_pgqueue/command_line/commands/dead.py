@@ -24,7 +24,7 @@ from spark_pgqueue.command_line.arguments import (
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show, told
 
-dead_app = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
+dead_app: typer.Typer = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
 app.add_typer(dead_app, name="dead")
 
 Numbers = Annotated[

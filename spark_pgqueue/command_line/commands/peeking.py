@@ -33,7 +33,9 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-claim_app = typer.Typer(help="List the claims that workers and Spark queries hold.", **PLAIN)
+claim_app: typer.Typer = typer.Typer(
+    help="List the claims that workers and Spark queries hold.", **PLAIN
+)
 app.add_typer(claim_app, name="claim")
 
 

@@ -23,7 +23,7 @@ from spark_pgqueue.command_line.arguments import (
 from spark_pgqueue.command_line.input import confirm, payload_of
 from spark_pgqueue.command_line.output import show, told
 
-schedule_app = typer.Typer(help="Send messages at planned times.", **PLAIN)
+schedule_app: typer.Typer = typer.Typer(help="Send messages at planned times.", **PLAIN)
 app.add_typer(schedule_app, name="schedule")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]

@@ -32,7 +32,8 @@ ADMISSION_OPTIONS = (
         NUMBER,
         None,
         "Begin a micro-batch when there are so many messages, or maxTriggerDelay after the last "
-        "one. The first one of a run, and availableNow, wait for none. By default one is enough.",
+        "one. The first one of a run, and availableNow, wait for none. At most "
+        "maxMessagesPerTrigger. By default 1.",
     ),
     Option(
         "maxTriggerDelay",
@@ -40,6 +41,7 @@ ADMISSION_OPTIONS = (
         DURATION,
         None,
         "How long to wait for minMessagesPerTrigger. By default 15 minutes.",
+        needs=("minMessagesPerTrigger",),
     ),
 )
 

@@ -12,7 +12,19 @@ from typing import Any
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
-from spark_pgqueue.spark.options.values import DURATION, NUMBER, a_name, duration, positive
+from spark_pgqueue.spark.options.values import (
+    BOOLEAN,
+    DURATION,
+    NUMBER,
+    TYPES,
+    a_name,
+    boolean,
+    duration,
+    positive,
+)
+
+STREAMING, BATCH = "streaming queries", "batches"
+"""Where an option may be alone."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +36,13 @@ class Option:
         parse: turns the given text into the value; raises ValueError when it cannot.
         allowed: what may be given, in words.
         default: the value when it is not given.
-        help: what it does.
+        help: what it does, for the pages and as the hint of an error. Where `default` is None, its
+            last sentence says what is done then: "By default ...".
         required: whether it must be given.
         is_secret: whether no error may show its value.
+        needs: the options without which it is refused.
+        excludes: the options beside which it is refused; said of one of them, it holds for both.
+        only: STREAMING or BATCH where it is refused elsewhere.
     """
 
     name: str
@@ -36,6 +52,14 @@ class Option:
     help: str
     required: bool = False
     is_secret: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    only: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type of its value, in a word."""
+        return TYPES.get(self.parse, "string")
 
 
 URL = Option(
@@ -57,6 +81,7 @@ CONNECTION = (
         None,
         "The password, where url has none. Spark hides it, as it does url, in explain() and logs.",
         is_secret=True,
+        excludes=("passwordFile",),
     ),
     Option(
         "passwordFile",
@@ -69,13 +94,33 @@ CONNECTION = (
 )
 """How to connect."""
 
+MIN_PARTITIONS = Option(
+    "minPartitions",
+    positive,
+    NUMBER,
+    None,
+    "Read in at least so many partitions (but never more than messages). By default by size.",
+)
+
+MAX_RECORDS_PER_PARTITION = Option(
+    "maxRecordsPerPartition",
+    positive,
+    NUMBER,
+    None,
+    "Read at most so many messages in one partition.",
+)
+
+INCLUDE_HEADERS = Option(
+    "includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."
+)
+
 MAX_CONNECTIONS = Option(
     "maxConnections",
     positive,
     NUMBER,
     None,
     "Read in at most so many partitions, each by one connection, which is closed at its end. It "
-    "comes before maxRecordsPerPartition. By default any number.",
+    "comes before maxRecordsPerPartition. At least minPartitions. By default any number.",
 )
 
 RETRY_TIMEOUT = Option(
@@ -90,13 +135,26 @@ RETRY_TIMEOUT = Option(
 _SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
 
 
-def parse(given: Mapping[str, str], table: tuple[Option, ...], side: str) -> dict[str, Any]:
+def parse(
+    given: Mapping[str, str], table: tuple[Option, ...], side: str, others: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The values of options by the names of fields, checked one by one.
+
+    Args:
+        given: the options.
+        table: those that there are.
+        side: what has them, for errors.
+        others: names that there are on other sides, for who has misspelled one of them.
+
+    Raises:
+        PgQueueError: an option is unknown, missing or malformed.
+    """
     known = {option.name.lower(): option for option in table}
     for name in given:
         if name.lower() not in known and not (
             side == "sink" and name.lower() in _SPARK_SINK_OPTIONS
         ):
-            raise _unknown(name, known, side)
+            raise _unknown(name, known, side, others)
     lowered = {name.lower(): value for name, value in given.items()}
     values = {_field(o.name): _value(o, lowered.get(o.name.lower())) for o in table}
     how = [values.pop(_field(option.name)) for option in CONNECTION]
@@ -108,7 +166,7 @@ def _value(option: Option, text: str | None) -> Any:
         if option.required:
             raise PgQueueError(
                 f"option {option.name} is missing",
-                hint=f'add option("{option.name}", ...): {option.allowed}',
+                hint=f'add option("{option.name}", ...): {option.allowed}. {option.help}',
             )
         return option.default
     try:
@@ -116,14 +174,19 @@ def _value(option: Option, text: str | None) -> Any:
     except ValueError:
         given = "not allowed" if option.is_secret else repr(text)
         raise PgQueueError(
-            f"option {option.name} is {given}, and must be {option.allowed}",
+            f"option {option.name} is {given}, and must be {option.allowed}", hint=option.help
         ) from None
 
 
-def _unknown(name: str, known: dict[str, Option], side: str) -> PgQueueError:
-    names = ", ".join(option.name for option in known.values())
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {known[near[0]].name}?" if near else f"its options are: {names}"
+def _unknown(
+    name: str, known: dict[str, Option], side: str, others: tuple[str, ...]
+) -> PgQueueError:
+    names = {lowered: option.name for lowered, option in known.items()}
+    names |= {other.lower(): other for other in others}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"its options are: {', '.join(names.values())}"
+    if near:
+        hint = f"did you mean {names[near[0]]}?"
     if name.lower().startswith("kafka."):
         hint = KAFKA
     return PgQueueError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
@@ -15,9 +15,14 @@ from spark_pgqueue.spark.options.admission import (
     check_admission,
 )
 from spark_pgqueue.spark.options.checking import (
+    BATCH,
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MIN_PARTITIONS,
     RETRY_TIMEOUT,
+    STREAMING,
     Option,
     check_partitions,
     parse,
@@ -26,7 +31,6 @@ from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
-    NUMBER,
     TIMESTAMP,
     Place,
     a_name,
@@ -34,7 +38,6 @@ from spark_pgqueue.spark.options.values import (
     duration,
     offsets,
     pattern,
-    positive,
     timestamp,
     unlike_names,
 )
@@ -115,7 +118,7 @@ def parse_cursor(given: Mapping[str, str], *, streaming: bool | None = None) -> 
             consumer, or two do not fit together.
     """
     _check_side(given)
-    options = CursorOptions(**parse(given, CURSOR_OPTIONS, "source"))
+    options = CursorOptions(**parse(given, CURSOR_OPTIONS, "source", OTHERS))
     _check_streams(options)
     _check_start_and_end(options)
     check_admission(options)
@@ -185,11 +188,35 @@ def _check_start_and_end(options: CursorOptions) -> None:
                     + f" of the streams that are read: {', '.join(options.names)}",
                     hint="give a place for each of them",
                 )
-    if options.ending_offsets == "earliest":
+    ends = options.ending_offsets
+    if ends == "earliest" or (isinstance(ends, dict) and "earliest" in ends.values()):
         raise PgQueueError(
             "option endingOffsets is 'earliest', before which there is nothing",
-            hint="give latest, or JSON",
+            hint="give latest, or JSON with other places",
         )
+    for stream in ends if isinstance(ends, dict) else options.names or [""]:
+        begin, end = options.start_of(stream, "earliest"), options.end_of(stream)
+        if _is_behind(begin, end):
+            raise PgQueueError(
+                f"it is to begin at {begin}, and to end at {end}, which is before that",
+                hint="change the options startingOffsets or startingTimestamp, or endingOffsets or "
+                "endingTimestamp",
+            )
+
+
+def _is_behind(begin: Place | None, end: Place | None) -> bool:
+    """Whether a place is behind another one, where both are numbers, or times."""
+    if not isinstance(begin, str) or not isinstance(end, str):
+        return False
+    if begin.startswith("seq ") and end.startswith("seq "):
+        return int(begin[4:]) > int(end[4:])
+    if begin[0].isdigit() and end[0].isdigit():
+        return datetime.fromisoformat(begin) > datetime.fromisoformat(end)
+    return False
+
+
+OTHERS = ("consumer", "table")
+"""Options by which it would be another reader: what is near to them may be meant to be one."""
 
 
 def _of_the_other(options: CursorOptions, streaming: bool) -> list[tuple[str, object]]:
@@ -215,13 +242,21 @@ _OFFSETS = (
 
 CURSOR_OPTIONS = (
     *CONNECTION,
-    Option("stream", a_name, "a stream's name", None, "The stream to read."),
+    Option(
+        "stream",
+        a_name,
+        "a stream's name",
+        None,
+        "The stream to read. This, or one of the two that stand in its place, is needed.",
+        excludes=("streams", "streamPattern"),
+    ),
     Option(
         "streams",
         unlike_names,
         "names of streams, with commas between them",
         None,
         "In place of stream: several, with a column stream that says which.",
+        excludes=("streamPattern",),
     ),
     Option(
         "streamPattern",
@@ -238,6 +273,7 @@ CURSOR_OPTIONS = (
         None,
         "Where a new query begins; one with a checkpoint goes on from there. By default latest, in "
         "a batch earliest.",
+        excludes=("startingTimestamp",),
     ),
     Option(
         "startingTimestamp",
@@ -251,30 +287,21 @@ CURSOR_OPTIONS = (
         offsets,
         _OFFSETS.replace("earliest, latest, or", "latest, or"),
         None,
-        "Batch only: where to end. By default latest.",
+        "Where to end. By default latest.",
+        excludes=("endingTimestamp",),
+        only=BATCH,
     ),
     Option(
         "endingTimestamp",
         timestamp,
         TIMESTAMP,
         None,
-        "Batch only, in place of endingOffsets: end with what was published before.",
+        "In place of endingOffsets: end with what was published before.",
+        only=BATCH,
     ),
-    *ADMISSION_OPTIONS,
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read in at least so many partitions (but never more than messages). By default by size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition.",
-    ),
+    *(replace(option, only=STREAMING) for option in ADMISSION_OPTIONS),
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
     MAX_CONNECTIONS,
     Option(
         "waitTime",
@@ -282,6 +309,7 @@ CURSOR_OPTIONS = (
         DURATION,
         None,
         "How long to wait for messages before Spark is told that there are none. By default 1s.",
+        only=STREAMING,
     ),
     Option(
         "failOnDataLoss",
@@ -291,7 +319,7 @@ CURSOR_OPTIONS = (
         "Fail when retention has taken away what was to be read, or a stream of the pattern was "
         "dropped; false logs a warning, and goes on with what is left.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     RETRY_TIMEOUT,
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
+from spark_pgqueue.spark.options.checking import BATCH, CONNECTION, RETRY_TIMEOUT, Option, parse
 from spark_pgqueue.spark.options.values import ACTIONS, a_name, action, names, not_negative
 
 
@@ -67,6 +67,7 @@ SINK_OPTIONS = (
         None,
         "Publish to these consumers alone, but for rows with a column consumers that is not null. "
         "By default to all.",
+        excludes=("action",),
     ),
     Option(
         "action",
@@ -88,11 +89,21 @@ SINK_OPTIONS = (
         a_name,
         "a name",
         None,
-        "Batch writes only: the writes of a txnAppId are published once by their txnVersion, and "
+        "Names the writing application: its writes are published once by their txnVersion, and "
         "their actions done once. One with the last published version or a lower one writes "
-        "nothing, and logs a warning.",
+        "nothing, and logs a warning. By default a write that is repeated is published again.",
+        needs=("txnVersion",),
+        only=BATCH,
     ),
-    Option("txnVersion", not_negative, "a whole number of at least 0", None, "See txnAppId."),
+    Option(
+        "txnVersion",
+        not_negative,
+        "a whole number of at least 0",
+        None,
+        "The number of a write of a txnAppId, higher than those of all writes before it.",
+        needs=("txnAppId",),
+        only=BATCH,
+    ),
     RETRY_TIMEOUT,
 )
 

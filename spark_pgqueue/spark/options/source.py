@@ -17,6 +17,7 @@ from spark_pgqueue.spark.options.admission import (
 )
 from spark_pgqueue.spark.options.checking import (
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     RETRY_TIMEOUT,
     Option,
@@ -158,7 +159,7 @@ SOURCE_OPTIONS = (
         True,
         "Fail when claimed messages were deleted before they could be read; false logs a warning.",
     ),
-    Option("includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."),
+    INCLUDE_HEADERS,
     Option(
         "createConsumer",
         boolean,
@@ -173,6 +174,7 @@ SOURCE_OPTIONS = (
         "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
         None,
         "Where a consumer made by createConsumer starts. By default latest.",
+        needs=("createConsumer",),
     ),
     Option(
         "ordering",
@@ -180,6 +182,7 @@ SOURCE_OPTIONS = (
         "none, key or stream",
         None,
         "The ordering of a consumer made by createConsumer. By default none.",
+        needs=("createConsumer",),
     ),
     Option(
         "shareConsumer",

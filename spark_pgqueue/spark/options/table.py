@@ -7,8 +7,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import CONNECTION, RETRY_TIMEOUT, Option, parse
-from spark_pgqueue.spark.options.values import BOOLEAN, NUMBER, a_name, boolean, names, positive
+from spark_pgqueue.spark.options.checking import (
+    CONNECTION,
+    MAX_CONNECTIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MIN_PARTITIONS,
+    RETRY_TIMEOUT,
+    Option,
+    check_partitions,
+    parse,
+)
+from spark_pgqueue.spark.options.cursor import CURSOR_OPTIONS
+from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
+from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"
 
@@ -37,6 +48,7 @@ class TableOptions:
     pushdown: bool
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_connections: int | None
     fail_on_data_loss: bool
     retry_timeout: timedelta
 
@@ -52,7 +64,13 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
     Raises:
         PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
     """
+    if found := _of_a_stream(given):
+        raise PgQueueError(
+            f"option {found} is for reading a stream, and a table is looked into as it is",
+            hint=f"remove {found}; or leave table out, to read the stream",
+        )
     options = TableOptions(**parse(given, TABLE_OPTIONS, "batch reader"))
+    check_partitions(options.min_partitions, options.max_connections)
     if options.stream is None and options.table != "stats":
         raise PgQueueError(
             f"option stream is missing: table {options.table} is of a stream",
@@ -88,15 +106,20 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
     Raises:
         PgQueueError: one of them says how messages are claimed.
     """
-    known = {option.name.lower() for option in TABLE_OPTIONS}
-    for name in given:
-        if name.lower() not in known:
-            raise PgQueueError(
-                f"option {name} has no meaning for spark.read, which claims nothing",
-                hint="remove it, or use readStream",
-            )
+    if found := _of_a_stream(given):
+        raise PgQueueError(
+            f"option {found} has no meaning for spark.read, which claims nothing",
+            hint="remove it, or use readStream",
+        )
     more = {"table": "pending", "columns": ",".join(columns)}
     return parse_table({**given, **more})
+
+
+def _of_a_stream(given: Mapping[str, str]) -> str | None:
+    """The first of the options that only those have who read a stream, with a consumer or not."""
+    names = {name.lower() for name in given} - {option.name.lower() for option in TABLE_OPTIONS}
+    readers = (*CURSOR_OPTIONS, *SOURCE_OPTIONS)
+    return next((option.name for option in readers if option.name.lower() in names), None)
 
 
 def a_table(text: str) -> str:
@@ -114,7 +137,7 @@ TABLE_OPTIONS = (
         a_table,
         "messages, pending, claimed, dead, archived, publications or stats",
         None,
-        "What to read, see below.",
+        "What to read.",
         required=True,
     ),
     Option(
@@ -122,7 +145,7 @@ TABLE_OPTIONS = (
         a_name,
         "a stream's name",
         None,
-        "The stream to look into. Without it there is only stats, of all.",
+        "The stream to look into. All tables but stats need it. By default all streams.",
     ),
     Option(
         "consumer",
@@ -131,6 +154,7 @@ TABLE_OPTIONS = (
         None,
         "Whose: pending needs it, and messages and publications have none. By default those of all "
         "consumers of the stream.",
+        needs=("stream",),
     ),
     Option(
         "columns",
@@ -156,20 +180,9 @@ TABLE_OPTIONS = (
         "message, such as consumer, reason and state. Needs "
         "spark.sql.python.filterPushdown.enabled=true in the session.",
     ),
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read in at least so many partitions (but never more than messages). By default by size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition.",
-    ),
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
+    MAX_CONNECTIONS,
     Option(
         "failOnDataLoss",
         boolean,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -88,7 +90,15 @@ def a_name(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them. Raises ValueError."""
+    """Names with commas between them; also as Spark writes a list of Python. Raises ValueError."""
+    if text.strip().startswith("["):
+        try:
+            given = ast.literal_eval(text.strip())
+        except SyntaxError:
+            raise ValueError from None
+        if not given or not all(isinstance(name, str) for name in given):
+            raise ValueError
+        return tuple(a_name(name) for name in given)
     return tuple(a_name(name).strip() for name in text.split(","))
 
 
@@ -156,6 +166,19 @@ def unlike_names(text: str) -> tuple[str, ...]:
     return found
 
 
+TYPES: dict[Callable[[str], Any], str] = {
+    duration: "duration",
+    positive: "integer",
+    not_negative: "integer",
+    size: "size",
+    boolean: "boolean",
+    names: "names",
+    unlike_names: "names",
+    timestamp: "timestamp",
+    pattern: "pattern",
+}
+"""What values are, in a word; those of other functions are strings."""
+
 Place = str | dict[str, Any]
 """A place in a stream: an offset of it; or earliest, latest, a time, or "seq" and a number."""
 
@@ -169,6 +192,8 @@ def offsets(text: str) -> str | dict[str, Place]:
     if text.strip().lower() in ("earliest", "latest"):
         return text.strip().lower()
     given = json.loads(text)
+    if isinstance(given, str):  # progress has offsets as text, which somebody made JSON of again
+        given = json.loads(given)
     if not isinstance(given, dict) or not given:
         raise ValueError
     if isinstance(given.get("stream"), str) and isinstance(given.get("incarnation"), str):

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.compare`: all sides in turn; a table, JSON, a picture, the README."""
+"""`python -m tests.benchmarks.compare`: all sides in turn; a table, JSON, a picture, the page."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SCENARIOS: dict[str, Callable[[Compare], None]] = {
     each.__name__: each for each in (send, backlog, steady, held, keys, wake)
 }
 ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "tests/benchmarks/README.md"
 PICTURE = ROOT / "tests/benchmarks/compare.svg"
 OUT = ROOT / "build/compare"
 
@@ -49,7 +50,7 @@ SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
 
 WHERE = "An empty database of a superuser, in place of a server made here."
 WAIT = "Let the server made here wait for the disk."
-SHOW = "Measure nothing: put the figures of the last run into README.md, and its picture there too."
+SHOW = "Measure nothing: put the figures of the last run into the page of figures, and its picture."
 
 
 def main(
@@ -65,7 +66,7 @@ def main(
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(SCENARIOS)}")
     if readme:
         found = report.read(out / "compare.json")
-        report.write_readme(found, ROOT / "README.md")
+        report.write_readme(found, PAGE)
         report.draw(found, PICTURE)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too

@@ -1,4 +1,4 @@
-"""The figures of a run, and what they are written to: a table, JSON, a picture, the README."""
+"""The figures of a run, and what they are written to: a table, JSON, a picture, the page."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def machine(postgres: str, settings: dict[str, Any], effort: str, versions: dict
     }
 
 
-# The README
+# The page of figures, tests/benchmarks/README.md
 
 BEGIN = "<!-- written by: make compare ARGS=--readme -->"
 END = "<!-- to here -->"
 
 
 def readme_of(report: Report) -> str:
-    """The part of the README that the figures make: a table per scenario, of ratios."""
+    """The part of the page that the figures make: a table per scenario, of ratios."""
     about = report.about
     durable = ", ".join(f"`{name}` {value}" for name, value in about["settings"].items())
     parts = [
@@ -179,7 +179,7 @@ def readme_of(report: Report) -> str:
 
 
 def write_readme(report: Report, path: Path) -> None:
-    """Write the figures into the README, between the two marks."""
+    """Write the figures into the page, between the two marks."""
     text = path.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

@@ -1,0 +1,29 @@
+"""`python -m tests.docs` writes what is generated; `make docs` does that."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from spark_pgqueue import embedded
+from spark_pgqueue.postgres import connection, schema
+from tests.docs import options, sql, stub
+
+
+def main() -> None:
+    """Write all, from a schema that is installed for it."""
+    stub.FILE.write_text(stub.stub())
+    options.PAGE.write_text(options.page(options.PAGE.read_text()))
+    with (
+        tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
+        embedded.start(Path(folder) / "data") as server,
+        connection.connect(server.url) as conn,
+    ):
+        schema.install(conn)
+        sql.PAGE.write_text(sql.page(conn))
+    for file in (stub.FILE, options.PAGE, sql.PAGE):
+        print(file)
+
+
+if __name__ == "__main__":
+    main()

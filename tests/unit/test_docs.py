@@ -1,0 +1,173 @@
+"""What is generated is what `make docs` would write now, and what it says of options is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.options import (
+    CURSOR_OPTIONS,
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    TABLE_OPTIONS,
+    Option,
+    parse_cursor,
+    parse_sink,
+    parse_source,
+    parse_table,
+)
+from spark_pgqueue.spark.options.checking import BATCH, STREAMING
+from tests.docs import options, sql, stub
+from tests.docs.headers import Item, parse
+
+STALE = "it is not what the code says now: make docs"
+
+# A value for each option that goes with those of the others, where options go together at all.
+VALUES = {
+    "url": "host=h", "user": "u", "password": "p", "passwordFile": "/p",
+    "stream": "s", "streams": "s,t", "streamPattern": "s.*", "consumer": "c",
+    "startingOffsets": "earliest", "startingTimestamp": "0",
+    "endingOffsets": "latest", "endingTimestamp": "0",
+    "maxMessagesPerTrigger": "10", "maxBytesPerTrigger": "1k", "minMessagesPerTrigger": "10",
+    "maxTriggerDelay": "1s", "minPartitions": "1", "maxRecordsPerPartition": "1",
+    "maxConnections": "1", "keyOrder": "column", "visibilityTimeout": "1s", "waitTime": "1s",
+    "failOnDataLoss": "true", "includeHeaders": "true", "createConsumer": "true",
+    "startingPosition": "latest", "ordering": "key", "shareConsumer": "true",
+    "quarantineAfter": "1", "checkpointLocation": "/c", "retryTimeout": "1s",
+    "table": "stats", "columns": "seq", "pushdown": "true",
+    "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
+}  # fmt: skip
+
+STREAMS = {"stream", "streams", "streamPattern"}
+"""One of which is needed, but for tables."""
+
+Parse = Callable[[Mapping[str, str], bool], Any]
+SIDES: list[tuple[str, tuple[Option, ...], dict[str, str], Parse]] = [
+    ("source", SOURCE_OPTIONS, {}, lambda given, _: parse_source(given)),
+    ("cursor", CURSOR_OPTIONS, {}, lambda given, stream: parse_cursor(given, streaming=stream)),
+    ("table", TABLE_OPTIONS, {}, lambda given, _: parse_table(given)),
+    ("sink", SINK_OPTIONS, {}, lambda given, stream: parse_sink(given, streaming=stream)),
+]
+each_side = pytest.mark.parametrize(
+    ("table", "base", "parse_side"), [side[1:] for side in SIDES], ids=[side[0] for side in SIDES]
+)
+
+
+def test_the_reference_of_the_sql_is_what_the_schema_and_its_comments_say(conn):
+    assert sql.PAGE.read_text() == sql.page(conn), STALE
+
+
+def test_the_tables_of_options_and_columns_are_what_the_code_says():
+    text = options.PAGE.read_text()
+    assert text == options.page(text), STALE
+
+
+def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():
+    assert stub.FILE.read_text() == stub.stub(), STALE
+
+
+def test_every_public_function_and_view_is_in_the_reference(conn):
+    found = conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        " and proname not like '\\_%'"
+        " union all select relname from pg_class"
+        " where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
+    ).fetchall()
+    text = sql.PAGE.read_text()
+    headings = re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted(name for (name,) in found)
+    links = re.findall(r"\]\(#([\w-]+)\)", text)
+    titles = {each.lower().replace(" ", "-") for each in re.findall(r"^##+ (.+)$", text, re.M)}
+    assert set(links) <= titles
+
+
+def test_a_header_is_taken_apart_into_what_it_says():
+    header = parse(
+        "f.sql",
+        "-- Returns a claim. And\n-- so on.\n--   p_a, p_b  these;\n--             or those\n"
+        "-- Returns one row:\n--   state  a word; or\n--          not so    something else\n"
+        "-- Errors: PQ001 (or so). Locks nothing.\n",
+    )
+    assert header.about == ("Returns a claim. And so on.",)
+    assert header.arguments == (Item("p_a, p_b", "these; or those"),)
+    state = Item("state", "a word; or", (Item("not so", "something else"),))
+    assert header.rest[:2] == ("Returns one row:", (state,))
+    rest = [str(each).strip() for each in header.rest[2:]]
+    assert rest == ["Errors: PQ001 (or so).", "Locks nothing."]
+
+
+def refused(parse_side: Parse, given: Mapping[str, str], streaming: bool) -> bool:
+    try:
+        parse_side(given, streaming)
+    except PgQueueError:
+        return True
+    return False
+
+
+def with_needs(option: Option, table: tuple[Option, ...]) -> dict[str, str]:
+    """An option with all that it needs."""
+    names = {option.name, *option.needs, *(o.name for o in table if o.required)}
+    return {name: VALUES[name] for name in names}
+
+
+@each_side
+def test_options_go_together_as_the_page_says(table, base, parse_side):
+    """Any two of them, in streaming queries and in batches: refused exactly where it says so."""
+    for one, other in combinations(table, 2):
+        for streaming in (True, False):
+            given = base | with_needs(one, table) | with_needs(other, table)
+            if table is not TABLE_OPTIONS and not STREAMS & given.keys():
+                given["stream"] = "s"
+            chosen = [option for option in table if option.name in given]
+            says = any(set(option.excludes) & given.keys() for option in chosen) or any(
+                option.only == (BATCH if streaming else STREAMING) for option in chosen
+            )
+            assert refused(parse_side, given, streaming) == says, (one.name, other.name, streaming)
+
+
+@each_side
+def test_an_option_is_refused_without_what_it_needs(table, base, parse_side):
+    for option in table:
+        given = base | with_needs(option, table)
+        if table is not TABLE_OPTIONS and not STREAMS & given.keys():
+            given["stream"] = "s"
+        streaming = option.only != BATCH
+        assert not refused(parse_side, given, streaming), option.name
+        for need in option.needs:
+            rest = {name: value for name, value in given.items() if name != need}
+            assert refused(parse_side, rest, streaming), f"{option.name} without {need}"
+
+
+@each_side
+def test_a_malformed_value_is_answered_with_what_the_option_does(table, base, parse_side):
+    for option in table:
+        if option.name in ("url", "checkpointLocation"):
+            continue
+        wrong = "[" if option.type == "pattern" else " "
+        given = base | {o.name: VALUES[o.name] for o in table if o.required} | {option.name: wrong}
+        with pytest.raises(PgQueueError, match=f"option {option.name} is") as error:
+            parse_side(given, True)
+        assert error.value.hint == option.help
+
+
+def test_every_option_has_a_default_that_is_said():
+    """Without a default, the last sentence says what is done; but for how to connect."""
+    for option in SOURCE_OPTIONS + CURSOR_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
+        known = option.required or option.default is not None or "By default" in option.help
+        assert known or option.name in NO_DEFAULT, option.name
+        assert option.help.count("By default") <= 1
+        if "By default" in option.help:
+            assert re.search(r" By default [^.]+\.$", option.help), option.name
+
+
+NO_DEFAULT = {
+    *("url", "user", "password", "passwordFile"),  # libpq's
+    *("stream", "streams", "streamPattern"),  # one of them is needed
+    *("startingTimestamp", "endingTimestamp", "columns", "action", "consumer", "txnVersion"),
+    *("checkpointLocation", "maxRecordsPerPartition"),
+}

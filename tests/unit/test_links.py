@@ -1,0 +1,90 @@
+"""Links in pages lead to what is there, and nothing else lies about."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LISTED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+)
+# Without git, in a copy of the checkout: the folders that have pages.
+PAGES = sorted(
+    [ROOT / name for name in LISTED.stdout.splitlines() if (ROOT / name).exists()]
+    or [
+        page
+        for pattern in (
+            "*.md",
+            "sql/**/*.md",
+            "spark_pgqueue/**/*.md",
+            "tests/**/*.md",
+            "notebooks/*.md",
+        )
+        for page in ROOT.glob(pattern)
+    ]
+)
+LINK = re.compile(
+    r"""\]\(([^()\s]+)\)           # [text](target), also of a picture
+    | \b(?:src|srcset|href)="([^"]+)\"""",
+    re.VERBOSE,
+)
+
+
+def links_of(page: str) -> list[str]:
+    """The targets of the links of a page, without those in code."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    return [one or other for one, other in LINK.findall(text)]
+
+
+def anchors_of(page: str) -> set[str]:
+    """What a link to a heading of a page ends with, as GitHub makes it."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    anchors: list[str] = re.findall(r'<a (?:id|name)="([^"]+)"', text)
+    for heading in re.findall(r"^#+ (.+?)\s*#*$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        before = anchors.count(anchor)
+        anchors.append(anchor if not before else f"{anchor}-{before}")
+    return set(anchors)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_link_leads_to_a_file_and_a_heading(page: Path):
+    for target in links_of(page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue  # elsewhere: no test asks the internet
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.is_relative_to(ROOT), target
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors_of(file.read_text()), target
+
+
+def test_nothing_lies_about_at_the_top():
+    """What a page or a test wrote where it stood would be committed with the rest."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("no git, or no checkout")
+    folders = {"spark_pgqueue", "sql", "tests", "notebooks", ".ci"}
+    files = {"pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE", ".gitignore"}
+    assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= folders | files
+
+
+def test_links_are_found():
+    page = '[a](b.md#c) ![d](e.svg) <img src="f.png"> `[no](g.md)`\n```sh\n[no](h.md)\n```\n[i](#j)'
+    assert links_of(page) == ["b.md#c", "e.svg", "f.png", "#j"]
+    assert len(PAGES) > 30
+
+
+def test_a_heading_has_the_anchor_that_github_gives_it():
+    page = "# One: `two`, three\n## [Four](five.md) & six\n## One: two, three\n"
+    assert anchors_of(page) == {"one-two-three", "four--six", "one-two-three-1"}
