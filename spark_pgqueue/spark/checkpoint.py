@@ -30,8 +30,10 @@ def local_folder(location: str) -> Path:
     """The folder of a checkpointLocation on this machine.
 
     Raises:
-        ValueError: it is elsewhere.
+        ValueError: it is elsewhere, or empty.
     """
+    if not location.strip():
+        raise ValueError
     if not re.match(r"[A-Za-z][\w+.-]*:", location):
         return Path(location)
     path = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^/].*|/)", location, re.IGNORECASE)
