@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from rich.console import Console
 
+import spark_pgqueue
 from spark_pgqueue import embedded
-from spark_pgqueue.command_line import demo
+from spark_pgqueue.command_line.demo import desk, flights, picture, story
+from spark_pgqueue.command_line.demo.process import Worker
+from spark_pgqueue.command_line.demo.screen import Screen
 from spark_pgqueue.postgres.errors import PgQueueError
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def flights():
-    return demo.read_file(2000)
+def table():
+    return flights.read_file(2000)
 
 
 @pytest.fixture
@@ -55,21 +62,41 @@ def run_python(folder: Path, script: str, *arguments: str) -> subprocess.Complet
     )
 
 
+def processes_of(folder: Path) -> list[list[str]]:
+    """The command lines of processes whose temporary files are in the folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder):
+                found.append(process.cmdline())
+    return found
+
+
 @pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_twice_in_one_directory(folder):
-    directory = folder / "kept"
+    directory, drawn = folder / "kept", folder / "days.svg"
+    told = flights.told_by(flights.read_file(3000))
+    assert told["desk: dead, redriven"] > 0
     for _ in range(2):
-        done = run_demo(folder, "--directory", str(directory))
+        done = run_demo(folder, "--directory", str(directory), "--picture", str(drawn))
         assert done.returncode == 0, done.stdout + done.stderr
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
-        assert len(rows) == 12, done.stdout
+        assert len(rows) == len(told), done.stdout
         assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
+        for act in ("kill -9", "dead letter", "created now", "done with every flight"):
+            assert act in " ".join(done.stdout.split())
+        assert "and has 0 messages" not in " ".join(done.stdout.split())
+        assert "because of consumer airports" in done.stdout
         assert "WARN" not in done.stderr.replace("WARNING: Using incubator modules", "")
-    assert list(folder.glob("pgqueue-demo-*")) == []
+        assert "Exception" not in done.stderr
+    assert "</svg>" in drawn.read_text()
+    left = {each.name for each in folder.iterdir()} - {f"pgqueue-spark-{os.getuid()}"}
+    assert left == {drawn.name, directory.name}
+    assert processes_of(folder) == []
 
     with embedded.start(directory) as server, psycopg.connect(server.url_of("pgqueue_demo")) as db:
         left = db.execute("select sum(backlog + claimed) from pgqueue.consumer_stats").fetchone()
@@ -99,20 +126,21 @@ def test_on_a_busy_machine_and_a_given_database(folder, url, conn):
     assert "starting daily again" in done.stdout
     assert "Exception" not in done.stderr
     assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
+    assert conn.execute("select to_regnamespace('pgqueue_demo')").fetchone() == (None,)
 
 
 # The same session as the demo's, left in the middle of a function that has a job running.
 LEFT = """
 import sys, time
 from pathlib import Path
-from spark_pgqueue.command_line import demo
+from spark_pgqueue.command_line.demo import queries, session
 
 def count(batch, batch_id):
     batch.sparkSession.range(1 << 60).selectExpr("sum(hash(id))").collect()
 
-with demo.spark_session(Path(sys.argv[1])) as spark:
+with session.spark_session(Path(sys.argv[1])) as spark:
     read = spark.readStream.format("rate").load()
-    read.writeStream.foreachBatch(demo.in_short(count)).start()
+    read.writeStream.foreachBatch(queries.in_short(count)).start()
     while not spark.sparkContext.statusTracker().getActiveStageIds():
         time.sleep(0.05)
 print("left")
@@ -132,42 +160,121 @@ def test_a_query_that_is_stopped_in_the_middle_of_its_function_is_quiet(folder):
 
 
 def test_a_stream_of_the_user_is_not_touched(url, conn):
-    conn.execute("select pgqueue.create_stream('delayed')")
-    with pytest.raises(PgQueueError, match=r"delayed.*exists"):
-        demo.run(url=url, rows=10)
-    assert conn.execute("select name from pgqueue.streams").fetchall() == [("delayed",)]
+    conn.execute("select pgqueue.create_stream('notices')")
+    with pytest.raises(PgQueueError, match=r"notices.*exists"):
+        story.run(url=url, rows=10)
+    assert conn.execute("select name from pgqueue.streams").fetchall() == [("notices",)]
 
 
 def test_arguments(tmp_path):
     with pytest.raises(PgQueueError, match="exclude each other"):
-        demo.run(directory=tmp_path, url="postgresql:///x")
+        story.run(directory=tmp_path, url="postgresql:///x")
     with pytest.raises(PgQueueError, match="rows is 0"):
-        demo.run(rows=0)
+        story.run(rows=0)
+    with pytest.raises(PgQueueError, match=r"must end in \.pdf, \.png, \.svg"):
+        story.run(picture_file=tmp_path / "days.bmp")
+    with pytest.raises(PgQueueError, match="there is no folder"):
+        story.run(picture_file=tmp_path / "none" / "days.png")
 
 
-def test_the_file(flights):
-    whole = demo.read_file()
+def test_the_file(table):
+    whole = flights.read_file()
     assert whole.num_rows == 336_776
-    assert flights.equals(whole[:2000])
-    assert {day for day, _ in demo.days_of(flights)} == {
+    assert table.equals(whole[:2000])
+    assert {day for day, _ in flights.days_of(table)} == {
         "2013-01-01",
         "2013-01-02",
         "2013-01-03",
     }
+    # What the desk may rely on: an aircraft, and an order of its flights.
+    assert flights.delayed_of(whole)["tailnum"].null_count == 0
+    assert flights.rarest_of(whole[:0]) is None
 
 
-def test_a_wrong_figure_is_found(flights):
-    told = demo.told_by(flights)
-    assert demo.compare(told, told, Console(file=io.StringIO()))
+@pytest.fixture
+def told(table, url, conn, tmp_path):
+    """The story without Spark: what the router sends is sent here."""
+    with ExitStack() as stack:
+        queue = stack.enter_context(spark_pgqueue.connect(url))
+        screen = Screen(Console(file=io.StringIO(), width=80))
+        told = story.Story(url, queue, desk.Desk(conn), table, tmp_path, screen)
+        story.create(told, stack)
+        stack.enter_context(told.workers)
+        yield told
 
-    days = demo.days_of(flights)
+
+def notices(table):
+    """Keys and payloads of the notices of badly delayed flights."""
+    rows = [{**row, "scheduled": f"{row['time_hour']:%FT%H}:{row['minute']:02}:00Z"}
+            for row in flights.delayed_of(table).to_pylist()]  # fmt: skip
+    keys = [f"delayed.{row['tailnum']}" for row in rows]
+    return keys, [json.dumps(row, default=str) for row in rows]
+
+
+def test_a_desk_that_is_killed_in_the_middle_rebooks_each_flight_once_in_order(told, table):
+    keys, data = notices(table)
+    told.queue.send_batch("notices", data, keys=keys)
+    told.queue.alter_consumer("notices", "desk", {"visibility_timeout": "1 s"})
+    told.start_desk()
+    while not told.kill_desk():
+        time.sleep(0.02)
+    assert 0 < told.office.count() < len(data)
+    told.wait_for_desk()
+    told.dead_letters()
+    expected = {name: value for name, value in flights.told_by(table).items() if "desk" in name}
+    assert {name: told.seen[name] for name in expected} == expected
+    said = told.screen.console.file.getvalue()
+    assert "1. kill -9: desk 1 has rebooked" in said
+    assert f"whom to call for {told.rarest}?" in said
+
+
+def test_a_consumer_over_history_gets_all_of_it_and_then_retention_takes_it(told, table):
+    rows = [json.dumps(row, default=str) for row in table.to_pylist()]
+    told.queue.send_batch("flights", rows)
+    for consumer in ("daily", "router"):
+        told.queue.seek("flights", consumer, "latest")
+    told.history()
+    assert "because of consumer airports" in told.screen.console.file.getvalue()
+    assert told.queue.retention("flights")[0].trimmed == 0
+    told.retention()
+    assert told.seen["airports: flights"] == told.seen["retention: messages gone"] == 2000
+    assert told.seen["airports: of airports"] == flights.counts_of(table, "origin")
+
+
+def test_a_worker_that_ends_by_itself_is_told(told, url, tmp_path):
+    told.queue.send("notices", "{}", key="delayed.N14228")
+    told.desk = Worker("desk 1", url, ["json:nothing", "notices", "desk"], tmp_path / "log", {})
+    with pytest.raises(PgQueueError, match=r"desk 1 ended with 1: .*nothing"):
+        told.wait_for_desk()
+
+
+def test_a_wrong_figure_is_found(table):
+    told = flights.told_by(table)
+    assert Screen(Console(file=io.StringIO())).compare(told, told)
+
+    days = flights.days_of(table)
     one = ("2013-01-02", "UA")
     days[one] = (days[one][0], days[one][1], (days[one][2] or 0) + 1)
-    seen = {**told, **demo.daily_figures(days)}
+    seen = {**told, **flights.daily_figures(days)}
+    del seen["desk: twice"]
     output = io.StringIO()
-    assert not demo.compare(seen, told, Console(file=output, width=120))
+    assert not Screen(Console(file=output, width=120)).compare(seen, told)
     differing = [
         line.split("│")[1].strip() for line in output.getvalue().splitlines() if "differs" in line
     ]
-    assert "daily: minutes late" in differing
-    assert "daily: days, airlines" in differing
+    assert differing == ["daily: minutes late", "daily: days, airlines", "desk: twice"]
+
+
+def test_the_picture_has_a_bar_for_each_month(table):
+    output = io.StringIO()
+    days = {("2013-01-01", "UA"): (6, 5, 60), ("2013-01-31", "UA"): (3, 2, 20),
+            ("2013-01-31", "AA"): (1, 1, 0), ("2013-02-01", "UA"): (1234, 100, 500),
+            ("2013-03-01", "UA"): (2, 0, None)}  # fmt: skip
+    picture.draw(days, Console(file=output, width=80))
+    lines = [line.split() for line in output.getvalue().splitlines() if "2013" in line]
+    assert [(month, count, minutes) for month, count, *_, minutes in lines] == [
+        ("2013-01", "10", "10.0"),
+        ("2013-02", "1,234", "5.0"),
+        ("2013-03", "2", "0.0"),
+    ]
+    assert [line[2].count("━") for line in lines[:2]] == [40, 20]

@@ -91,15 +91,22 @@ def demo(
     # Not from PGQUEUE_URL: the demo must not take a database that is meant for something else.
     url: Annotated[str | None, typer.Option(help="A database to use in its place.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Only so many flights.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the delays of each day: a PNG, SVG or PDF.")
+    ] = None,
 ) -> None:
-    """Send a year of flights through Postgres and Spark, and check what comes out."""
+    """Send a year of flights through Postgres and Spark, and check what comes out.
+
+    Two Spark queries and workers consume them; one worker is killed in the middle, a dead letter
+    redriven, a consumer added over history, and in the end retention takes all of it.
+    """
     try:
-        from spark_pgqueue.command_line.demo import run
+        from spark_pgqueue.command_line.demo.story import run
     except ModuleNotFoundError as error:
         raise PgQueueError(
             f"the demo needs the module {error.name}", hint=how_to_install("demo")
         ) from None
-    if not run(directory, url, rows):
+    if not run(directory, url, rows, picture):
         fail("what came out is not what went in")
 
 

@@ -1,0 +1,71 @@
+"""A worker in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
+
+SECONDS = 60  # for the end of a process that was asked to stop
+
+
+class Worker:
+    """`pgqueue work`, as a shell would start it.
+
+    Args:
+        name: what claims and dead letters say of who it was.
+        url: the database.
+        arguments: of the command: the handler, the stream, the consumer, options.
+        log: the file for what it says.
+        environment: variables to be added.
+    """
+
+    def __init__(
+        self, name: str, url: str, arguments: list[str], log: Path, environment: dict[str, str]
+    ):
+        self.name = name
+        self._log = log
+        # Not --url: other users see a command line, and there may be a password in it.
+        given = {"PGQUEUE_URL": url, "PGAPPNAME": name, **environment}
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "spark_pgqueue", "work", *arguments],
+                env={**os.environ, **given},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def check(self) -> None:
+        """Look that it runs.
+
+        Raises:
+            PgQueueError: it ended.
+        """
+        if (code := self._process.poll()) is not None:
+            said = redact(self._log.read_text(errors="replace")).strip().splitlines()
+            raise PgQueueError(f"{self.name} ended with {code}: {' / '.join(said[-3:])}")
+
+    def kill(self) -> None:
+        """End it as kill -9 does, if it runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Let it end what it has begun, and end.
+
+        Raises:
+            PgQueueError: it had ended before, failed, or does not end.
+        """
+        self.check()
+        self._process.terminate()
+        try:
+            code = self._process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise PgQueueError(f"{self.name} does not end within {SECONDS} s") from None
+        if code != 0:
+            self.check()

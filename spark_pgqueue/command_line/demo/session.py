@@ -1,0 +1,129 @@
+"""A quiet Spark session, and queries that are started again where Spark was too impatient."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import spark_pgqueue
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark import java
+
+STARTS = 10  # after so many starts a query is given up
+
+# Errors alone, on standard error, and not that a query failed, which is told by who watches it.
+LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.query.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
+logger.query.level = off
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+@contextmanager
+def spark_session(folder: Path) -> Iterator[SparkSession]:
+    """A quiet Spark session on this machine; queries that still run end with it."""
+    java.ensure_java_home()
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # not whatever python3 is on the path
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(LOG4J)
+    spark = (
+        SparkSession.builder.master("local[*]")
+        .appName("pgqueue demo")
+        .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={log4j.as_uri()}"')
+        .config("spark.driver.host", "localhost")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.authenticate.socketTimeout", "120s")  # for a busy machine
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "10000")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    try:
+        spark_pgqueue.register(spark)
+        yield spark
+    finally:
+        spark.sparkContext.setLogLevel("OFF")  # that a query was broken off is no news
+        for query in spark.streams.active:
+            query.stop()
+        spark.stop()
+
+
+class Query:
+    """A query that is started again where Spark was too impatient to start it.
+
+    Spark gives the process of a Python source 10 s to answer, which no setting changes, and on a
+    very busy machine that is not enough. A query goes on from its checkpoint: starting it again is
+    safe.
+
+    Args:
+        name: what it is called.
+        start: starts it.
+        say: is told, in a sentence, that it is started again.
+    """
+
+    def __init__(self, name: str, start: Callable[[], StreamingQuery], say: Callable[[str], None]):
+        self._name = name
+        self._say = say
+        self._start = start
+        self._starts = 0
+        self._earlier = 0
+        self._begin()
+        # Its source is there: the next query's start does not compete with this one's.
+        while self.is_active() and self._query.status["message"].startswith("Initializing"):
+            time.sleep(0.05)
+
+    def is_active(self) -> bool:
+        """Whether it runs; it is started again if that is the way out of what it failed with.
+
+        Raises:
+            PgQueueError: it failed with something else, or too often.
+        """
+        active, error = self._query.isActive, self._query.exception()  # in this order
+        if error is None:
+            return active
+        if "failed to connect back" not in str(error) or self._starts >= STARTS:
+            # Ours, if it is one, without the traceback before it and the plan behind it.
+            why = str(error).split("PgQueueError: ")[-1].split("SQLSTATE: ")[0]
+            raise PgQueueError(f"the query {self._name} failed: {why.split(' === ')[0].strip()}")
+        self._say(f"Busy machine: starting {self._name} again ...")
+        self._earlier = self.rows()
+        self._begin()
+        return True
+
+    def finish(self) -> None:
+        """Stop it, when it has done what it began: one without data, say, for a watermark.
+
+        Raises:
+            PgQueueError: as `is_active`.
+        """
+        with suppress(StreamingQueryException):  # is_active tells it
+            self._query.processAllAvailable()
+        self.is_active()
+        self._query.stop()
+
+    def rows(self) -> int:
+        """How many rows it has read."""
+        return self._earlier + sum(each.numInputRows for each in self._query.recentProgress)
+
+    def _begin(self) -> None:
+        self._starts += 1
+        self._query = self._start()
