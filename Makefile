@@ -2,9 +2,10 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   the benchmark                make test-all  those, then what takes longer
 #   make lint    ruff and pyright             make compare  the queue beside others
+#   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all bench compare docs lint clean
+.PHONY: demo test test-all bench compare matrix docs lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -32,6 +33,9 @@ bench: .venv/dev
 compare: .venv/compare
 	$(BIN)/python -m tests.benchmarks.compare $(ARGS)
 
+matrix: .venv/matrix
+	$(BIN)/python -m tests.matrix $(ARGS)
+
 docs: .venv/dev
 	$(BIN)/python -m tests.docs
 
@@ -41,7 +45,7 @@ lint: .venv/dev
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The checkout itself is installed (--editable): its changes take effect at once.
@@ -54,6 +58,12 @@ clean:
 .venv/compare: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable ".[compare]" || \
 		$(BIN)/pip install --quiet --editable ".[embedded]" matplotlib
+	touch $@
+
+# It works without uv too, but takes longer and more of the disk.
+.venv/matrix: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[matrix]" || \
+		$(BIN)/pip install --quiet --editable ".[embedded]"
 	touch $@
 
 .venv/bin/pip:

@@ -98,7 +98,11 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     Raises:
         PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Seen
             in a session of Spark Connect only with `ship` true, which runs a small job to see it.)
+            Or `ship` is true, and PySpark 4.0 has found the format by itself.
     """
+    from pyspark.errors import AnalysisException
+
+    from spark_pgqueue.postgres.errors import PgQueueError
     from spark_pgqueue.spark import shipping
     from spark_pgqueue.spark.datasource import PgQueueDataSource
 
@@ -108,7 +112,19 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
         shipping.ship()
     if ship:
         shipping.check_executor(spark)
-    spark.dataSource.register(PgQueueDataSource)
+    try:
+        spark.dataSource.register(PgQueueDataSource)
+    except AnalysisException as error:
+        # PySpark 4.0 refuses the name of a format that it has found by itself.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        if ship:
+            raise PgQueueError(
+                "PySpark 4.0 has found this package installed, and does not take another one for "
+                "the executors",
+                hint="install it there too, or use PySpark 4.1 or later; or give the driver a "
+                "checkout or a zip in place of the installed one",
+            ) from None
 
 
 def connect(url: str | None = None, *, patience: float = 30.0) -> Client:

@@ -108,7 +108,7 @@ class Server(ThreadingHTTPServer):
         headers: dict[str, str] | None = None,
     ):
         if ":" in where.host:
-            self.address_family = AF_INET6
+            self.address_family: int = AF_INET6
         self.answer = answer
         all_names = (*names, where.host, "localhost")
         self.names: set[str] = {name.lower().rstrip(".") for name in all_names}

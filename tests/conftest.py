@@ -274,23 +274,15 @@ def spark(
     spark_environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """A local Spark session of two cores, with the data source registered."""
-    from pyspark.sql import SparkSession
+    from tests import sessions
 
-    import spark_pgqueue
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("spark-pgqueue tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(session)
+    settings = {
+        "spark.app.name": "spark-pgqueue tests",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    session = sessions.session("local[2]", settings)
     yield session
     session.stop()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -43,18 +46,32 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean environment with the wheel in it, and without PySpark, as pip makes it."""
-    directory = tmp_path_factory.mktemp("wheel")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel and the sdist, and what they need: what somebody without a network is given."""
+    folder = tmp_path_factory.mktemp("folder")
     run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-        *("--wheel-dir", directory, ROOT),
-        cwd=directory,
+        *(sys.executable, "-m", "hatchling", "build", "--directory", folder),
+        *("--target", "wheel", "--target", "sdist"),
+        cwd=ROOT,
     )
-    (wheel,) = directory.glob("*.whl")
+    (wheel,) = folder.glob("spark_pgqueue-*.whl")
+    run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, wheel, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """A clean environment with the wheel in it, and without PySpark: from that folder alone."""
+    return environment(tmp_path_factory.mktemp("wheel"), folder, "spark-pgqueue")
+
+
+def environment(directory: Path, folder: Path, what: str | Path) -> Path:
+    """The Python of a new environment, in which pip has installed something from a folder."""
     venv.create(directory / "venv")
     python = directory / "venv" / "bin" / "python"
-    run(*pip(python), "install", "--quiet", wheel, cwd=directory)
+    alone = ("--quiet", "--no-index", "--find-links", folder)
+    nowhere = "http://127.0.0.1:1/"  # if pip asked an index all the same
+    run(*pip(python), "install", *alone, what, cwd=directory, PIP_INDEX_URL=nowhere)
     return python
 
 
@@ -79,6 +96,57 @@ def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: 
         run(pgqueue, *command, cwd=tmp_path, PGQUEUE_URL=empty_url)
     received = run(pgqueue, "receive", "s", "c", cwd=tmp_path, PGQUEUE_URL=empty_url)
     assert "hello" in received
+
+
+def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
+    (wheel,), (sdist,) = folder.glob("spark_pgqueue-*.whl"), folder.glob("spark_pgqueue-*.tar.gz")
+    within = set(zipfile.ZipFile(wheel).namelist())
+    for name in (
+        *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),
+        *("sql/install.sql", "sql/migrations/2.sql", "sql/guide/reference.md", "guide/options.md"),
+    ):
+        assert f"spark_pgqueue/{name}" in within
+    assert "pyspark_pgqueue.py" in within
+    assert not [name for name in within if name.startswith("tests")]
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"CHANGELOG.md", "README.md", "pyproject.toml", "sql/install.sql"} <= names
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_the_sdist_builds_and_works_without_a_network(folder: Path, empty_url: str, tmp_path):
+    """With nothing but the folder, in which the build tools are then too."""
+    tools = [f"--dest={folder}", "hatchling>=1.27"]
+    run(sys.executable, "-m", "pip", "download", "--quiet", *tools, cwd=tmp_path)
+    (sdist,) = folder.glob("spark_pgqueue-*.tar.gz")
+    pgqueue = environment(tmp_path, folder, sdist).with_name("pgqueue")
+    assert "create schema" in run(pgqueue, "sql", cwd=tmp_path)
+    run(pgqueue, "install", cwd=tmp_path, PGQUEUE_URL=empty_url)
+    said = run(pgqueue, "doctor", cwd=tmp_path, PGQUEUE_URL=empty_url)
+    assert "schema pgqueue" in said, said
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_a_type_checker_knows_the_type_of_all_that_is_public(folder: Path, tmp_path):
+    """As pyright sees an installed wheel, beside what it needs."""
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    where = (python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    there, here = Path(run(*where, cwd=tmp_path).strip()), Path(pyarrow.__file__).parents[1]
+    (wheel,) = folder.glob("spark_pgqueue-*.whl")
+    zipfile.ZipFile(wheel).extractall(there)
+    (there / "needed.pth").write_text(str(here))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--verifytypes", "spark_pgqueue", "--ignoreexternal"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert "Type completeness score: 100%" in done.stdout, done.stdout
 
 
 @pytest.mark.longer

@@ -22,8 +22,11 @@ from spark_pgqueue.postgres import connection, embedded, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.spark import java
 
-PYSPARK = (4, 2)
-"""The lowest PySpark whose Python data sources have what the source needs."""
+PYSPARK = (4, 0)
+"""The lowest PySpark with which the source and the sink work ..."""
+
+ALL_OF_IT = (4, 2)
+"""... and the lowest one that gives a source all that it asks for."""
 
 POSTGRES = 15
 """The lowest major version of PostgreSQL."""
@@ -91,18 +94,17 @@ def _library(name: str) -> Check:
 
 
 def _pyspark() -> Check:
-    advice = f'pip install "pyspark>={PYSPARK[0]}.{PYSPARK[1]}"'
+    advice = f'pip install "pyspark>={ALL_OF_IT[0]}.{ALL_OF_IT[1]}"'
     try:
         found: str = import_module("pyspark").__version__
         import_module("pyspark.sql.datasource")
     except ImportError as error:
         return Check("fail", "PySpark", f"cannot be imported: {error}", advice)
     numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
-    return (
-        Check("ok", "PySpark", found)
-        if numbers >= PYSPARK
-        else Check("fail", "PySpark", found, advice)
-    )
+    if numbers < PYSPARK:
+        return Check("fail", "PySpark", found, advice)
+    lacks = "" if numbers >= ALL_OF_IT else ", what it lacks: spark_pgqueue/guide/where-it-runs.md"
+    return Check("ok", "PySpark", found + lacks)
 
 
 def _java(has_spark: bool) -> Check:

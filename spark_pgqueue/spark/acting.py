@@ -56,6 +56,7 @@ class Actions:
                 JSON.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         if not rows.num_rows:
             return
@@ -70,6 +71,8 @@ class Actions:
             )
         said = {name: rows[name] for name in _SAYS if name in rows.column_names}
         seqs = self._column(rows, "seq", None).cast(pa.int64())
+        if (highest := pc.call_function("max", [seqs]).as_py()) == 2**63 - 1:
+            _refuse("seq", f"is {highest}, which is the number of no message")
         # In one thread, which keeps the order.
         found = (
             pa.table({**named, **said, "seq": seqs})

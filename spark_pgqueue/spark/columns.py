@@ -163,7 +163,7 @@ ACTION_COLUMNS = {
 # What comes along with messages that were read, and is none of an action's.
 READ_ALONG = {
     *("deliver_count", "inserted_at", "state", "not_visible_until", "owner", "lease_until"),
-    *("error", "claim_id", "claimed_at", "died_at"),
+    *("error", "claim_id", "claimed_at", "died_at", "arrival", "published_at", "result", "done_at"),
 }
 
 # Columns of Kafka's sink.

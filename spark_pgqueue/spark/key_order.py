@@ -37,8 +37,10 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    if partitions is not None and partitions < 1:
-        raise PgQueueError(f"partitions is {partitions}, and must be None or at least 1")
+    if partitions is not None and (type(partitions) is not int or partitions < 1):
+        raise PgQueueError(
+            f"partitions is {partitions!r}, and must be None or an int of at least 1"
+        )
     missing = [name for name in _NEEDED if name not in frame.columns]
     if missing:
         raise PgQueueError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
@@ -61,6 +62,7 @@ class PgQueuePushdownReader(PgQueueTableReader):
     def __init__(self, options: TableOptions, stream: Stream | None, schema: StructType, load: str):
         super().__init__(options, stream, schema)
         self._pushed = Pushed(load)
+        self._has_filters = False
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what the database can evaluate; return the others.
@@ -76,8 +78,19 @@ class PgQueuePushdownReader(PgQueueTableReader):
                 "read of the same DataFrame from now on, also without them; load() it again for "
                 "another query"
             )
+            self._has_filters = True
         self._scan = replace(self._scan, filters=taken)
         return left
+
+    def read(self, partition: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor.
+
+        Raises:
+            PgQueueError: its filters are of another query; or as `PgQueueTableReader.read`.
+        """
+        if self._has_filters and (context := TaskContext.get()) is not None:
+            self._pushed.check(context.getLocalProperty("spark.sql.execution.id"))
+        return super().read(partition)
 
 
 def table_reader(

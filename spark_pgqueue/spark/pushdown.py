@@ -4,8 +4,8 @@ What users give never becomes text of a statement as it is: numbers are of seq, 
 hexadecimal digits, and times as Python writes them.
 
 Spark (4.1 to 4.3) keeps the plan of the filters that were pushed last with what `load()` returned,
-for all that is read of it: a filter that it took away from one query would be missing there when
-another one has pushed its own. `Pushed` refuses that one.
+for all that is read of it: another query would be read with the filters of that one. `Pushed`
+refuses it where it can be noticed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from pathlib import Path
+from uuid import uuid4
 
 from pyspark.sql.datasource import (
     EqualTo,
@@ -39,7 +39,7 @@ MOST_VALUES = 1000
 """Of a list that is longer, Spark looks for its values itself."""
 
 REMEMBERED = 86_400.0
-"""Seconds for which it is known which filters were pushed into what load() returned."""
+"""Seconds for which it is known which filters were pushed, and who read with them."""
 
 _COMPARED = {LessThan: "<", LessThanOrEqual: "<=", GreaterThan: ">", GreaterThanOrEqual: ">="}
 
@@ -58,16 +58,18 @@ def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]
 
 @dataclass(frozen=True)
 class Pushed:
-    """Which filters were taken over for what one `load()` returned.
+    """Which filters were taken over for what one `load()` returned, and who reads with them.
 
-    Spark pushes filters in a process for each query, all of them on the driver's machine: a file of
-    the user's says what was taken over.
+    Spark pushes filters in a process for each query, all of them on the driver's machine, and reads
+    in those of executors: files of the user's, on each machine, say what was there before.
 
     Attributes:
         load: an id that no other `load()` has.
+        plan: an id that no other plan of it with filters has.
     """
 
     load: str
+    plan: str = field(default_factory=lambda: str(uuid4()))
 
     def note(self, taken: Filters) -> None:
         """Note that a query has these; none at all are some, too.
@@ -75,26 +77,45 @@ class Pushed:
         Raises:
             PgQueueError: another query of the same `load()` has others.
         """
-        folder = own_folder("pgqueue-pushed")
-        _forget_old(folder)
-        mine = folder / f"{self.load}.{sha256(repr(taken).encode()).hexdigest()}"
-        mine.touch(0o600)
-        if [each for each in folder.glob(f"{self.load}.*") if each != mine]:
-            mine.unlink(missing_ok=True)
-            raise PgQueueError(
-                "another query has pushed other filters into what this load() returned, and Spark "
-                "would read both with the same ones",
-                hint="load() again for each query, and for each side of a union or join; or leave "
-                "option pushdown out",
-            )
+        if not _is_only(self.load, sha256(repr(taken).encode()).hexdigest()):
+            raise _refusal("another query has pushed other filters into what this load() returned")
+
+    def check(self, execution: str | None) -> None:
+        """Check that nobody else reads with the filters of a query, as far as this machine knows.
+
+        Args:
+            execution: Spark's id for the query that reads.
+
+        Raises:
+            PgQueueError: another one has read before, for which they were pushed.
+        """
+        with contextlib.suppress(OSError):  # no folder to write to
+            if not _is_only(self.plan, str(execution)):
+                raise _refusal("filters were pushed by another query of what this load() returned")
 
 
-def _forget_old(folder: Path) -> None:
+def _refusal(what: str) -> PgQueueError:
+    return PgQueueError(
+        f"{what}, and Spark would read with these: rows would be missing, or too many",
+        hint="load() again for each query, and for each side of a union or join (also to collect "
+        "the same DataFrame twice); or leave option pushdown out",
+    )
+
+
+def _is_only(group: str, value: str) -> bool:
+    """Whether a group has this value, or had none until now."""
+    folder = own_folder("pgqueue-pushed")
     old = time.time() - REMEMBERED
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < old:
                 path.unlink()
+    mine = folder / f"{group}.{value}"
+    mine.touch(0o600)
+    if all(each == mine for each in folder.glob(f"{group}.*")):
+        return True
+    mine.unlink(missing_ok=True)
+    return False
 
 
 def _narrowed(filters: Filters, given: Filter, table: Table) -> Filters | None:

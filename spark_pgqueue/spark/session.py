@@ -21,7 +21,7 @@ from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.application import Seat
-from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of
+from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
@@ -57,6 +57,8 @@ class Offset:
         Raises:
             PgQueueError: another source, or a newer version of this one, has written it.
         """
+        if not isinstance(offset, dict):
+            raise unknown_offset(offset)
         if list(offset) == ["streams"]:
             raise PgQueueError(
                 "the checkpoint is of a query that reads streams without a consumer, and this one "
@@ -66,12 +68,7 @@ class Offset:
                 sqlstate=FOREIGN_CHECKPOINT,
             )
         if list(offset) != FIELDS:
-            raise PgQueueError(
-                f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
-                hint="upgrade spark-pgqueue if a newer version has written it, else give the query "
-                "a checkpointLocation of its own",
-                sqlstate=FOREIGN_CHECKPOINT,
-            )
+            raise unknown_offset(offset)
         return cls(**offset)
 
 
@@ -101,9 +98,7 @@ class Session:
         self._acknowledged: Offset | None = None
         self._planned: Offset | None = None
         self.committed: Offset | None = None
-        self._position: Offset | None = None  # up to where it is planned ...
-        self._seen: Offset | None = None  # ... or logged
-        self._asked = False
+        self._planned_to: Offset | None = None
         self.initial: Offset = Offset(str(uuid4()), 0, 0)
         self._last = self.initial
 
@@ -113,36 +108,15 @@ class Session:
             "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
         )
 
-    def position(self) -> Offset | None:
+    @property
+    def position(self) -> Offset:
         """Up to where the query is finished, where Spark does not say it (4.0, 4.1).
 
-        It asks for more when the batch that it planned last is finished, and not before. But first
-        it only plans, as empty, what its log has. That is finished, or comes again before it asks;
-        with trigger availableNow it comes again after that. None: that may be, so ask once more.
+        It asks for more only when the micro-batch that it planned last is finished. A query that is
+        started again first plans what its log ends with as empty, and once more if it is not
+        finished: then it asks after that, or, with triggers of one micro-batch, not at all.
         """
-        if self._position is None and (self._seen is None or self._is_finished(self._seen)):
-            self._position = self._seen or self.initial
-        if self._position is None and not self._asked:
-            self._asked = True
-            if self._options.checkpoint_location is None:
-                warn(
-                    "this version of PySpark does not say where the query is: with availableNow "
-                    "it reads nothing now; say it, by the option checkpointLocation of the source"
-                )
-            return None
-        return self._position or self._seen
-
-    @property
-    def seen(self) -> Offset:
-        """The last offset that Spark has told of."""
-        return self._seen or self.initial
-
-    def _is_finished(self, offset: Offset) -> bool:
-        folder = self._options.checkpoint_location
-        if folder is None:
-            return False
-        finished = Checkpoint.read(str(folder)).finished_offsets.values()
-        return (offset.reader, offset.claim, offset.messages) in map(position_of, finished)
+        return self._planned_to or self.initial
 
     def claim(self, start: Offset, admission: Admission) -> Offset:
         """Acknowledge up to `start` and claim what `admission` lets in, waiting for it a while."""
@@ -227,9 +201,7 @@ class Session:
 
     def plan(self, start: Offset, end: Offset) -> list[ClaimedPiece]:
         """The partitions of the batch between two offsets."""
-        if start != end:
-            self._position = end
-        self._seen = end
+        self._planned_to = end
         # Replaying the first batch, Spark gives a start that was made anew and never stored.
         after = start.claim if start.reader == end.reader else 0
         if end.claim <= after:

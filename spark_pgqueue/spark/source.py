@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -48,7 +49,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._session: Session | None = None
-        self._told_of_once = False
+        self._told_of_the_end = False
 
     @property
     def session(self) -> Session:
@@ -85,19 +86,32 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         admission = self._options.admission
         if isinstance(limit, ReadAllAvailable):
             admission = Admission()
-        knows_its_end = self._options.checkpoint_location is not None
-        if isinstance(limit, ReadAllAvailable) and not self._told_of_once and not knows_its_end:
-            self._told_of_once = True
+        self._warn_of_the_end(start, limit)
+        begin = self.session.position if start is None else Offset.parse(start)
+        return asdict(self.session.claim(begin, admission))
+
+    def _warn_of_the_end(self, start: dict[str, Any] | None, limit: ReadLimit | None) -> None:
+        """Say once what becomes of the last micro-batch where nobody will say that it is done."""
+        if self._options.checkpoint_location is not None or self._told_of_the_end:
+            return
+        if start is None:
+            self._told_of_the_end = True
+            warn(
+                "PySpark %s does not tell a source of its trigger: after a run with "
+                "trigger(availableNow=True) or trigger(once=True) the last micro-batch stays "
+                "claimed until the query's next run, or until its visibilityTimeout passes and "
+                "another claimer asks for it; with the option checkpointLocation here, it is "
+                "acknowledged when the query ends",
+                pyspark.__version__,
+            )
+        elif isinstance(limit, ReadAllAvailable):
+            self._told_of_the_end = True
             warn(
                 "trigger(once=True) ends without acknowledging its batch: its messages stay "
                 "claimed until the query's next run, or until their visibilityTimeout passes and "
                 "another claimer asks for them; with the option checkpointLocation here, or with "
                 "trigger(availableNow=True), all is acknowledged"
             )
-        begin = self.session.position() if start is None else Offset.parse(start)
-        if begin is None:
-            return asdict(self.session.seen)
-        return asdict(self.session.claim(begin, admission))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the query's progress shows: see `Session.latest`."""

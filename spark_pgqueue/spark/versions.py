@@ -1,8 +1,8 @@
 """What PySpark 4.0 and 4.1 lack, so that the source and the sink can be written for 4.2 alone.
 
 There Spark asks a source for its latest offset without saying where the query is: a reader learns
-that from `partitions`, which Spark calls first for what its log says (`partitions(x, x)` when x is
-finished), and then for each batch. With trigger availableNow it asks before that, and once.
+that from `partitions`, which Spark calls first for what its log ends with (`partitions(x, x)`), and
+then for each batch. The trigger availableNow is one micro-batch, as once is.
 """
 
 from __future__ import annotations

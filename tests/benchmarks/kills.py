@@ -34,18 +34,9 @@ from tests.processes import Child
 
 APPLICATION = """
     import sys
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
+    from tests.sessions import session
     url, checkpoint, master, batch, trigger = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    spark = session(master)
     source = spark.readStream.format("pgqueue").options(
         url=url, stream="in", consumer="c", minPartitions=2, visibilityTimeout="10s",
         maxMessagesPerTrigger=batch,

@@ -14,32 +14,40 @@ ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 
 
-def execute(notebook: Any, folder: Path) -> None:
+def execute(notebook: Any, folder: Path) -> str:
     """Run a notebook in a folder, with the package of this checkout; keeps outputs but no stderr.
+
+    Returns:
+        what the cells, Spark and other processes wrote to standard error.
 
     Raises:
         CellExecutionError: a cell failed.
     """
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
-    try:
-        where = {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, timeout=300, resources=where).execute()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    environment = {**os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), environment.get("PYTHONPATH")))
+    )
+    # With it, the kernel does not show what other processes write, as it does to a reader.
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, timeout=600, resources=where)
+    with tempfile.TemporaryFile("w+", errors="replace") as written:
+        client.execute(env=environment, stderr=written)
+        written.seek(0)
+        errors = written.read()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
+            shown = (each.text for each in cell.outputs if each.get("name") == "stderr")
+            errors += "".join(text for text in shown if text not in errors)
             cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+    return errors
 
 
 def store(path: Path) -> None:
     """Run a notebook, and write it back with its outputs."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        execute(notebook, Path(folder))
+        print(execute(notebook, Path(folder)), end="")
     nbformat.validate(notebook)
     nbformat.write(notebook, path)

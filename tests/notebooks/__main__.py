@@ -1,7 +1,10 @@
-"""Run all notebooks, and store them with their outputs."""
+"""Run all notebooks, or those that are named, and store them with their outputs."""
+
+import sys
 
 from tests.notebooks import NOTEBOOKS, store
 
 for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-    print(path.name)
-    store(path)
+    if path.stem in sys.argv[1:] or not sys.argv[1:]:
+        print(path.name)
+        store(path)

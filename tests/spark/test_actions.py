@@ -8,6 +8,9 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from spark_pgqueue.spark.columns import check_columns, source_schema
+from spark_pgqueue.spark.options import CONSUMER_OF, parse_sink, parse_table
+from spark_pgqueue.spark.tables import TABLES, table_schema
 from tests.spark.conftest import Queue
 
 pytestmark = pytest.mark.spark
@@ -114,6 +117,21 @@ def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
     assert len(dead(queue)) == 4, "it is dead, and nobody's to acknowledge"
 
 
+def test_what_was_read_along_with_messages_may_stay_in_rows_with_an_action():
+    """Of every table of messages, and of the source with all of its columns."""
+    options = parse_sink({"stream": "s", "consumer": "c", "action": "ack"}, streaming=False)
+    schemas = [source_schema("text", include_headers=True, has_arrival=True)]
+    for name, table in TABLES.items():
+        if table.of_messages:
+            names = ",".join(each.name for each in table.columns if each.name != "consumers")
+            consumer = {"consumer": "c"} if CONSUMER_OF[name] != "refused" else {}
+            given = {"table": name, "stream": "s", "columns": names, **consumer}
+            schemas.append(table_schema(parse_table(given), "text"))
+    assert len(schemas) == 6
+    for schema in schemas:
+        assert check_columns(schema, options) == schema.names
+
+
 class TestBadInput:
     """Each ends in one clear error that names the column or option, and changes nothing."""
 
@@ -131,6 +149,7 @@ class TestBadInput:
             ("1L as seq, 'x' as data", {"consumer": None}, "say which one: option action"),
             ("1L as seq, 'eat' as action", {}, "column action is 'eat', and must be ack, nack"),
             ("1L as seq, if(1 = 2, 'ack', null) as action", {}, "there is no column data"),
+            (f"{2**63 - 1}L as seq", {"action": "ack"}, f"seq is {2**63 - 1}, which is the number"),
             ("1L as seq", {"action": "ack", "consumer": None}, "option consumer is missing"),
             ("1L as seq", {"action": "ack", "consumer": "no"}, "unknown consumer 'no' of stream"),
             ("1L as seq", {"action": "ack", "stream": "no"}, "unknown stream 'no'"),

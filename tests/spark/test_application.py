@@ -155,18 +155,9 @@ def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
 
 APPLICATION = """
     import sys
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
+    from tests.sessions import session
     url, checkpoint, how = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    spark = session("local[2]")
     source = spark.readStream.format("pgqueue").options(
         url=url, stream="s", consumer="c", visibilityTimeout="5 minutes"
     )

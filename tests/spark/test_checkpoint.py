@@ -44,10 +44,10 @@ def once(queue: Queue, **options: Any) -> None:
     writer.option("checkpointLocation", queue.checkpoint()).start().awaitTermination()
 
 
-def await_backlog(queue: Queue, messages: int) -> None:
-    end = time.monotonic() + 20
-    while queue.backlog("s", "c") != messages:
-        assert time.monotonic() < end, queue.backlog("s", "c")
+def await_backlog(queue: Queue, messages: int, stream: str = "s") -> None:
+    end = time.monotonic() + 60
+    while (backlog := queue.backlog(stream, "c")) != messages:
+        assert time.monotonic() < end, backlog
         time.sleep(0.05)
 
 

@@ -27,26 +27,18 @@ pytestmark = [
 APPLICATION = """
     import random, sys, time
     import pyarrow as pa
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
+    from tests.sessions import session
     url, checkpoint, master = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.executor.cores", "1")
-        .config("spark.executor.memory", "512m")
-        .config("spark.task.maxFailures", "8")
-        .config("spark.speculation", "true")
-        .config("spark.speculation.interval", "50ms")
-        .config("spark.speculation.quantile", "0.3")
-        .config("spark.speculation.multiplier", "1.1")
-        .config("spark.speculation.minTaskRuntime", "50ms")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    spark = session(master, {
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.task.maxFailures": "8",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    })
 
     def slowly(batches):  # some tasks are slow, and so tried a second time beside
         time.sleep(random.choice([0, 0, 0, 0.5]))

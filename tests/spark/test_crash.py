@@ -25,18 +25,9 @@ pytestmark = [
 
 APPLICATION = """
     import sys
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
+    from tests.sessions import session
     url, checkpoint, trigger = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    spark = session()
     source = spark.readStream.format("pgqueue").options(
         url=url, stream="in", consumer="c", minPartitions=2, visibilityTimeout="5s",
         maxMessagesPerTrigger=100_000 if trigger == "now" else 200,
@@ -66,6 +57,8 @@ ACTING = APPLICATION.replace(
 class Traffic:
     """Publishes batches of messages to a stream, all the time, until the block ends."""
 
+    every = 0.2  # seconds
+
     def __init__(self, queue: Queue):
         self.queue = queue
         self.sent = 0
@@ -73,9 +66,12 @@ class Traffic:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._done.wait(0.2):
-            self.queue.send("in", self.sent + 1, self.sent + 100)
-            self.sent += 100
+        while not self._done.wait(self.every):
+            self.send()
+
+    def send(self) -> None:
+        self.queue.send("in", self.sent + 1, self.sent + 100)
+        self.sent += 100
 
     def __enter__(self) -> Traffic:
         self._thread.start()

@@ -26,18 +26,9 @@ pytestmark = [
 APPLICATION = """
     import sys, time
     import psycopg
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
+    from tests.sessions import session
     url, checkpoint, trigger = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    spark = session()
 
     def note(batch, batch_id):
         seqs = [row.seq for row in batch.select("seq").collect()]

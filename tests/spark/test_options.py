@@ -103,6 +103,8 @@ def test_what_is_no_duration(text):
         ("ordering", "fifo", "none, key or stream"),
         ("stream", " ", "a stream's name"),
         ("consumer", "", "a consumer's name"),
+        ("checkpointLocation", "", "a folder of the driver's machine"),
+        ("checkpointLocation", "s3://bucket/path", "a folder of the driver's machine"),
     ],
 )
 def test_a_malformed_value_of_the_source_names_option_value_and_what_is_allowed(
@@ -135,7 +137,7 @@ def test_an_unknown_option_is_an_error_with_the_nearest_name():
     assert error.value.hint == "did you mean maxMessagesPerTrigger?"
 
 
-@pytest.mark.parametrize("name", ["dsn", "uri", "dbtable"])
+@pytest.mark.parametrize("name", ["dsn", "uri", "dbtable", "host", "query", "driver", "group.id"])
 def test_names_of_other_connectors_say_what_to_use(name):
     with pytest.raises(PgQueueError, match=f"no option {name}") as error:
         parse_source(SOURCE | {name: "secret"})

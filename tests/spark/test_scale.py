@@ -145,8 +145,9 @@ def test_in_foreach_batch_spark_sorts(queue: Queue):
     with pytest.raises(PgQueueError, match="there is no arrival") as error:
         spark_pgqueue.in_key_order(frame.drop("arrival"))
     assert "keyOrder" in str(error.value)
-    with pytest.raises(PgQueueError, match="partitions is 0"):
-        spark_pgqueue.in_key_order(frame, 0)
+    for wrong in (0, "3", True):
+        with pytest.raises(PgQueueError, match=f"partitions is {wrong!r}"):
+            spark_pgqueue.in_key_order(frame, wrong)  # type: ignore[arg-type]
 
 
 def connections(conn: psycopg.Connection) -> int:

@@ -471,6 +471,8 @@ class TestBadInput:
         writer = counts.writeStream.format("pgqueue").outputMode("complete")
         writer = writer.options(url=queue.url, stream="s", checkpointLocation=queue.checkpoint())
         assert "outputMode complete cannot be written" in fails(writer.start())
+        # Spark itself refuses update, of a sink in Python.
+        assert "does not support Update mode" in fails(writer.outputMode("update").start())
 
     def test_txn_options_in_a_stream_write(self, queue: Queue, fails):
         queue.create("s", "c")

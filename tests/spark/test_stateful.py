@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Child
+from tests.spark import test_crash
 from tests.spark.conftest import Queue
 
 pytestmark = [
@@ -25,25 +25,16 @@ pytestmark = [
 
 APPLICATION = """
     import sys
-    import spark_pgqueue
-    from pyspark.sql import Row, SparkSession, functions as f
+    from pyspark.sql import Row, functions as f
     from pyspark.sql.streaming import StatefulProcessor
+    from tests.sessions import session
 
     url, checkpoint, pipeline, trigger = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config(
-            "spark.sql.streaming.stateStore.providerClass",
+    spark = session(settings={
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stateStore.providerClass":
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-        )
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
+    })
 
     def load(stream, **options):
         # As many as arrive while a batch runs, so that watermarks move; more where it lags.
@@ -114,38 +105,25 @@ MESSAGES = "(select m.* from pgqueue.messages m join pgqueue.streams using (stre
 MESSAGES += "where name = '{}') as {}"
 
 
-class Traffic:
+class Traffic(test_crash.Traffic):
     """Sends to the streams in and other until the block ends.
 
     Every other batch of `in` is sent once more, a while later; of `other` two of three messages.
     """
 
-    def __init__(self, queue: Queue):
-        self.queue = queue
-        self.sent = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    every = 0.3
 
-    def _run(self) -> None:
-        while not self._done.wait(0.3):
-            first = self.sent + 1
-            self.queue.send("in", first, first + 49)
-            if first > 200 and first % 100 == 1:
-                self.queue.send("in", first - 200, first - 151)
-            self.queue.sql(
-                "select pgqueue.send_batch('other', array("
-                "select i::text from generate_series(%s::int, %s) i where i %% 3 > 0))",
-                *(first, first + 49),
-            )
-            self.sent += 50
-
-    def __enter__(self) -> Traffic:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._done.set()
-        self._thread.join()
+    def send(self) -> None:
+        first = self.sent + 1
+        self.queue.send("in", first, first + 49)
+        if first > 200 and first % 100 == 1:
+            self.queue.send("in", first - 200, first - 151)
+        self.queue.sql(
+            "select pgqueue.send_batch('other', array("
+            "select i::text from generate_series(%s::int, %s) i where i %% 3 > 0))",
+            *(first, first + 49),
+        )
+        self.sent += 50
 
 
 def finished(queue: Queue) -> int:

@@ -403,10 +403,17 @@ BAD_INPUT = [
         "option minPartitions is 3, and maxConnections 2",
     ),
     ({"table": "dead", "stream": "s", "pushdown": "yes"}, "option pushdown is 'yes'"),
-    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "batch reader has no option waittime"),
+    ({"table": "dead", "stream": "s", "waitTime": "1s"}, "option waitTime is for reading a stream"),
+    (
+        {"table": "dead", "stream": "s", "startingOffsets": "earliest"},
+        "remove startingOffsets; or leave table out, to read the stream",
+    ),
     ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
     ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),
-    ({"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"}, "claims nothing"),
+    (
+        {"stream": "s", "consumer": "c", "maxMessagesPerTrigger": "5"},
+        "maxMessagesPerTrigger has no",
+    ),
     ({"stream": "s", "consumer": "c", "createConsumer": "true"}, "no meaning for spark.read"),
 ]
 
@@ -496,6 +503,13 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
         plan = kept._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
         evaluated = plan.split("BatchScan")[0]
         assert [each for each in ("k5", "> 3", "bad", ">=") if each in evaluated] == [], plan
+        # What Spark would read with the filters of that query is refused, not missing.
+        for action in (dead.count, kept.collect):
+            with pytest.raises(Exception, match="filters were pushed by another query") as error:
+                action()
+            assert "load() again" in str(error.value)
+        assert kept.count() == 1, "it pushes the same"
+        assert load(table="dead", pushdown="true").count() == 2
     finally:
         queue.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     pending = load(table="pending", consumer="c")

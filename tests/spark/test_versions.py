@@ -1,46 +1,41 @@
-"""Source and sink with the older versions of PySpark: exactly once, whatever stops them.
+"""What holds with each version of PySpark, also with 4.0 and 4.1, which tell a source less.
 
-Each version needs an interpreter that has it, with what this package needs: PGQUEUE_PYSPARK_4_0
-and PGQUEUE_PYSPARK_4_1 name them.
+`make matrix` runs these tests with all of them, `make test-all` with the one that is installed. See
+spark_pgqueue/guide/where-it-runs.md for what differs.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
+import pyspark
 import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession, datasource
 
+import spark_pgqueue
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.versions import TELLS_START
 from tests.processes import Child
 from tests.spark.conftest import Queue
+from tests.spark.test_checkpoint import await_backlog
 from tests.spark.test_crash import Traffic, wait_for_more
 
 pytestmark = [
-    *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(900)),
+    *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(1800)),
     pytest.mark.usefixtures("spark_environment"),
 ]
 
-APPLICATION = """
+COPY = """
     import sys, time
-    import spark_pgqueue
-    from pyspark.sql import SparkSession
-    url, checkpoint, trigger, told = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "localhost")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_pgqueue.register(spark)
-    print("spark", spark.version, flush=True)
-
-    most = 1_000_000 if trigger == "now" else 200
+    from tests.sessions import session
+    url, checkpoint, trigger = sys.argv[1:]
+    spark = session()
+    most = 200 if trigger == "stop" else 5_000
 
     def read(name, **options):
         source = spark.readStream.format("pgqueue").options(
@@ -48,8 +43,7 @@ APPLICATION = """
         )
         return source.load().selectExpr("key", f"concat('{name} ', data) as data")
 
-    more = {"checkpointLocation": checkpoint} if told == "told" else {}
-    rows = read("claimed", consumer="c", visibilityTimeout="5s", **more)
+    rows = read("claimed", consumer="c", visibilityTimeout="5s", checkpointLocation=checkpoint)
     rows = rows.union(read("read", startingOffsets="earliest"))
     sink = rows.writeStream.format("pgqueue").options(
         url=url, stream="out", checkpointLocation=checkpoint
@@ -66,75 +60,185 @@ APPLICATION = """
 """
 
 
-@pytest.fixture
-def python(request: pytest.FixtureRequest) -> str:
-    """An interpreter that has this version of PySpark."""
-    name = f"PGQUEUE_PYSPARK_{request.param.replace('.', '_')}"
-    return os.environ.get(name) or pytest.skip(f"{name} names no interpreter")
-
-
-def run(queue: Queue, python: str, trigger: str, told: bool) -> Child:
-    found = subprocess.check_output([python, "-c", "import pyspark; print(pyspark.__path__[0])"])
-    home = queue.folder / "spark"
-    if not home.exists():  # as in the fixture spark_environment
-        home.mkdir()
-        for part in Path(found.decode().strip()).iterdir():
-            if part.name != "python":
-                (home / part.name).symlink_to(part)
-    return Child(
-        APPLICATION,
-        *(queue.url, queue.checkpoint(), trigger, "told" if told else "not told"),
-        environment={"PYSPARK_PYTHON": python, "SPARK_HOME": str(home)},
-        python=python,
-    )
-
-
-def expected(count: int) -> list[str]:
-    return sorted(f"{how} {i}" for i in range(1, count + 1) for how in ("claimed", "read"))
-
-
-@pytest.mark.parametrize(("python", "told"), [("4.0", True), ("4.1", True)], indirect=["python"])
-def test_everything_is_copied_once_by_older_versions_of_pyspark(
-    url: str, tmp_path: Path, python: str, told: bool
-):
-    """By a source with a consumer and one without: with availableNow, killed, and stopped.
-
-    Told where its checkpoint is, the first one also reads in order of the keys.
-    """
+def test_everything_is_copied_once(url: str, tmp_path: Path):
+    """By a source with a consumer and one without: with availableNow, killed, and stopped."""
     queue = Queue(url, tmp_path)
-    queue.create("in", "c", ordering="key" if told else "none")
+    queue.create("in", "c", ordering="key")
     queue.create("out")
 
-    def now() -> None:
-        with run(queue, python, "now", told) as child:
+    def application(trigger: str) -> Child:
+        return Child(COPY, queue.url, queue.checkpoint(), trigger)
+
+    def run(trigger: str) -> None:
+        with application(trigger) as child:
             assert child.wait(240) == 0, child.output
 
-    queue.send("in", 1, 100)
-    now()
-    assert queue.sent("out") == expected(100)
-    if not told:
-        assert queue.backlog("in", "c") == 100  # the last batch stays claimed
-    queue.send("in", 101, 150)
-    now()
-    assert queue.sent("out") == expected(150)
-    if not told:
-        assert queue.backlog("in", "c") == 50  # and the next run acknowledges it
+    for first, last in ((1, 100), (101, 150)):
+        queue.send("in", first, last)
+        run("now")
+        check(queue, last)
+        await_backlog(queue, 0, "in")
 
     with Traffic(queue) as traffic:
         traffic.sent = 150
-        with run(queue, python, "always", told) as child:
+        with application("always") as child:
             wait_for_more(queue, child)
             time.sleep(random.uniform(0, 2))
             child.kill()
-        now()  # what was begun, and what there is
-        with run(queue, python, "stop", told) as child:
-            assert child.wait(240) == 0, child.output
-    runs = 0
-    while len(queue.sent("out")) < 2 * traffic.sent and runs < 10:
-        now()
-        runs += 1
-        time.sleep(2)  # what the killed one had claimed and not logged is free after a while
-    assert queue.sent("out") == expected(traffic.sent)
-    command = [sys.executable, "-m", "spark_pgqueue", "checkpoint", queue.checkpoint(), "--ack"]
-    subprocess.run([*command, "--url", url], check=True)
-    assert queue.backlog("in", "c") == 0
+    run("now")  # in older versions that is only what was begun
+    queue.send("in", traffic.sent + 1, traffic.sent + 1000)
+    traffic.sent += 1000
+    run("stop")
+    with application("always") as child:
+        end = time.monotonic() + 300
+        while len(queue.sent("out")) < 2 * traffic.sent:
+            assert child.process.poll() is None, child.output
+            assert time.monotonic() < end, f"{len(queue.sent('out'))} of {2 * traffic.sent}"
+            time.sleep(0.5)
+        child.kill()
+    run("now")
+    check(queue, traffic.sent)
+    await_backlog(queue, 0, "in")
+
+
+def check(queue: Queue, count: int) -> None:
+    """Each message is there once from either source."""
+    found = Counter(queue.sent("out"))
+    for how in ("claimed", "read"):
+        expected = {f"{how} {i}" for i in range(1, count + 1)}
+        missing = len(expected - found.keys())
+        assert not missing, f"{missing} of {count} were not {how}"
+    assert max(found.values()) == 1, "a message was copied twice"
+    assert len(found) == 2 * count
+
+
+def sizes(queue: Queue) -> list[int]:
+    return [len(queue.seen[batch]) for batch in sorted(queue.seen)]
+
+
+def test_available_now_takes_one_batch_in_older_versions_and_a_failed_one_first(
+    queue: Queue, fails
+):
+    queue.create("s", "c")
+    queue.send("s", 1, 1000)
+    frame = queue.load("s", "c", maxMessagesPerTrigger=400, checkpointLocation=queue.checkpoint())
+    tried = []
+
+    def fail(batch, batch_id):
+        if batch_id == 1:
+            tried.append(sorted(int(row.data) for row in batch.select("data").collect()))
+            raise RuntimeError("the sink fails")
+
+    if not TELLS_START:
+        queue.collect(frame).awaitTermination()
+        assert sizes(queue) == [400]
+        await_backlog(queue, 600)
+    fails(queue.collect(frame, each=fail))
+    queue.send("s", 1001, 1010)
+    for batches in ([400, 400, 210] if TELLS_START else [400, 400], [400, 400, 210]):
+        queue.collect(frame).awaitTermination()
+        assert sizes(queue) == batches
+    assert sorted(int(row.data) for row in queue.seen[1]) == tried[0]
+    assert sorted(queue.data()) == list(range(1, 1011))
+    await_backlog(queue, 0)
+
+
+RUNS = """
+    import sys
+    from tests.sessions import session
+    url, checkpoint, trigger = sys.argv[1:]
+    spark = session("local[2]")
+    source = spark.readStream.format("pgqueue").options(url=url, stream="s", consumer="c")
+    if trigger.endswith("told"):
+        source = source.option("checkpointLocation", checkpoint)
+    writer = source.load().writeStream.foreachBatch(
+        lambda batch, batch_id: print("rows", batch.count(), flush=True)
+    ).option("checkpointLocation", checkpoint)
+    once = trigger.startswith("once")
+    writer = writer.trigger(once=True) if once else writer.trigger(availableNow=True)
+    writer.start().awaitTermination()
+"""
+
+
+@pytest.mark.parametrize("trigger", ["once", "now"])
+def test_a_run_that_cannot_acknowledge_its_batch_says_so(queue: Queue, trigger: str):
+    """The trigger once never can, and availableNow in older versions: the next run does, which goes
+    on from there. A source that is told where its checkpoint is can.
+    """
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    can = trigger == "now" and TELLS_START
+    with Child(RUNS, queue.url, queue.checkpoint(), trigger) as child:
+        assert child.wait(240) == 0, child.output
+        assert "rows 10" in child.output
+        assert ("with the option checkpointLocation here" in child.output) == (not can)
+    assert queue.backlog("s", "c") == (0 if can else 10)
+    queue.send("s", 11, 30)
+    with Child(RUNS, queue.url, queue.checkpoint(), trigger) as child:
+        assert child.wait(240) == 0, child.output
+        assert "rows 20" in child.output
+    assert queue.backlog("s", "c") == (0 if can else 20)
+    queue.send("s", 31, 33)
+    with Child(RUNS, queue.url, queue.checkpoint(), trigger + ", told") as child:
+        assert child.wait(240) == 0, child.output
+        assert "rows 3" in child.output
+        assert "with the option checkpointLocation here" not in child.output
+    await_backlog(queue, 0)
+
+
+def test_a_stream_is_read_to_its_end_at_first_in_older_versions(queue: Queue):
+    """Where a new query begins, they do not say; later the limit of a batch holds."""
+    queue.create("s")
+    queue.send("s", 1, 30)
+    load = queue.spark.readStream.format("pgqueue").option("url", queue.url).option("stream", "s")
+    frame = load.option("startingOffsets", "earliest").option("maxMessagesPerTrigger", 10).load()
+    queue.collect(frame).awaitTermination()
+    first = [10, 10, 10] if TELLS_START else [30]
+    assert sizes(queue) == first
+    queue.send("s", 31, 45)
+    for batches in ([10, 5] if TELLS_START else [10], [10, 5]):
+        queue.collect(frame).awaitTermination()
+        assert sizes(queue) == first + batches
+    assert sorted(queue.data()) == list(range(1, 46))
+
+
+def test_the_backlog_is_in_the_progress_but_for_older_versions(queue: Queue):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    query = queue.collect(queue.load("s", "c", checkpointLocation=queue.checkpoint()))
+    query.awaitTermination()
+    assert queue.data() == list(range(1, 11))
+    found = [str(source) for each in query.recentProgress for source in each.sources]
+    assert found
+    assert any("lagSeconds" in each for each in found) == TELLS_START
+
+
+def test_filters_of_a_table_are_pushed_or_left_to_spark(queue: Queue):
+    """PySpark 4.0 has no filters for a source."""
+    queue.create("s", "c")
+    queue.send("s", 1, 100)
+    reader = queue.spark.read.format("pgqueue").options(url=queue.url, stream="s", pushdown="true")
+    name = "spark.sql.python.filterPushdown.enabled"
+    can = hasattr(datasource, "Filter")
+    if can:
+        queue.spark.conf.set(name, "true")
+    try:
+        kept = reader.option("table", "messages").load().where("seq > 97")
+        assert sorted(row.data for row in kept.collect()) == ["100", "98", "99"]
+        plan = kept._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+        assert ("> 97" in plan.split("BatchScan")[0]) != can, plan
+    finally:
+        queue.spark.conf.unset(name)
+
+
+def test_an_installed_package_is_registered_again_and_shipped_but_by_4_0(spark: SparkSession):
+    """PySpark 4.0 takes no other package for a format that it has found by itself."""
+    spark_pgqueue.register(spark)
+    is_refused = pyspark.__version__.startswith("4.0.")
+    refused = pytest.raises(PgQueueError, match="has found this package installed")
+    try:
+        with refused if is_refused else nullcontext():
+            spark_pgqueue.register(spark, ship=True)
+    finally:
+        cloudpickle.unregister_pickle_by_value(spark_pgqueue)
+        spark_pgqueue.register(spark)

@@ -1,4 +1,4 @@
-"""Links in pages lead to what is there."""
+"""Links in pages lead to what is there, and nothing else lies about."""
 
 from __future__ import annotations
 
@@ -67,6 +67,16 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path):
         assert file.exists(), target
         if anchor:
             assert anchor in anchors_of(file.read_text()), target
+
+
+def test_nothing_lies_about_at_the_top():
+    """What a page or a test wrote where it stood would be committed with the rest."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("no git, or no checkout")
+    folders = {"spark_pgqueue", "sql", "tests", "notebooks", ".ci"}
+    files = {"pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE", ".gitignore"}
+    assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= folders | files
 
 
 def test_links_are_found():

@@ -4,6 +4,12 @@ FOREIGN = {
     "dsn": "use url: Spark hides its value in explain() and logs",
     "uri": "use url",
     "dbtable": "use stream",
+    **dict.fromkeys(
+        ("host", "port", "database", "dbname"),
+        "put it into url: postgresql://user@host:5432/dbname",
+    ),
+    "query": "use stream, and where() on what is read",
+    **dict.fromkeys(("driver", "fetchsize", "batchsize"), "leave it out: JDBC is not used here"),
     "path": "use stream: load, save and start take no path here",
     "numpartitions": "use minPartitions, when reading",
     "maxconnections": "as many tasks write as the DataFrame has partitions: call coalesce() on it "
@@ -23,6 +29,7 @@ FOREIGN = {
     "streampattern": "leave consumer out, when reading: a consumer is of one stream",
     "group": "leave it out: the checkpoint has the position, and the query's progress shows how "
     "far it is behind. With consumer, Postgres knows it",
+    "group.id": "use consumer",
     "kafka.group.id": "use consumer",
     "groupidprefix": "use consumer",
     "startingoffsets": "use startingPosition with createConsumer, when reading: "
@@ -43,3 +50,7 @@ FOREIGN = {
     "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }
 KAFKA = "leave it out: what Postgres needs to connect goes into url"
+CATALOG = (
+    "a table of Spark's catalog keeps no options: in its place, create temporary view ... using "
+    "pgqueue options (...)"
+)

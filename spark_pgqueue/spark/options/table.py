@@ -17,6 +17,8 @@ from spark_pgqueue.spark.options.checking import (
     check_partitions,
     parse,
 )
+from spark_pgqueue.spark.options.cursor import CURSOR_OPTIONS
+from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"
@@ -62,6 +64,11 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
     Raises:
         PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
     """
+    if found := _of_a_stream(given):
+        raise PgQueueError(
+            f"option {found} is for reading a stream, and a table is looked into as it is",
+            hint=f"remove {found}; or leave table out, to read the stream",
+        )
     options = TableOptions(**parse(given, TABLE_OPTIONS, "batch reader"))
     check_partitions(options.min_partitions, options.max_connections)
     if options.stream is None and options.table != "stats":
@@ -99,15 +106,20 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
     Raises:
         PgQueueError: one of them says how messages are claimed.
     """
-    known = {option.name.lower() for option in TABLE_OPTIONS}
-    for name in given:
-        if name.lower() not in known:
-            raise PgQueueError(
-                f"option {name} has no meaning for spark.read, which claims nothing",
-                hint="remove it, or use readStream",
-            )
+    if found := _of_a_stream(given):
+        raise PgQueueError(
+            f"option {found} has no meaning for spark.read, which claims nothing",
+            hint="remove it, or use readStream",
+        )
     more = {"table": "pending", "columns": ",".join(columns)}
     return parse_table({**given, **more})
+
+
+def _of_a_stream(given: Mapping[str, str]) -> str | None:
+    """The first of the options that only those have who read a stream, with a consumer or not."""
+    names = {name.lower() for name in given} - {option.name.lower() for option in TABLE_OPTIONS}
+    readers = (*CURSOR_OPTIONS, *SOURCE_OPTIONS)
+    return next((option.name for option in readers if option.name.lower() in names), None)
 
 
 def a_table(text: str) -> str:
