@@ -101,6 +101,6 @@ def table_reader(
     Raises:
         PgQueueError: the user has given a schema that is not the table's.
     """
-    if options.pushdown:
+    if options.pushdown and hasattr(datasource, "Filter"):
         return PgQueuePushdownReader(options, stream, schema, load)
     return PgQueueTableReader(options, stream, schema)
