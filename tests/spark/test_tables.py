@@ -249,7 +249,7 @@ def test_what_is_deleted_while_it_is_read_comes_once(conn: Conn, url: str) -> No
     value(conn, "dead_letter", claim_of(call(conn, "receive", "s", "c", 3)))
     conn.execute("delete from pgqueue.messages where seq = 1")
     source = PgQueueDataSource({"url": url, "table": "dead", "stream": "s"})
-    reader = source.reader(source.schema())
+    reader: Any = source.reader(source.schema())
     (part,) = reader.partitions()
     batches = iter(reader.read(part))
     found = next(batches).to_pylist()
