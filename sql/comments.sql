@@ -166,7 +166,9 @@ begin
 end $$;
 
 comment on column pgqueue.message_states.seq               is 'the message''s number';
-comment on column pgqueue.message_states.state             is 'new (not taken yet), unsifted (its filter has not judged it), ready, delayed, waiting (behind an earlier one of its key), claimed or dead';
+comment on column pgqueue.message_states.state             is
+    'new (not taken yet), unsifted (its filter has not judged it), ready, delayed, waiting (behind an earlier one of its key), claimed '
+    'or dead';
 comment on column pgqueue.message_states.not_visible_until is 'until when it is delayed; null: it is not';
 comment on column pgqueue.message_states.claim_id          is 'the claim that holds it, or in which it died; null: none';
 comment on column pgqueue.message_states.lease_until       is 'until when other claimers leave it to its owner; null: it is not claimed';
@@ -201,7 +203,9 @@ comment on column pgqueue.open_claims.messages  is 'messages that it had at firs
 comment on column pgqueue.open_claims.remaining is 'those of them that are not settled';
 comment on column pgqueue.open_claims.first_seq is 'the lowest number of a message in it';
 
-comment on column pgqueue.consumer_health.status      is 'full (max_backlog is reached), paused, unattended (nobody has claimed for a minute), failing (messages died in the last hour), or ok: the first that is so';
+comment on column pgqueue.consumer_health.status      is
+    'full (max_backlog is reached), paused, unattended (nobody has claimed for a minute), failing (messages died in the last hour), or '
+    'ok: the first that is so';
 comment on column pgqueue.consumer_health.because     is 'why, in words';
 comment on column pgqueue.consumer_health.backlog     is 'messages that it has before it';
 comment on column pgqueue.consumer_health.max_backlog is 'how many it may have; null: any number';
@@ -274,10 +278,14 @@ comment on column pgqueue.group_stats.worker       is 'who has it; null: nobody'
 comment on column pgqueue.group_stats.lease_until  is 'until when others leave it to that worker';
 comment on column pgqueue.group_stats.committed_at is 'when something was committed last; null: never';
 comment on column pgqueue.group_stats.committed    is 'how far it is: line_no and seq of the last message that is done';
-comment on column pgqueue.group_stats.behind       is 'messages of the group after that, of all keys: of these it has about one in as many as there are partitions';
+comment on column pgqueue.group_stats.behind       is
+    'messages of the group after that, of all keys: of these it has about one in as many as there are '
+    'partitions';
 
 comment on column pgqueue.captures."table"               is 'the table, with its schema';
 comment on column pgqueue.captures.owner                 is 'its owner';
 comment on column pgqueue.captures.options               is 'how it is captured, in words';
 comment on column pgqueue.captures.outbox                is 'whether it is an outbox, whose rows are deleted again';
-comment on column pgqueue.captures.uncaptured_partitions is 'partitions to which what is written directly is not captured; maintain() changes that where it may, else capture again as the owner of the table';
+comment on column pgqueue.captures.uncaptured_partitions is
+    'partitions to which what is written directly is not captured; maintain() changes that where it may, else capture again as the '
+    'owner of the table';

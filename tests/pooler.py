@@ -23,7 +23,7 @@ MODES = ("transaction", "session")
 
 CONFIGURATION = """
 [databases]
-{database} = host={host} port={port} dbname={database} user={user}
+{database} = host={host} port={port} dbname={database} user={user}{password}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {listen}
@@ -61,6 +61,7 @@ def pooled(url: str, mode: str, size: int) -> Iterator[str]:
             host=given["host"],
             port=given.get("port", 5432),
             user=given["user"],
+            password=f" password={password}" if (password := given.get("password")) else "",
             listen=listen,
             mode=mode,
             size=size,

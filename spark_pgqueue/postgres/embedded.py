@@ -72,8 +72,7 @@ def start(
 ) -> Server:
     """Start the embedded Postgres of a directory, or find it running.
 
-        >>> with embedded.start("my-data") as server:
-        ...     queue = spark_pgqueue.connect(server.url)
+        >>> with embedded.start("my-data") as server, spark_pgqueue.connect(server.url) as queue:
         ...     version = queue.install()
 
     Args:

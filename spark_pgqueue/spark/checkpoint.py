@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
 
 VERSIONS = ("v1", "v2")
 """Formats of `offsets/N`: an offset a line in the order of the sources, or each with a name."""
@@ -47,6 +47,16 @@ def position_of(offset: Any) -> tuple[str, int, int] | None:
     if isinstance(offset, dict) and list(offset) == FIELDS:
         return offset["reader"], offset["claim"], offset["messages"]
     return None
+
+
+def unknown_offset(offset: Any) -> PgQueueError:
+    """For an offset that is none of this version's, or of another format, such as rate."""
+    return PgQueueError(
+        f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
+        hint="upgrade spark-pgqueue if a newer version has written it, else give the query a "
+        "checkpointLocation of its own",
+        sqlstate=FOREIGN_CHECKPOINT,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
+from spark_pgqueue.spark.checkpoint import unknown_offset
 
 Position = dict[str, Any]
 """A position in a stream: an offset of it as the database has it, without the stream's name."""
@@ -42,26 +43,22 @@ class CursorOffset:
     begun: Mapping[str, Position] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, offset: Mapping[str, Any]) -> CursorOffset:
+    def parse(cls, offset: Any) -> CursorOffset:
         """From what Spark read in the checkpoint.
 
         Raises:
             PgQueueError: another source, or a newer version of this one, has written it.
         """
-        streams = offset.get("streams")
-        if not isinstance(streams, dict) or len(offset) > 1:
-            with_consumer = "reader" in offset
+        streams = offset.get("streams") if isinstance(offset, dict) else None
+        if isinstance(offset, dict) and "reader" in offset:
             raise PgQueueError(
-                "the checkpoint is of a query that reads a consumer, and this one has none"
-                if with_consumer
-                else f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
+                "the checkpoint is of a query that reads a consumer, and this one has none",
                 hint='add option("consumer", ...) again, or give the query a checkpointLocation of '
-                "its own"
-                if with_consumer
-                else "upgrade spark-pgqueue if a newer version has written it, else give the query "
-                "a checkpointLocation of its own",
+                "its own",
                 sqlstate=FOREIGN_CHECKPOINT,
             )
+        if not isinstance(streams, dict) or len(offset) > 1:
+            raise unknown_offset(offset)
         return cls(
             {name: position_of(each) for name, each in streams.items()},
             {name: position_of(each["from"]) for name, each in streams.items() if "from" in each},

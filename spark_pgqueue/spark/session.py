@@ -21,7 +21,7 @@ from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.application import Seat
-from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of
+from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
@@ -57,6 +57,8 @@ class Offset:
         Raises:
             PgQueueError: another source, or a newer version of this one, has written it.
         """
+        if not isinstance(offset, dict):
+            raise unknown_offset(offset)
         if list(offset) == ["streams"]:
             raise PgQueueError(
                 "the checkpoint is of a query that reads streams without a consumer, and this one "
@@ -66,12 +68,7 @@ class Offset:
                 sqlstate=FOREIGN_CHECKPOINT,
             )
         if list(offset) != FIELDS:
-            raise PgQueueError(
-                f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
-                hint="upgrade spark-pgqueue if a newer version has written it, else give the query "
-                "a checkpointLocation of its own",
-                sqlstate=FOREIGN_CHECKPOINT,
-            )
+            raise unknown_offset(offset)
         return cls(**offset)
 
 

@@ -106,7 +106,8 @@ class Consumer:
                     As many are claimed as will be begun within a tenth of a second.
                 transactional (bool): the handler is called with a connection too, which is in a
                     transaction; that ends with the acknowledgement, or is undone. So what it does
-                    there happens once. It must not commit.
+                    there happens once. It must not commit. Of a batch with an error that names
+                    `messages` the others are given back: what was done for them is undone too.
                 timeout (timedelta): of a call. A message that takes longer has failed: its process
                     is killed, its task cancelled. A thread cannot be ended; it goes on, another one
                     takes its place, and what it returns is ignored.

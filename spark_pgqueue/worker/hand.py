@@ -31,6 +31,7 @@ class Held:
         claim: the claim.
         claimed_at: by the monotonic clock.
         is_batch: whether all of it is one call of the handler.
+        is_undone: whether a call that raises has done nothing, as its transaction is undone.
         keeps_results: whether the consumer keeps what handlers return.
 
     Attributes:
@@ -40,13 +41,22 @@ class Held:
         extend_at: when to hold it longer.
     """
 
-    def __init__(self, claim: Claim, claimed_at: float, is_batch: bool, keeps_results: bool):
+    def __init__(
+        self,
+        claim: Claim,
+        claimed_at: float,
+        *,
+        is_batch: bool,
+        is_undone: bool,
+        keeps_results: bool,
+    ):
         self.claim_id: int = claim.claim_id
         self.claimed_at = claimed_at
         self.until: float = 0.0
         self.extend_at: float = 0.0
         self._messages = claim.messages
         self._is_batch = is_batch
+        self._is_undone = is_undone
         self._keeps_results = keeps_results
         self._open = {message.seq for message in claim.messages}  # of which nothing is known
         self._done: list[int] = []
@@ -120,7 +130,8 @@ class Held:
             self._unstarted += seqs
         elif isinstance(outcome, Verdict):
             named = [seq for seq in seqs if outcome.seqs is None or seq in outcome.seqs]
-            self._done += [seq for seq in seqs if seq not in set(named)]
+            others = self._unstarted if self._is_undone else self._done
+            others += [seq for seq in seqs if seq not in set(named)]
             if named:
                 self._verdicts.append((named, outcome))
         return 0 if outcome in (Fate.unstarted, Fate.gone) else len(seqs)

@@ -330,7 +330,13 @@ class Keeper:
             self._look_at = time.monotonic() + until
             self._is_short, self._is_last_resort = False, until >= ASK_AGAIN
             return
-        held = Held(claim, now, self._options.batch is not None, self._keeps_results)
+        held = Held(
+            claim,
+            now,
+            is_batch=self._options.batch is not None,
+            is_undone=self._options.transactional,
+            keeps_results=self._keeps_results,
+        )
         held.hold(now, self._timeout)
         jobs = [Job(held, calls) for calls in held.calls(self._ordering)]
         self._claims.add(held)

@@ -21,7 +21,8 @@ class Verdict(Exception):
 
     Attributes:
         reason: why, for people.
-        seqs: of a batch, the messages that it is about, and the others are done; None for all.
+        seqs: of a batch, the messages that it is about; None for all. The others are done; or, where
+            the batch is a transaction, which is undone, given back.
     """
 
     takes_followers = True

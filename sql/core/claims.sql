@@ -133,6 +133,7 @@ end $$;
 
 -- Claims: what claim and receive have in common. For arguments, errors and locks see claim.
 -- Returns the claim; its number of messages is 0 or null where there is none.
+-- (Longer than 60 lines: to call a function takes as long as most of what is asked here, for each message that is claimed alone.)
 create or replace function pgqueue._claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval, p_ack bigint)
 returns pgqueue.claimed
 language plpgsql
@@ -191,8 +192,9 @@ begin
                 if not pgqueue._try_lock_consumer(v_consumer.consumer_id) then
                     -- another claimer is at it: what is ready will do
                     if v_claim.message_count = 0 then
-                        v_quick := pgqueue._serve_ready(v_consumer.consumer_id, pgqueue._by_age(v_consumer, (pgqueue._cursor(v_consumer.consumer_id)).scan_from),
-                                                        v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
+                        v_quick := pgqueue._serve_ready(
+                            v_consumer.consumer_id, pgqueue._by_age(v_consumer, (pgqueue._cursor(v_consumer.consumer_id)).scan_from),
+                            v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
                         v_claim.message_count := v_quick.message_count;
                     end if;
                     if v_claim.message_count = 0 then

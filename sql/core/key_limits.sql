@@ -131,7 +131,8 @@ declare
         select m from pgqueue.consumer_messages m where claim_id = p_claim_id and state = 'claimed' and last_delivered_at >= p_since));
 begin
     -- what waits of the key comes after what is delivered of it
-    insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key, not_visible_until)
+    insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no, first_seq, message_count, seqs, key,
+                                           not_visible_until)
     select p_consumer.consumer_id, 'delayed', 1, 0, sum(k.message_count), -1, case p_consumer.ordering when 'none' then 0 else min(r.arrival_no) end,
            case p_consumer.ordering when 'none' then 0 else min(lower(k.seqs)) end, 0, '{}', k.key, v_until
     from unnest(v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts) k (run_no, key, seqs, message_count)
@@ -184,9 +185,11 @@ begin
         + (select count(*) from pg_locks where locktype = 'advisory' and not granted and classid = pgqueue._lock_class_consumer()::oid
            and objid = p_consumer.consumer_id::oid and objsubid = 2 and database = (select oid from pg_database where datname = current_database()));
     if not p_consumer.paused or v_claims > 0 then
-        raise exception 'p_settings: a consumer with ordering=none begins or ceases to go by key (fair, per_key_limit, per_key_interval) while it is paused and has no claims; % is %, and has %',
+        raise exception 'p_settings: a consumer with ordering=none begins or ceases to go by key (fair, per_key_limit, per_key_interval) while it is '
+                        'paused and has no claims; % is %, and has %',
                         quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end, v_claims
-            using errcode = 'PQ003', column = 'p_settings', hint = 'Pause it, and wait until its claims are settled or expired, or create it with these settings. Nothing was changed.';
+            using errcode = 'PQ003', column = 'p_settings',
+                  hint = 'Pause it, and wait until its claims are settled or expired, or create it with these settings. Nothing was changed.';
     end if;
     v_cursor.scan_from := '{}';
     v_cursor.scan_lanes_from := null;

@@ -209,7 +209,8 @@ begin
     select count(*), min(piece) filter (where keys is null), array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
            least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old), p_cursor.last_line_no),
            coalesce((select array_agg((k, g.arrival_no, g.first_seq)::pgqueue.waiting_place)
-                     from (select keys, arrival_no, first_seq from gone union all select keys, 0, 0 from piece where note) g cross join lateral unnest(g.keys) k), '{}'),
+                     from (select keys, arrival_no, first_seq from gone union all select keys, 0, 0 from piece where note) g
+                     cross join lateral unnest(g.keys) k), '{}'),
            p_consumer.limits_keys or exists (select from gone where message_count = 0)
     into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);

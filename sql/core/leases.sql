@@ -157,7 +157,8 @@ begin
          from unnest(p_cursor.scan_from) f cross join lateral pgqueue._next_ready(p_consumer.consumer_id, f) m
          where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from and keys is null)),
-        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream') or p_cursor.sift_from is not null) then clock_timestamp() end,
+        case when p_got_nothing and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream') or p_cursor.sift_from is not null)
+             then clock_timestamp() end,
         case when p_consumer.scheduled then pgqueue._schedule_due(p_consumer.stream_id) end,
         case when p_got_nothing then pgqueue._next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
 end $$;

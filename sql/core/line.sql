@@ -9,6 +9,7 @@
 --   p_size  messages that the whole claim wants: a run that is too large is cut for it. Null: of an ordered consumer; there it ends the claim
 --   p_held  messages that the claim has already
 -- Returns how many messages it got, and in how many runs; and whether the claim ends there, at such a run. Locks the runs it takes, one at a time.
+-- (Longer than 60 lines, for the same reason as _claim.)
 create or replace function pgqueue._serve_ready(p_consumer_id int, p_scan_from pgqueue.line_place[], p_claim_id bigint, p_want bigint, p_size bigint,
                                                 p_held bigint) returns pgqueue.served
 language plpgsql

@@ -63,7 +63,8 @@ exception when lock_not_available then
                      when pgqueue._lock_class_schedules() then 'schedules of stream ' || p_id
                      else 'publish lock of stream ' || p_id end,
         coalesce((select string_agg(case when l.pid is null then 'a prepared transaction'
-                                         else format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')) end, ', ')
+                                         else format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'),
+                                                     coalesce(nullif(a.application_name, ''), '?')) end, ', ')
                   from pg_locks l left join pg_stat_activity a on a.pid = l.pid
                   where l.locktype = 'advisory' and l.granted and l.classid = p_class::oid and l.objid = p_id::oid and l.objsubid = 2
                     and l.database = (select oid from pg_database where datname = current_database())), 'a transaction that is over now')

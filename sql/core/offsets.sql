@@ -2,8 +2,8 @@
 -- themselves.
 --
 -- An offset says: all publications below next were read, or are dead; but for those in its gaps; and of some that were not, which a limit or a start
--- has cut, the first so many messages, by seq. What lies between two offsets is the difference of two sets, and so the same for ever. Nobody is waited for: what is
--- not visible when somebody reads is a gap, and read as soon as it is there.
+-- has cut, the first so many messages, by seq. What lies between two offsets is the difference of two sets, and so the same for ever. Nobody is
+-- waited for: what is not visible when somebody reads is a gap, and read as soon as it is there.
 --
 -- Gaps are closed by the rule of core/gaps.sql, with what a consumer has in a row written into the offset: who may still fill the gap. So
 -- reading writes nothing, and two readers know nothing of each other. And the rule is put more sharply here:

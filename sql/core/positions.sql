@@ -55,6 +55,7 @@ end $$;
 --   o_publishers  the transactions that may still publish what is missing
 --   o_cut         messages that count as seen, of publications that do not: what else these have is after the position. Null: none
 -- Errors: PQ003. Locks: the history (see _lock_history), which the caller holds for as long as it relies on it.
+-- (Longer than 60 lines: each kind of position corrects what the one before it said, in this order.)
 create or replace function pgqueue._seen_from(p_stream_id int, p_position text, p_argument text,
                                               out o_seen int8multirange, out o_next bigint, out o_publishers text[], out o_cut int8multirange)
 language plpgsql

@@ -62,8 +62,9 @@ as $$
 $$;
 
 -- Trims what is due of a stream: a bounded part of it.
--- Returns how many messages are trimmed, whether there may be more, and whether it made consumers be done with some, whose locks it has. Locks, to the end of the transaction: the history lock, if nobody
--- has it; where unread messages are dropped the consumers of which some were taken, if nobody has them: then there may be more.
+-- Returns how many messages are trimmed, whether there may be more, and whether it made consumers be done with some, whose locks it has.
+-- Locks, to the end of the transaction: the history lock, if nobody has it; where unread messages are dropped the consumers of which some were taken, if
+-- nobody has them: then there may be more.
 create or replace function pgqueue._trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql
 as $$

@@ -43,12 +43,14 @@ declare
         when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
         when p_consumer.ordering = 'stream' and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'with ordering=stream no key is told from another, so fair, per_key_limit and per_key_interval mean nothing'
-        when p_consumer.ageing is not null and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+        when p_consumer.ageing is not null
+             and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'ageing is for priorities, which mean nothing with an ordering, fair, per_key_limit or per_key_interval'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'with per_key_capacity what is sent is rejected, and with on_full=drop_oldest it never is'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null then 'per_key_burst is of a per_key_interval, and there is none'
-        when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null) then 'rate_limit messages are delivered within each rate_interval: both are needed, or none'
+        when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null)
+            then 'rate_limit messages are delivered within each rate_interval: both are needed, or none'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin

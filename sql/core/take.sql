@@ -162,11 +162,12 @@ end $$;
 -- are contiguous; merging them one by one, range_agg, costs more than all the rest and is left out then.
 -- It looks into gaps, and beyond from the cursor's next_publication. Which gaps is told after its snapshot: a producer that goes on and commits in
 -- between would otherwise be seen with what is beyond, and not with what is in a gap.
--- Returns the gaps it looked into (null: none), the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready now, when the first
--- delayed one is due, how many messages became ready, and how many became runs.
+-- Returns the gaps it looked into (null: none), the ids it took (null: none), how many of them were in gaps and beyond, the lanes in which runs are ready
+-- now, when the first delayed one is due, how many messages became ready, and how many became runs.
 create or replace function pgqueue._look(
     p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint, p_limit int,
-    out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz, out o_messages bigint, out o_count bigint)
+    out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange, out o_in_gaps int, out o_beyond int, out o_lanes int[], out o_due timestamptz,
+    out o_messages bigint, out o_count bigint)
 language plpgsql
 as $$
 declare

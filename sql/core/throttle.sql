@@ -26,7 +26,8 @@ begin
     end if;
 end $$;
 
--- How many messages more may be in flight; below 0 when there are too many since the limit was changed.
+-- How many messages more may be in flight; below 0 when there are too many since the limit was changed. (Where a long transaction elsewhere keeps dead rows,
+-- it reads those of the claims that ended. Claims have no order by which they could be left out: leases differ, and ids are given out before the lock.)
 --   p_claim_id  a claim that is being made; null: none
 create or replace function pgqueue._room_in_flight(p_consumer pgqueue.consumers, p_claim_id bigint) returns bigint
 language plpgsql
@@ -51,7 +52,8 @@ language sql volatile
 as $$ select p_at > clock_timestamp() - p_consumer.rate_interval and p_at <= clock_timestamp() + p_consumer.rate_interval / 10 $$;
 
 -- Notes that messages are delivered now, of a consumer with a rate. Returns the cursor.
-create or replace function pgqueue._note_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_count bigint) returns pgqueue.consumer_cursors
+create or replace function pgqueue._note_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_count bigint)
+returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare

@@ -32,7 +32,8 @@ begin
         exception when lock_not_available or deadlock_detected or sqlstate 'PQ099' then
             -- somebody claims or settles some of them, and may need a lock that this had: it is let go here
             if clock_timestamp() > v_until then
-                raise exception 'for 10 s a transaction that claims or settles some of these messages of % stays open', pgqueue._consumer_name(v_consumer.consumer_id)
+                raise exception 'for 10 s a transaction that claims or settles some of these messages of % stays open',
+                                pgqueue._consumer_name(v_consumer.consumer_id)
                     using errcode = 'lock_not_available', hint = 'End that transaction, and cancel again. Nothing was changed.';
             end if;
             perform pg_sleep(0.002);
@@ -154,7 +155,8 @@ declare
 begin
     o_ids := '{}';
     o_seqs := '{}';
-    if p_cursor.gaps = '{}' and (pg_sequence_last_value(format('pgqueue.publication_%s', p_consumer.stream_id)::regclass) >= p_cursor.next_publication) is not true then
+    if p_cursor.gaps = '{}'
+       and (pg_sequence_last_value(format('pgqueue.publication_%s', p_consumer.stream_id)::regclass) >= p_cursor.next_publication) is not true then
         return;
     end if;
     while v_left <> '{}' or v_late <> '{}' loop

@@ -87,7 +87,8 @@ begin
     end loop;
     if v_count > 0 then
         v_cursor.taken := v_cursor.taken + v_count;
-        v_cursor := pgqueue._lower_scan_from(v_cursor, array(select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l where l is not null));
+        v_cursor := pgqueue._lower_scan_from(v_cursor, array(
+            select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l where l is not null));
         perform pgqueue._save_cursor(v_stored, v_cursor, true);
         perform pgqueue._enter_keys(v_consumer, v_set);
         perform pg_notify(pgqueue._channel(v_consumer.stream_id), '');

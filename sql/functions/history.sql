@@ -20,12 +20,14 @@ begin
     perform pgqueue._check_number('p_seq', p_seq, 1, 9223372036854775807);
     select * into v_done from pgqueue._done_with(v_consumer, p_seq);
     if found then
-        return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result, null::text, null::text, v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
+        return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result, null::text, null::text,
+                            v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
         return;
     end if;
     select * into v_dead from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq order by d.dead_id limit 1;
     if found then
-        return query select 'dead', v_dead.details, v_dead.reason, v_dead.note ->> 'error', v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at;
+        return query select 'dead', v_dead.details, v_dead.reason, v_dead.note ->> 'error',
+                            v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at;
         return;
     end if;
     return query

@@ -2,9 +2,9 @@
 
 -- Deletes what failed writers left: staged blocks of batches that were published without them, and staged blocks and reservations
 -- older than p_staged_age, with their messages; all but the last ten batches of each sink; and what was noted of batch writes
--- without a txnAppId, whose names are used once; dedup keys whose window passed; and history that its consumer keeps no longer. It deletes no published message: only what its
--- reservation still has. It lets new partitions of captured tables be captured when they are written to directly, and notes up to which
--- publication all are visible or dead.
+-- without a txnAppId, whose names are used once; dedup keys whose window passed; history that its consumer keeps no longer; and what was noted of keys for
+-- per_key_capacity and is done. It deletes no published message: only what its reservation still has. It lets new partitions of captured tables be captured
+-- when they are written to directly, and notes up to which publication all are visible or dead.
 -- And trims what the retention of streams need not keep (core/retention.sql): one call does a bounded part of all that, which takes a moment; while it
 -- answers that something is unfinished, call it again. maintain_all() does, so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
@@ -28,7 +28,7 @@ declare
     v_done        record;
     v_keys        record;
     v_history     record;
-begin
+begin  -- a list of chores, and so longer than 60 lines
     perform pgqueue._check_isolation();
     perform pgqueue._check_timeout('p_staged_age', p_staged_age);
     perform pgqueue._check_timeout('p_reader_age', p_reader_age);

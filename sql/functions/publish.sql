@@ -1,6 +1,7 @@
 -- Sending.
 
--- Publishes a message, in the caller's transaction.
+-- Publishes a message, in the caller's transaction. Only where the stream was made with p_notify => false can that be prepared (two-phase
+-- commit): Postgres prepares none that has notified.
 --   p_data        the payload of a text or json stream, p_data_bytes that of a binary one; of at most the stream's p_max_bytes
 --   p_key         what ordering=key goes by, up to 1,024 bytes; null: in no order with others
 --   p_headers     a JSON object of at most the stream's p_max_header_bytes and 100 levels, or null
@@ -12,8 +13,6 @@
 --   p_dedup_key   1 to 1,024 bytes: where a message with this key was sent within the stream's dedup_window, this one is not; null: it is
 -- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared; the
 -- dedup key: who sends the same one waits for this transaction.
--- Its transaction can be prepared (two-phase commit) only where the stream was made with p_notify => false: Postgres prepares
--- none that has notified.
 create or replace function pgqueue.send(
     p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
     p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null, p_dedup_key text default null,

@@ -20,7 +20,8 @@ begin
     perform pgqueue._check_claim(p_max, p_visibility_timeout);
     perform pgqueue._check_number('p_look', p_look, 1, 1000000);
     if p_where is null then
-        raise exception 'p_where is a jsonpath such as $.data.total > 100, not null' using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
+        raise exception 'p_where is a jsonpath such as $.data.total > 100, not null'
+            using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
     end if;
     perform pgqueue._check_condition(p_where);
     if v_consumer.partitions is not null then
@@ -143,9 +144,10 @@ begin
     o_failed := '{}';
     o_busy := false;
     if p_cursor.scan_lanes_from is not null then
-        v_places := v_places || array(select (l.lane, 0, 0)::pgqueue.line_place
-                                      from (select distinct lane from pgqueue.consumer_messages
-                                            where consumer_id = p_consumer.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from) l order by l.lane);
+        v_places := v_places || array(
+            select (l.lane, 0, 0)::pgqueue.line_place
+            from (select distinct lane from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from) l order by l.lane);
     end if;
     foreach v_place in array v_places loop
         loop

@@ -100,9 +100,11 @@ begin
             raise exception 'p_action is %, not %', array_to_string(p_allowed, ', '), coalesce(quote_literal(left(v_action.action, 50)), 'null')
                 using errcode = 'PQ003', column = 'p_action';
         elsif (isempty(v_action.seqs) or lower_inf(v_action.seqs) or upper_inf(v_action.seqs)) is not false then
-            raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(v_action.seqs::text, 100), 'null') using errcode = 'PQ003', column = 'p_seqs';
+            raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(v_action.seqs::text, 100), 'null')
+                using errcode = 'PQ003', column = 'p_seqs';
         elsif v_action.delay < interval '0' or v_action.delay > pgqueue._max_interval() then
-            raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(v_action.delay) using errcode = 'PQ003', column = 'p_delay';
+            raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(v_action.delay)
+                using errcode = 'PQ003', column = 'p_delay';
         end if;
     end loop;
     for v_consumer in

@@ -52,7 +52,8 @@ begin
         -- from now on the claim is what is left: what went back is not lost, and is never had back. What its query acted on is done, and no replay
         -- has the same messages any more
         update pgqueue.claims
-        set acted = null, seqs = seqs - v_set, message_count = message_count - (v_claim.remaining - remaining), settled = settled - (v_claim.remaining - remaining)
+        set acted = null, seqs = seqs - v_set, message_count = message_count - (v_claim.remaining - remaining),
+            settled = settled - (v_claim.remaining - remaining)
         where claim_id = v_claim.claim_id and v_set is not null;
     end loop;
 end $$;

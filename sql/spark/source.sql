@@ -190,7 +190,8 @@ end $$;
 --   p_quarantine_after  cut a batch that so many processes began and none finished, see quarantine.sql; null: never
 -- Returns how many messages the batch has now; how many of it other claimers have or had; and how many are gone. The last two
 -- together are what reader_lost says. And how many went back because it was cut, and how many of it are dead letters for that.
--- Errors: PQ002, PQ003, PQ005, PQ007; PQ006 for a consumer that has limits of keys now; PQ010 when the batch was acknowledged before. Locks: the reader, its claims, the consumer.
+-- Errors: PQ002, PQ003, PQ005, PQ007; PQ006 for a consumer that has limits of keys now; PQ010 when the batch was acknowledged before.
+-- Locks: the reader, its claims, the consumer. (One step of the protocol, as reader_claim, and so longer than 60 lines.)
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_end_claim bigint,
                                                  p_process uuid default null, p_quarantine_after bigint default null)
 returns table (planned bigint, taken_over bigint, gone bigint, returned bigint, poison bigint)

@@ -9,57 +9,53 @@ from __future__ import annotations
 
 import asyncio
 import doctest
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import spark_pgqueue
 from spark_pgqueue.client import rates
 from spark_pgqueue.postgres import connection
 
+_BEGINNING: LiteralString = """
+    drop table if exists bills cascade;
+    select pgqueue.drop_stream(stream) from pgqueue.stream_stats;
+    create table bills (id bigint primary key, total int);
+    select pgqueue.create_stream('orders');
+    select pgqueue.create_consumer('orders', 'billing');
+    select pgqueue.send_batch('orders', '{order 1, order 2}'::text[],
+                              p_keys => '{customer 7, customer 8}')"""
 
-def prepare(url: str) -> dict[str, Any]:
-    """What an example finds, in a database that earlier ones may have used."""
-    with connection.connect(url) as conn:
-        conn.execute("drop table if exists bills cascade")
-        for (name,) in conn.execute("select stream from pgqueue.stream_stats").fetchall():
-            conn.execute("select pgqueue.drop_stream(%s)", [name])
-        conn.execute("create table bills (id bigint primary key, total int)")
-        conn.execute("select pgqueue.create_stream('orders')")
-        conn.execute("select pgqueue.create_consumer('orders', 'billing')")
-        conn.execute(
-            "select pgqueue.send_batch('orders', '{order 1, order 2}'::text[],"
-            " p_keys => '{customer 7, customer 8}')"
-        )
-    return {
-        "UTC": UTC,
-        "asyncio": asyncio,
-        "datetime": datetime,
-        "embedded": spark_pgqueue.embedded,
-        "queue": spark_pgqueue.connect(url),
-        "rates": rates,
-        "spark_pgqueue": spark_pgqueue,
-        "timedelta": timedelta,
-        "url": url,
-    }
+_NAMES: dict[str, Any] = {
+    "UTC": UTC,
+    "asyncio": asyncio,
+    "datetime": datetime,
+    "embedded": spark_pgqueue.embedded,
+    "rates": rates,
+    "spark_pgqueue": spark_pgqueue,
+    "timedelta": timedelta,
+}
 
 
-def run(example: doctest.DocTest, namespace: dict[str, Any]) -> None:
-    """Run the lines of a docstring. Raises AssertionError where they give something else."""
-    said: list[str] = []
-    example.globs = namespace
+def run(example: doctest.DocTest, url: str, **more: Any) -> None:
+    """Run the lines of a docstring. Raises AssertionError where they give something else.
+
+    Args:
+        example: it.
+        url: a database with the schema, which earlier examples may have used.
+        more: what it finds beside.
+    """
+    (failure,) = run_all([example], url, **more)
+    assert not failure, failure
+
+
+def run_all(examples: Iterable[doctest.DocTest], url: str, **more: Any) -> Iterator[str]:
+    """Run examples, each from the same beginning: what is wrong with it, or nothing."""
     runner = doctest.DocTestRunner(verbose=False)
-    with namespace["queue"]:
-        runner.run(example, out=said.append, clear_globs=False)
-    assert not runner.failures, "".join(said)
-
-
-def run_all(examples: Iterable[doctest.DocTest], url: str, **more: Any) -> None:
-    """Run the examples, each from the same beginning. Raises AssertionError for all that fail."""
-    failed: list[str] = []
-    for example in examples:
-        try:
-            run(example, prepare(url) | more)
-        except AssertionError as error:
-            failed.append(f"{example.name}\n{error}")
-    assert not failed, "\n".join(failed)
+    with connection.connect(url) as conn, spark_pgqueue.connect(url) as queue:
+        for example in examples:
+            conn.execute(_BEGINNING)
+            example.globs = {**_NAMES, "url": url, "queue": queue, **more}
+            said: list[str] = []
+            runner.run(example, out=said.append)
+            yield "".join([f"{example.name}\n", *said]) if said else ""

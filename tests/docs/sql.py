@@ -145,7 +145,25 @@ def page(conn: psycopg.Connection[Any]) -> str:
         parts += [_function(each, headers[each.name]) for each in some]
     parts += ["## Settings", _settings(conn), "## Views", _VIEWS_TEXT, *map(_view, views)]
     parts += ["## Errors", _ERRORS_TEXT, _errors()]
-    return "\n\n".join(parts) + "\n"
+    names = [*public, *(view.name for view in views)]
+    return "\n\n".join(_linked(part, names) for part in parts) + "\n"
+
+
+def _linked(part: str, names: list[str]) -> str:
+    """A part of the page, in which names of functions and views lead to them.
+
+    Only names with an underscore: no other word is written so.
+    """
+    itself = part.splitlines()[0].removeprefix("### ")
+    known = "|".join(name for name in names if "_" in name and name != itself)
+    code, lines = False, []
+    for line in part.splitlines():
+        code ^= line.startswith("```")
+        if not code and not line.startswith(("#", "| [")):
+            pattern = rf"(?<![\w`\[#/.=])({known})(?![\w`(\]./])"
+            line = re.sub(pattern, r"[\1](#\1)", line)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 _TOP = """# SQL reference

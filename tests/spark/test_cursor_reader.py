@@ -296,9 +296,10 @@ def test_a_checkpoint_of_a_query_with_a_consumer_is_one_clear_error(queue: Queue
     with pytest.raises(PgQueueError, match="of a query that reads a consumer") as error:
         query.latest()
     assert error.value.sqlstate == "PQ005"
-    query.log[-1] = (None, {"streams": {}, "version": 9})
-    with pytest.raises(PgQueueError, match="none of this version"):
-        query.latest()
+    for offset in ({"streams": {}, "version": 9}, {"orders": {"0": 17}}, 17):  # Kafka's, rate's
+        query.log[-1] = (None, offset)
+        with pytest.raises(PgQueueError, match="none of this version"):
+            query.latest()
 
 
 def test_what_retention_took_fails_the_query_unless_told_otherwise(

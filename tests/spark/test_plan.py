@@ -244,6 +244,7 @@ def test_who_wants_no_more_does_not_wait_for_the_next_chunk():
         {"version": 2, "reader": "r", "claim": 1, "messages": 1},
         {"partition-0": 17},
         {"claim": 1, "messages": 1, "reader": "r"},
+        17,  # of format rate
     ],
 )
 def test_an_offset_of_another_shape_is_refused(offset):

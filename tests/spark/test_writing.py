@@ -173,5 +173,13 @@ def test_what_sparks_tables_and_paths_mean(queue: Queue):
     source = source.option("checkpointLocation", queue.checkpoint()).trigger(availableNow=True)
     source.toTable(name + "_3").awaitTermination(60)
     assert queue.sent("t") == ["1", "2", "3", "x"]
+    with pytest.raises(Exception, match=r"option stream is missing(?s:.*)keeps no options"):
+        queue.spark.table(name).count()
+    given = f"using pgqueue options (url \"{queue.url}\", stream 't')"
+    with pytest.raises(Exception, match="keeps no options: in its place, create temporary view"):
+        queue.spark.sql(f"create table {name}_4 {given}")
+    queue.spark.sql(f"create temporary view {name}_5 {given}")
+    assert queue.spark.sql(f"select data from {name}_5 where seq > 3").count() == 1
     for made in (name, name + "_3"):
         queue.spark.sql(f"drop table {made}")
+    queue.spark.catalog.dropTempView(f"{name}_5")

@@ -14,7 +14,7 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, Client
 from spark_pgqueue.client.results import Claim
-from tests.docs.examples import prepare, run, run_all
+from tests.docs.examples import run, run_all
 
 # What these packages say is typed in a Spark session: tests/spark/test_docstrings.py.
 SPARK = ("spark_pgqueue.spark", "spark_pgqueue.watching")
@@ -38,7 +38,8 @@ def test_the_examples_of_the_client_and_the_worker_give_what_they_say(url, tmp_p
     monkeypatch.chdir(tmp_path)
     found = examples()
     assert len(found) > 60
-    run_all(found, url)
+    failed = [failure for failure in run_all(found, url) if failure]
+    assert not failed, "\n".join(failed)
 
 
 def test_an_example_that_says_something_else_is_found(url):
@@ -46,7 +47,7 @@ def test_an_example_that_says_something_else_is_found(url):
         '>>> queue.send("orders", "order 3")\n4\n', {}, "wrong", None, 0
     )
     with pytest.raises(AssertionError, match=r"Expected:\n +4\nGot:\n +3"):
-        run(wrong, prepare(url))
+        run(wrong, url)
 
 
 def test_every_public_method_has_an_example():

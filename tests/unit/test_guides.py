@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from spark_pgqueue import metrics
 from tests.pages import blocks_of, environment_of, type_all
 
 FOLDERS = [Path(__file__).parents[2] / folder / "guide" for folder in ("sql", "spark_pgqueue")]
@@ -28,3 +30,14 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
 def test_every_block_is_of_a_known_kind(page):
     """What is sql, sh or python is run; a drawing, or what is printed, is text."""
     assert {tag for tag, _ in blocks_of(page.read_text())} <= {"sql", "sh", "python", "text"}
+
+
+def test_the_metrics_that_pages_name_are_there():
+    """A counter with the suffix that Prometheus has it by, so that an alert can be pasted."""
+    names = {"pgqueue_up"}
+    for family in metrics.FAMILIES:
+        names.add(f"{family.name}_total" if family.type == "counter" else family.name)
+    named = re.compile(r"pgqueue_(?:up|(?:stream|consumer|group)_[a-z_]+[a-z])\b")
+    found = {(name, page.stem) for page in ALL_PAGES for name in named.findall(page.read_text())}
+    assert [each for each in sorted(found) if each[0] not in names] == []
+    assert len(found) > 10

@@ -40,8 +40,9 @@ def through(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
 
 
 def test_everything_a_client_does_works_behind_a_pooler(through: str, tmp_path: Path):
-    """Streams, sending one by one and by COPY, claims, transactions, dead letters, groups."""
+    """Installing, sending one by one and by COPY, claims, transactions, dead letters, groups."""
     with spark_pgqueue.connect(through) as queue, spark_pgqueue.connect(through) as other:
+        queue.install()
         queue.create_stream("s")
         queue.create_consumer("s", "c", ordering="key", settings={"max_deliver_count": 1})
         queue.send("s", "one", key="k", headers={"a": "b"})
@@ -75,6 +76,7 @@ def test_everything_a_client_does_works_behind_a_pooler(through: str, tmp_path: 
 
         queue.group("s", "g").run(handle, wait=timedelta(milliseconds=200))
         assert sorted(handled) == sorted(seen)
+        queue.maintain()
     assert '"ready": 1' in run(["pgqueue", "stats", "--json"], through, tmp_path)
 
 

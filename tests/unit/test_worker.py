@@ -237,6 +237,34 @@ def test_batches(queue, worker):
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_of_a_batch_whose_transaction_is_undone_nothing_is_done(queue, worker, url, awaited):
+    """Also where its error names some of its messages, of which the others did not fail."""
+    queue.send_batch("s", ["good", "bad", "good"])
+    with connection.connect(url) as conn:
+        conn.execute("create table done (seq bigint, deliver_count int)")
+        insert = "insert into done values (%s, %s)"
+
+        def judge(messages):
+            if bad := [each for each in messages if each.data == "bad" and each.deliver_count < 3]:
+                raise Retry("bad", delay=timedelta(0), messages=bad)
+
+        def handle(messages, connection):
+            for each in messages:
+                connection.execute(insert, [each.seq, each.deliver_count])
+            judge(messages)
+
+        async def handle_async(messages, connection):
+            for each in messages:
+                await connection.execute(insert, [each.seq, each.deliver_count])
+            judge(messages)
+
+        worker.run(handle_async if awaited else handle, batch=3, transactional=True, wait=MOMENT)
+        done = conn.execute("select seq, count(*) from done group by seq order by seq").fetchall()
+        assert done == [(1, 1), (2, 1), (3, 1)]
+    assert left(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
 def test_transactional_work_happens_once(queue, worker, url, awaited):
     """It is undone with the message, and with a claim that was lost."""
     queue.send_batch("s", list("abc"))

@@ -38,6 +38,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                start_new_session=True,  # Ctrl-C is for who started it
             )
 
     def check(self) -> None:

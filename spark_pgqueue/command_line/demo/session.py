@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.spark import java
 
 STARTS = 10  # after so many starts a query is given up
+LOG_SHOWN = 10_000  # characters of what Spark said last
 
 # Errors alone, on standard error, and not that a query failed, which is told by who watches it.
 LOG4J = """\
@@ -35,14 +38,76 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
+class Interrupts:
+    """Ctrl-C, as something that is noted, and raised between two calls of Spark.
+
+    Py4J logs a stack when it is interrupted in the middle of a call. A second Ctrl-C is raised at
+    once. For the main thread.
+    """
+
+    def __init__(self):
+        self._is_noted = False
+        self._before = signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> Interrupts:
+        self.catch()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def catch(self) -> None:
+        """Note them from now on, also when somebody else has taken them over."""
+        signal.signal(signal.SIGINT, self._note)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt, if there was one."""
+        if self._is_noted:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: object) -> None:
+        self.check()
+        self._is_noted = True
+
+
 @contextmanager
-def spark_session(folder: Path) -> Iterator[SparkSession]:
-    """A quiet Spark session on this machine; queries that still run end with it."""
+def spark_session(folder: Path, interrupts: Interrupts | None = None) -> Iterator[SparkSession]:
+    """A quiet Spark session on this machine; queries that still run end with it.
+
+    What Spark and its Python workers say on standard error is in the file spark.log, and shown when
+    something failed: who is broken off shows a stack, and that was no failure.
+
+    Args:
+        folder: for its files.
+        interrupts: to be noted, whatever Spark does with them.
+    """
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # not whatever python3 is on the path
+    log = folder / "spark.log"
+    try:
+        with _errors_in(log):
+            spark = _session(folder)
+        try:
+            if interrupts is not None:
+                interrupts.catch()  # PySpark has a handler of its own
+                interrupts.check()
+            spark_pgqueue.register(spark)
+            yield spark
+        finally:
+            with _errors_in(log):  # PySpark shows a stack where a task was broken off
+                spark.sparkContext.setLogLevel("OFF")  # that a query was broken off is no news
+                for query in spark.streams.active:
+                    query.stop()
+                spark.stop()
+    except Exception:
+        sys.stderr.write(redact(log.read_text(errors="replace")[-LOG_SHOWN:]))
+        raise
+
+
+def _session(folder: Path) -> SparkSession:
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J)
-    spark = (
+    return (
         SparkSession.builder.master("local[*]")
         .appName("pgqueue demo")
         .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={log4j.as_uri()}"')
@@ -57,14 +122,21 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()
     )
+
+
+@contextmanager
+def _errors_in(log: Path) -> Iterator[None]:
+    """Errors of this process, and of those that it starts meanwhile, go to a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
     try:
-        spark_pgqueue.register(spark)
-        yield spark
+        yield
     finally:
-        spark.sparkContext.setLogLevel("OFF")  # that a query was broken off is no news
-        for query in spark.streams.active:
-            query.stop()
-        spark.stop()
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Query:

@@ -18,7 +18,7 @@ from spark_pgqueue.command_line.demo import desk, flights, picture, queries
 from spark_pgqueue.command_line.demo.flights import Days, Figures
 from spark_pgqueue.command_line.demo.process import Worker
 from spark_pgqueue.command_line.demo.screen import Bars, Screen
-from spark_pgqueue.command_line.demo.session import Query, spark_session
+from spark_pgqueue.command_line.demo.session import Interrupts, Query, spark_session
 from spark_pgqueue.command_line.demo.tally import Tally
 from spark_pgqueue.postgres import connection, embedded
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -70,8 +70,8 @@ def run(
         story = Story(url, queue, office, table, folder, screen)
         create(story, stack if given else None)
         with story.workers:
-            with spark_session(folder) as spark:
-                story.stream(spark)
+            with Interrupts() as interrupts, spark_session(folder, interrupts) as spark:
+                story.stream(spark, interrupts)
             story.dead_letters()
             story.history()
             story.retention()
@@ -130,7 +130,7 @@ class Story:
 
     # The acts
 
-    def stream(self, spark: SparkSession) -> None:
+    def stream(self, spark: SparkSession, interrupts: Interrupts) -> None:
         """Publish, add up, route, rebook, refund; and kill the desk in the middle."""
         self.screen.act(
             f"A Spark query publishes {self.table.num_rows:,} flights. Each of their consumers gets"
@@ -150,9 +150,10 @@ class Story:
         running: dict[str, Query] = {}
         began = 0.0
         for name, start in starts.items():
+            interrupts.check()
             began = time.monotonic()  # in the end, when the publisher was started
             running[name] = Query(name, start, self.screen.whisper)
-        published = self._watch(running)
+        published = self._watch(running, interrupts)
         ended = time.monotonic()
         for query in running.values():
             query.finish()
@@ -208,7 +209,7 @@ class Story:
 
     # Their parts
 
-    def _watch(self, running: dict[str, Query]) -> float:
+    def _watch(self, running: dict[str, Query], interrupts: Interrupts) -> float:
         """Show progress, and refund, until every message is settled.
 
         Returns:
@@ -216,6 +217,7 @@ class Story:
 
         Raises:
             PgQueueError: a query or the desk failed.
+            KeyboardInterrupt: Ctrl-C.
         """
         rows: int = self.table.num_rows
         cancelled: int = flights.cancelled_of(self.table).num_rows
@@ -224,6 +226,7 @@ class Story:
         totals |= {"desk": self._delayed.num_rows, "refunds": cancelled}
         with self.screen.bars(totals) as bars:
             while True:
+                interrupts.check()
                 active = {name: query.is_active() for name, query in running.items()}
                 if ended is None and not active["publisher"]:
                     ended = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import with_credentials
-from spark_pgqueue.spark.options.foreign import FOREIGN, KAFKA
+from spark_pgqueue.spark.options.foreign import CATALOG, FOREIGN, KAFKA
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
     DURATION,
@@ -189,6 +189,8 @@ def _unknown(
         hint = f"did you mean {names[near[0]]}?"
     if name.lower().startswith("kafka."):
         hint = KAFKA
+    if name.lower() == "provider" or name.lower().startswith("option."):  # of create table
+        hint = CATALOG
     return PgQueueError(
         f"the pgqueue {side} has no option {name}", hint=FOREIGN.get(name.lower(), hint)
     )

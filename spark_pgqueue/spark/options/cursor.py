@@ -27,6 +27,7 @@ from spark_pgqueue.spark.options.checking import (
     check_partitions,
     parse,
 )
+from spark_pgqueue.spark.options.foreign import CATALOG
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
@@ -160,7 +161,7 @@ def _check_streams(options: CursorOptions) -> None:
         raise PgQueueError(
             "option stream is missing",
             hint='add option("stream", ...): the stream to read; streams or streamPattern for '
-            "several; and consumer to claim its messages",
+            f"several; and consumer to claim its messages. ({CATALOG[0].upper()}{CATALOG[1:]})",
         )
     if len(given) > 1:
         raise PgQueueError(

@@ -50,3 +50,7 @@ FOREIGN = {
     "minoffsetspertrigger": "use minMessagesPerTrigger, when reading",
 }
 KAFKA = "leave it out: what Postgres needs to connect goes into url"
+CATALOG = (
+    "a table of Spark's catalog keeps no options: in its place, create temporary view ... using "
+    "pgqueue options (...)"
+)
