@@ -159,7 +159,12 @@ class Environment:
         with log.open("w") as file:
             subprocess.run(
                 [self.python, "-m", "pytest", *options, *TESTS],
-                env={**os.environ, "PATH": path, "PGQUEUE_TEST_VERSIONS": postgres},
+                env={
+                    **os.environ,
+                    "PATH": path,
+                    "PGQUEUE_TEST_VERSIONS": postgres,
+                    "PGQUEUE_MATRIX": "1",
+                },
                 cwd=ROOT,
                 stdout=file,
                 stderr=subprocess.STDOUT,

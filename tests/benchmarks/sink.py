@@ -26,7 +26,6 @@ def sink(bench: Bench) -> None:
     files = write_files(bench.home / "files", 24)
     with bench.connect() as conn, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         run(conn, PLAIN)
-        create_stream(conn, "sink", 3)
         micro_batches(bench, conn, pool, files, 2)
         micro_batches(bench, conn, pool, files, 8)
         batch_write(bench, conn, pool, files[:16])
@@ -40,11 +39,12 @@ def micro_batches(
     """Micro-batches of `size` files: by us, by Spark with the least that a sink does, and bare."""
 
     def bare() -> list[float]:
+        begin_anew(conn)
         groups = [files[at : at + size] for at in range(0, len(files), size)]
         return [copy_all(bench, pool, group) for group in groups][1:]
 
     def stream(sink: str, **options: str) -> list[float]:
-        run(conn, "truncate plain")
+        begin_anew(conn)
         frame = bench.spark.readStream.schema("key string, data string")
         frame = frame.option("maxFilesPerTrigger", size).parquet(str(files[0].parent))
         warm_up = 2 if size == 2 else 1
@@ -73,12 +73,16 @@ def batch_write(bench: Bench, conn: psycopg.Connection, pool: Executor, files: l
     """All files in one DataFrame."""
     frame = bench.spark.read.schema("key string, data string").parquet(*map(str, files))
 
+    def bare() -> float:
+        begin_anew(conn)
+        return copy_all(bench, pool, files)
+
     def write() -> float:
-        run(conn, "truncate plain")
+        begin_anew(conn)
         writer = frame.write.format("pgqueue").mode("append")
         return timed(writer.options(url=bench.url, stream="sink").save)
 
-    sides = {"bare": partial(copy_all, bench, pool, files), "pgqueue": write}
+    sides = {"bare": bare, "pgqueue": write}
     taken = alternate(sides, 1 if bench.quick else 3)
     rows = FILE * len(files)
     bench.report.ratio(
@@ -89,6 +93,14 @@ def batch_write(bench: Bench, conn: psycopg.Connection, pool: Executor, files: l
         f"{rows}/s",
         target=Target(least=0.75),
     )
+
+
+def begin_anew(conn: psycopg.Connection) -> None:
+    """Empty both sides, with nothing left in memory that one would have to write for the other."""
+    run(conn, "truncate plain")
+    drop_streams(conn)
+    create_stream(conn, "sink", 3)
+    run(conn, "checkpoint")
 
 
 def copy_all(bench: Bench, pool: Executor, files: list[Path]) -> float:

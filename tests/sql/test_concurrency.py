@@ -2,7 +2,7 @@
 
 Every worker is a process, so that they run at the same time. They write down what they were given
 and what they settled, with the database's clock; afterwards that is compared with what was sent.
-`make test-all` goes on for PGQUEUE_SOAK_SECONDS (300 by default).
+`make test-all` goes on for PGQUEUE_SOAK_SECONDS (200 by default).
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def test_claimers_of_one_consumer_race(url: str, ordering: str) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
 def test_soak(url: str, ordering: str) -> None:
-    seconds = float(os.environ.get("PGQUEUE_SOAK_SECONDS", "300"))
+    seconds = float(os.environ.get("PGQUEUE_SOAK_SECONDS", "200"))
     race(url, seconds / 3, {ordering: ordering}, int(time.time()))
 
 
