@@ -35,22 +35,7 @@ from spark_pgqueue.printable import warn
 def connect(
     url: str | None = None, *, patience: float = PATIENCE, _wake: Wake | None = None
 ) -> Client:
-    """Connect to the database of a queue.
-
-        >>> with spark_pgqueue.connect(url) as queue:
-        ...     queue.send("orders", "order 3")
-        3
-
-    Args:
-        url: a libpq URI or conninfo string; None for libpq's environment and service files.
-        patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
-
-    Returns:
-        a client with a connection of its own, which it replaces when it is lost.
-
-    Raises:
-        PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
-    """
+    """Connect to the database of a queue: what `spark_pgqueue.connect` does, and describes."""
     statements = make_statements(url=url, patience=patience)
     return Client(statements.connection(), _statements=statements, _wake=_wake)
 
