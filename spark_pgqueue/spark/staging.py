@@ -27,7 +27,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.acting import Action, Actions, as_json, merged
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
-from spark_pgqueue.spark.rows import ahead, chunks, group, to_messages
+from spark_pgqueue.spark.rows import ahead, chunks, group, numbers, to_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -351,22 +351,10 @@ class Target:
 
 
 def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> pa.Int64Array:
-    """So many new sequence numbers of a stream, ascending, without a lock."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    """So many new sequence numbers of a stream, ascending."""
     ranges = call(
         cursor,
         "select lower(r), upper(r) from unnest(pgqueue.reserve($1::int4, $2::int4)) r",
         (stream_id, count),
     )
-    return pa.concat_arrays(
-        [
-            pc.call_function(
-                "cumulative_sum",
-                [pa.repeat(pa.scalar(1, pa.int64()), hi - lo)],
-                pc.CumulativeOptions(start=lo - 1),
-            )
-            for lo, hi in ranges
-        ]
-    )
+    return numbers(ranges)

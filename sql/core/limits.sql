@@ -61,6 +61,9 @@ create or replace function pgqueue._limit_looks() returns int language sql immut
 -- ... and messages that a claim wants at least, to have the line whole.
 create or replace function pgqueue._limit_whole() returns int language sql immutable parallel safe as 'select 1000';
 
+-- Numbers from which on who takes them together keeps others from taking many.
+create or replace function pgqueue._limit_unlocked_seqs() returns int language sql immutable parallel safe as 'select 100';
+
 -- Bytes of a key: keys are indexed.
 create or replace function pgqueue._max_key_bytes() returns int language sql immutable parallel safe as 'select 1024';
 -- Levels of objects and lists in the headers of a message: clients read them by recursion.
@@ -91,6 +94,9 @@ create or replace function pgqueue._lock_class_history() returns int language sq
 
 -- The first key of the locks of streams' schedules; the second is the stream's id.
 create or replace function pgqueue._lock_class_schedules() returns int language sql immutable parallel safe as 'select 1885826426';
+
+-- The first key of the locks of streams' numbers; the second is the stream's id.
+create or replace function pgqueue._lock_class_seqs() returns int language sql immutable parallel safe as 'select 1885826427';
 
 -- The channel that notifies of a stream's publications.
 create or replace function pgqueue._channel(p_stream_id int) returns text language sql immutable parallel safe

@@ -7,7 +7,8 @@
 --     run       its row
 --
 -- All are held to the end of the transaction. Who holds the consumer's lock never waits for a claim: it passes over locked ones.
--- The publish lock of a stream is shared by its producers; nobody waits for it (see core/gaps.sql).
+-- The publish lock of a stream is shared by its producers; nobody waits for it (see core/gaps.sql). The lock of its numbers is held for a moment
+-- only, by who waits for nothing else then.
 --
 -- Anybody who may connect can hold an advisory lock, so waiting for one ends: with an error that says who holds it.
 
@@ -69,6 +70,27 @@ exception when lock_not_available then
                   where l.locktype = 'advisory' and l.granted and l.classid = p_class::oid and l.objid = p_id::oid and l.objsubid = 2
                     and l.database = (select oid from pg_database where datname = current_database())), 'a transaction that is over now')
         using errcode = 'lock_not_available', hint = 'Keep transactions that claim short; or end that process with pg_terminate_backend.';
+end $$;
+
+-- Locks the numbers of a stream against others who take many. Who cannot have the lock within a second goes on without: only their order suffers.
+create or replace function pgqueue._lock_seqs(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if not pg_try_advisory_xact_lock(pgqueue._lock_class_seqs(), p_stream_id) then
+        perform pgqueue._await_seqs(p_stream_id);
+    end if;
+end $$;
+
+-- Waits for that lock.
+create or replace function pgqueue._await_seqs(p_stream_id int) returns void
+language plpgsql
+set lock_timeout = '1s'
+as $$
+begin
+    perform pg_advisory_xact_lock(pgqueue._lock_class_seqs(), p_stream_id);
+exception when lock_not_available then
+    null;
 end $$;
 
 -- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as _lock_consumer.

@@ -71,21 +71,38 @@ begin
     end if;
 end $$;
 
--- The numbers of the messages that the last statement of this transaction wrote.
---   p_before, p_last  the last number given out before, and the last one that it took
---   p_count           how many it took
-create or replace function pgqueue._written_since(p_stream_id int, p_before bigint, p_last bigint, p_count bigint) returns int8multirange
+-- Gives out new numbers of a stream, ascending. Those of many are nearly always one range: who takes them lets others who do wait, who would
+-- else get every second number; only messages that are sent alone come in between.
+-- Locks: the numbers of the stream, until it returns.
+create or replace function pgqueue._take_seqs(p_stream_id int, p_count int) returns bigint[]
 language plpgsql
 as $$
 declare
-    v_seqs int8multirange;
+    v_names regclass := format('pgqueue.seq_%s', p_stream_id);
+    v_seqs  bigint[];
 begin
-    if p_last - p_before = p_count then
-        return int8multirange(int8range(p_before + 1, p_last, '[]'));
+    if p_count >= pgqueue._limit_unlocked_seqs() then
+        begin
+            perform pgqueue._lock_seqs(p_stream_id);
+            -- in the select list, generate_series gives its rows one by one; as a table it would store them first
+            v_seqs := array(select nextval(v_names) from (select generate_series(1, p_count)) i);
+            raise exception using errcode = 'PQ099';
+        exception when sqlstate 'PQ099' then
+            return v_seqs;  -- and the lock is let go: the transaction may take long. Numbers are not given back
+        end;
     end if;
-    -- another producer took numbers in between: this statement's are those whose rows have the same xmin as the last one
-    execute format('select range_agg(int8range(seq, seq, ''[]'')) from pgqueue.messages_%1$s where seq > $1 and seq <= $2 '
-                   'and xmin = (select xmin from pgqueue.messages_%1$s where seq = $2)', p_stream_id)
-    into v_seqs using p_before, p_last;
-    return v_seqs;
+    return array(select nextval(v_names) from (select generate_series(1, p_count)) i);
+end $$;
+
+-- Numbers that were given out together, as a set.
+create or replace function pgqueue._set_of_taken(p_seqs bigint[]) returns int8multirange
+language plpgsql immutable
+as $$
+declare
+    v_count int := cardinality(p_seqs);
+begin
+    if p_seqs[v_count] - p_seqs[1] = v_count - 1 then  -- as nearly always
+        return int8multirange(int8range(p_seqs[1], p_seqs[v_count], '[]'));
+    end if;
+    return pgqueue._set_of(p_seqs);
 end $$;

@@ -19,10 +19,9 @@ as $$
 declare
     v_stream  pgqueue.streams := pgqueue._stream_of(p_stream_id);
     v_count   int := cardinality(p_data);
-    v_names   regclass := format('pgqueue.seq_%s', p_stream_id);
-    v_before  bigint := coalesce(pg_sequence_last_value(v_names), 0);
     v_headers jsonb[] := '{}';
     v_seq     bigint;
+    v_seqs    bigint[];
 begin
     if v_stream.kind = 'binary' then
         raise exception 'captured rows are JSON, and stream % is binary', quote_literal(v_stream.name) using errcode = 'PQ004', column = 'p_data';
@@ -37,17 +36,18 @@ begin
     end loop;
     if v_count = 1 and octet_length(p_keys[1]) <= pgqueue._max_key_bytes() is not false and octet_length(p_data[1]::text) <= v_stream.max_bytes then
         -- a row alone, as most: in half of the time
-        v_seq := nextval(v_names);
+        v_seq := nextval(format('pgqueue.seq_%s', p_stream_id)::regclass);
         insert into pgqueue.messages (seq, stream_id, key, data, headers)
         values (v_seq, p_stream_id, p_keys[1], p_data[1], p_headers[array_position(p_counts, 1)]);
         perform pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, 0, null, null);
         return;
     end if;
+    v_seqs := pgqueue._take_seqs(p_stream_id, v_count);
     insert into pgqueue.messages (seq, stream_id, key, data, headers)
-    select nextval(v_names), p_stream_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
+    select m.seq, p_stream_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
            case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end, m.headers
-    from (select unnest(p_keys) as key, unnest(p_data)::text as data, unnest(v_headers) as headers) m;
-    perform pgqueue._publish(v_stream, pgqueue._written_since(p_stream_id, v_before, currval(v_names), v_count), v_count, 0, null, null);
+    from (select unnest(v_seqs) as seq, unnest(p_keys) as key, unnest(p_data)::text as data, unnest(v_headers) as headers) m;
+    perform pgqueue._publish(v_stream, pgqueue._set_of_taken(v_seqs), v_count, 0, null, null);
 end $$;
 
 -- Lets every insert, update, delete and truncate of a table become messages of a stream, in the transaction that writes: from the end of this

@@ -61,7 +61,8 @@ end $$;
 --   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
 --   p_dedup_keys  one per message, null for a message without, or null; also of two of these messages only the first is published
 --   the rest as in send
--- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send.
+-- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send;
+-- for many messages also the numbers of the stream, for a moment.
 create or replace function pgqueue.send_batch(
     p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
     p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null, p_dedup_keys text[] default null,
@@ -72,10 +73,8 @@ as $$
 declare
     v_stream pgqueue.streams := pgqueue._stream(p_stream);
     v_count  int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
-    v_id     int := v_stream.stream_id;  -- these two are looked up once, not for each message
-    v_names  regclass := format('pgqueue.seq_%s', v_stream.stream_id);
-    v_before bigint;  -- the last number given out before
-    v_last   bigint;
+    v_id     int := v_stream.stream_id;  -- looked up once, not for each message
+    v_taken  bigint[];
     v_seqs   int8multirange;
     v_first  bigint[];
     v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
@@ -101,32 +100,22 @@ begin
         perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
         from unnest(p_data, p_data_bytes, p_keys, p_headers) m (data, data_bytes, key, headers);
     end if;
-    v_before := coalesce(pg_sequence_last_value(v_names), 0);
+    v_taken := pgqueue._take_seqs(v_id, v_count);
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
-    select nextval(v_names), v_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
+    select m.seq, v_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
            case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end,
            m.data_bytes, m.headers
-    from (select unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
-    v_last := currval(v_names);
-    if v_last - v_before = v_count and p_dedup_keys is null then  -- as nearly always
-        perform pgqueue._publish(v_stream, int8multirange(int8range(v_before + 1, v_last, '[]')), v_count, p_priority, p_deliver_at, v_ids,
-                                 case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
-        return query select generate_series(v_before + 1, v_last);
-        return;
-    end if;
-    v_seqs := pgqueue._written_since(v_id, v_before, v_last, v_count);
+    from (select unnest(v_taken) as seq, unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
+    v_seqs := pgqueue._set_of_taken(v_taken);
     if p_dedup_keys is not null then
         select k.seqs, k.first_seqs into v_seqs, v_first from pgqueue._keep_first(v_stream, v_seqs, p_dedup_keys) k;
+        v_count := pgqueue._cardinality(v_seqs);
     end if;
-    if v_seqs <> '{}' then
-        perform pgqueue._publish(v_stream, v_seqs, case when v_first is null then v_count else pgqueue._cardinality(v_seqs) end,
-                                 p_priority, p_deliver_at, v_ids, case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
+    if v_count > 0 then
+        perform pgqueue._publish(v_stream, v_seqs, v_count, p_priority, p_deliver_at, v_ids,
+                                 case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
     end if;
-    if v_first is null then
-        return query select generate_series(lower(r), upper(r) - 1) from unnest(v_seqs) r;
-    else
-        return query select unnest(v_first);
-    end if;
+    return query select unnest(coalesce(v_first, v_taken));
 end $$;
 
 -- Says for how long a stream remembers dedup keys, from the next message on: within that time after a message was sent, another one with

@@ -26,22 +26,18 @@ as $$
 $$;
 
 -- Takes new sequence numbers of a stream, for messages that the caller writes itself, and stages, in this transaction.
--- Returns p_count of them, nearly always one range. Errors: PQ001, PQ003. Locks: none.
+-- Returns p_count of them, nearly always one range. Errors: PQ001, PQ003. Locks: the numbers of the stream, until it returns.
 create or replace function pgqueue.reserve(p_stream_id int, p_count int) returns int8multirange
 language plpgsql
 as $$
 declare
-    v_names regclass := format('pgqueue.seq_%s', (pgqueue._stream_of(p_stream_id)).stream_id);
-    v_seqs  bigint[];
-    v_set   int8multirange;
+    v_stream_id int := (pgqueue._stream_of(p_stream_id)).stream_id;
+    v_set       int8multirange;
 begin
     if (p_count > 0) is not true then
         raise exception 'p_count is at least 1, not %', coalesce(p_count::text, 'null') using errcode = 'PQ003', column = 'p_count';
     end if;
-    -- in the select list, generate_series gives its rows one by one; as a table it would store them first
-    v_seqs := array(select nextval(v_names) from (select generate_series(1, p_count)) i);
-    v_set := case when v_seqs[p_count] - v_seqs[1] = p_count - 1 then int8multirange(int8range(v_seqs[1], v_seqs[p_count], '[]'))
-                  else pgqueue._set_of(v_seqs) end;
+    v_set := pgqueue._set_of_taken(pgqueue._take_seqs(v_stream_id, p_count));
     insert into pgqueue.reservations (stream_id, xid, seqs) values (p_stream_id, pg_current_xact_id(), v_set);
     return v_set;
 end $$;

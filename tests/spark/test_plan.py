@@ -22,7 +22,7 @@ from spark_pgqueue.spark.partitions import (
     in_order,
     split,
 )
-from spark_pgqueue.spark.rows import Group, ahead, chunks, group, multirange, to_messages
+from spark_pgqueue.spark.rows import Group, ahead, chunks, group, multirange, numbers, to_messages
 from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
@@ -135,6 +135,12 @@ def test_a_fragmented_batch_is_small_for_spark():
     """What a task is sent: Spark warns of more than 1 MB."""
     ranges = Ranges(Range(lo, lo + 1, 0, 1) for lo in range(1, 200_001, 2))
     assert len(pickle.dumps(ranges)) < 500_000
+
+
+@settings(deadline=None)
+@given(RANGES)
+def test_numbers_of_ranges_are_all_of_them_in_order(ranges):
+    assert numbers([(each.lo, each.hi) for each in ranges]).to_pylist() == seqs(ranges)
 
 
 def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order():

@@ -378,6 +378,27 @@ def lock_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
     conn.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
 
 
+def lock_seqs(conn: psycopg.Connection, stream_id: int) -> None:
+    """Lock the numbers of a stream to the end of the transaction, which nobody should."""
+    conn.execute("select pgqueue._lock_seqs(%s)", [stream_id])
+
+
+def seqs_are_locked(conn: psycopg.Connection, stream_id: int) -> bool:
+    """Whether somebody has that lock."""
+    sql = (
+        "select exists (select from pg_locks where locktype = 'advisory'"
+        " and classid = pgqueue._lock_class_seqs()::oid and objid = %s::oid)"
+    )
+    row = conn.execute(sql, [stream_id]).fetchone()
+    return row is not None and row[0]
+
+
+def writers(conn: psycopg.Connection, stream_id: int) -> int:
+    """How many transactions may have numbers of a stream and are not over."""
+    row = conn.execute("select cardinality(pgqueue._writers(%s))", [stream_id]).fetchone()
+    return 0 if row is None else row[0]
+
+
 def lock_runs(conn: psycopg.Connection) -> None:
     """Hold all runs to the end of the transaction, as one who claims or settles them does."""
     conn.execute("select from pgqueue.consumer_messages for update")

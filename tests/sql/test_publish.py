@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -15,6 +17,7 @@ from spark_pgqueue.postgres import connection
 from tests.sql import internals
 from tests.sql.queue import (
     Conn,
+    Session,
     acked,
     call,
     consumer,
@@ -46,6 +49,7 @@ def test_a_batch_whose_numbers_others_interrupt_knows_its_own(
     conn: Conn, url: str, level: str
 ) -> None:
     consumer(conn)
+    over = Event()
 
     def produce(name: str) -> dict[int, str]:
         """What was sent, by the numbers that were returned."""
@@ -58,14 +62,77 @@ def test_a_batch_whose_numbers_others_interrupt_knows_its_own(
         assert seqs == sorted(seqs)
         return dict(zip(seqs, data, strict=True))
 
-    for _ in range(50):
-        with ThreadPoolExecutor(3) as pool:
-            sent = list(pool.map(produce, "abc"))
-        received = {row.seq: row.data for row in receive(conn, 10_000)}
-        assert received == sent[0] | sent[1] | sent[2]
-        if any(max(each) - min(each) >= 3000 for each in sent):
-            return
-    pytest.fail("the producers never got into each other's way")
+    def interrupt() -> dict[int, str]:
+        with connection.connect(url) as own:
+            sent = {}
+            while not over.is_set():
+                sent[send(own, "alone")] = "alone"
+        return sent
+
+    interrupted = False
+    with ThreadPoolExecutor(4) as pool:
+        alone = pool.submit(interrupt)
+        batches: dict[int, str] = {}
+        try:
+            for _ in range(50):
+                sent = list(pool.map(produce, "ab"))
+                batches |= sent[0] | sent[1]
+                interrupted = any(max(each) - min(each) >= 3000 for each in sent)
+                if interrupted:
+                    break
+        finally:
+            over.set()
+    received = {row.seq: row.data for row in receive(conn, 1_000_000)}
+    assert received == batches | alone.result()
+    assert interrupted
+
+
+@pytest.mark.parametrize("way", ["send_batch", "reserve"])
+def test_who_takes_many_numbers_gets_one_range_beside_others_who_do(
+    conn: Conn, url: str, stream: int, way: str
+) -> None:
+    """Sets of messages stay small: one that has every second number costs as many ranges."""
+    rounds, count = 20, 3000 if way == "send_batch" else 50_000
+
+    def take(_: int) -> list[int]:
+        """How many ranges each call got."""
+        with connection.connect(url) as own:
+            if way == "send_batch":
+                sent = [send_all(own, ["x"] * count) for _ in range(rounds)]
+                assert all(len(seqs) == count for seqs in sent)
+                return [1 + sum(b - a > 1 for a, b in pairwise(seqs)) for seqs in sent]
+            return [len(value(own, "reserve", stream, count)) for _ in range(rounds)]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(take, range(3))) == [[1] * rounds] * 3
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("way", ["send_batch", "reserve"])
+def test_numbers_are_locked_for_as_long_as_they_are_taken(
+    conn: Conn, session: Session, stream: int, way: str
+) -> None:
+    """Not to the end of the transaction, to which Postgres says who has some: retention asks it.
+
+    Who locks them for long keeps nobody from sending.
+    """
+
+    def take(own: Conn) -> None:
+        if way == "send_batch":
+            send_all(own, ["x"] * 1000)
+        else:
+            value(own, "reserve", stream, 1000)
+
+    with conn.transaction():
+        take(conn)
+        assert not internals.seqs_are_locked(conn, stream)
+        assert internals.writers(conn, stream) == 1
+    assert internals.writers(conn, stream) == 0
+    locking = session()
+    with locking.transaction():
+        internals.lock_seqs(locking, stream)
+        take(conn)
+        assert internals.seqs_are_locked(conn, stream)
 
 
 def test_every_consumer_gets_every_message_unless_it_was_sent_to_others(conn: Conn) -> None:

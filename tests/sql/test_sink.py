@@ -224,22 +224,38 @@ def test_a_staged_batch_whose_commit_takes_long_is_not_taken_for_dead(
 
 def test_reserved_numbers_are_nobody_elses(conn: Conn, url: str, stream: int) -> None:
     """Also those that others interrupt."""
+    over = threading.Event()
 
     def reserve(_: int) -> list[tuple[int, int]]:
         with connection.connect(url) as own:
             reserved = value(own, "reserve", stream, 20_000)
             return [(r.lower, r.upper) for r in reserved]
 
+    def interrupt() -> list[tuple[int, int]]:
+        with connection.connect(url) as own:
+            alone = []
+            while not over.is_set():
+                seq = send(own)
+                alone.append((seq, seq + 1))
+        return alone
+
     every: list[tuple[int, int]] = []
-    for _ in range(50):
-        with ThreadPoolExecutor(3) as pool:
-            sets = list(pool.map(reserve, range(3)))
-        assert [sum(hi - lo for lo, hi in each) for each in sets] == [20_000] * 3
-        every = sorted([*every, *(r for each in sets for r in each)])
-        assert all(a[1] <= b[0] for a, b in pairwise(every))
-        if max(len(each) for each in sets) > 1:
-            return
-    pytest.fail("they never got into each other's way")
+    interrupted = False
+    with ThreadPoolExecutor(3) as pool:
+        alone = pool.submit(interrupt)
+        try:
+            for _ in range(50):
+                sets = list(pool.map(reserve, range(2)))
+                assert [sum(hi - lo for lo, hi in each) for each in sets] == [20_000] * 2
+                every += [r for each in sets for r in each]
+                interrupted = max(len(each) for each in sets) > 1
+                if interrupted:
+                    break
+        finally:
+            over.set()
+    every = sorted(every + alone.result())
+    assert all(a[1] <= b[0] for a, b in pairwise(every))
+    assert interrupted
 
 
 # Publishing what one wrote oneself, without a sink
