@@ -2,8 +2,8 @@
 --
 -- Each message with a dedup key inserts it, before it is published and in the same transaction: the key is there if the message is. Who finds
 -- it there has a duplicate, and publishes nothing; who finds it uncommitted waits for that transaction, because nobody can know yet whether
--- its message will be there: the one case in which a producer waits for another. Keys are inserted in their order, by a single statement, so
--- that two batches cannot wait for each other in a circle.
+-- its message will be there: the one case in which a producer waits for another's transaction. Keys are inserted in their order, by a
+-- single statement, so that two batches cannot wait for each other in a circle.
 
 -- Takes the dedup keys of messages that are about to be published.
 --   p_dedup_keys  one per message, null for a message that is always published
