@@ -61,6 +61,7 @@ comment on function pgqueue.lease_partitions is 'Renews a worker''s lease in a g
 comment on function pgqueue.leave_group      is 'Ends a worker of a group: its partitions are free.';
 comment on function pgqueue.read_partitions  is 'Reads the next messages of a worker''s partitions, in order.';
 comment on function pgqueue.plan_partitions  is 'What a worker of a group reads next, as ranges of numbers.';
+comment on function pgqueue.note_offset      is 'Notes how far a reader is that keeps its offset itself: the group is then as far.';
 comment on function pgqueue.commit_offset    is 'Notes how far a partition of a group is worked off, in the worker''s transaction.';
 
 comment on function pgqueue.scan_messages     is 'The published messages of a stream as ranges of numbers, to read them in bulk.';

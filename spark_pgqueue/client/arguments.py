@@ -85,11 +85,13 @@ def time(name: str, value: datetime) -> datetime:
     return value
 
 
-def position(name: str, value: str | datetime) -> str:
-    """Where something begins: a word, or a time with its zone; as text."""
+def position(name: str, value: str | datetime | dict[str, Any]) -> str:
+    """Where something begins: a word, a time with its zone, or a reader's offset; as text."""
     if isinstance(value, datetime):
         return time(name, value).isoformat()
-    return text(name, value, "a str or a datetime")
+    if isinstance(value, dict):
+        return json_text(name, value)
+    return text(name, value, "a str, a datetime or an offset")
 
 
 def listed(name: str, value: Iterable[Any]) -> list[Any]:

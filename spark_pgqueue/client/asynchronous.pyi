@@ -156,7 +156,7 @@ class AsyncClient:
         stream: str,
         name: str,
         *,
-        start: str | datetime = "latest",
+        start: str | datetime | dict[str, Any] = "latest",
         ordering: str = "none",
         max_deliver_count: int | None = None,
         visibility_timeout: timedelta = ...,
@@ -173,7 +173,7 @@ class AsyncClient:
         name: str,
         *,
         partitions: int = 16,
-        start: str | datetime = "latest",
+        start: str | datetime | dict[str, Any] = "latest",
         if_not_exists: bool = False,
     ) -> int:
         """Create a group: workers that share a stream by partitions of its keys."""
@@ -305,6 +305,9 @@ class AsyncClient:
     ) -> int:
         """Return a claim, to be delivered again."""
 
+    async def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
+        """Note how far a reader is that keeps its offset itself: the group is then as far."""
+
     async def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[OpenClaim]:
@@ -408,11 +411,15 @@ class AsyncClient:
         """Capture a table no more. Arguments and errors as in `capture`."""
 
     async def replay(
-        self, stream: str, consumer: str, start: str | datetime, to: str | datetime = "latest"
+        self,
+        stream: str,
+        consumer: str,
+        start: str | datetime | dict[str, Any],
+        to: str | datetime | dict[str, Any] = "latest",
     ) -> int:
         """Deliver messages once more that a consumer has finished, or skipped."""
 
-    async def reset_group(self, stream: str, name: str, to: str | datetime) -> int:
+    async def reset_group(self, stream: str, name: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a group to another position of its stream; its workers go on from there."""
 
     async def resume(self, stream: str, consumer: str) -> None:
@@ -442,7 +449,7 @@ class AsyncClient:
     async def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name."""
 
-    async def seek(self, stream: str, consumer: str, to: str | datetime) -> int:
+    async def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created there."""
 
     async def send(

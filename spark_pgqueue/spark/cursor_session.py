@@ -59,6 +59,7 @@ class CursorSession:
         self._has_begun = False
         self._begun: dict[str, Position] = {}
         self._ahead: dict[str, tuple[Position, Position]] = {}
+        self._noted: dict[str, Position] = {}
         self._average: float | None = None
         self.position: CursorOffset | None = None
         """Up to where the query has read, where Spark does not say it (4.0, 4.1); None: unknown."""
@@ -100,6 +101,7 @@ class CursorSession:
         self, start: CursorOffset, admission: Admission, others_are_busy: bool
     ) -> CursorOffset:
         positions = self._begin(start)
+        self._note(positions)
         self._wakeup.forget()
         end = self._look(start, positions, admission)
         if end == start and self._bounds is None:
@@ -162,6 +164,15 @@ class CursorSession:
             for name in found
             if self._bounds is None or name in self._bounds
         }
+
+    def _note(self, positions: dict[str, Position]) -> None:
+        """Note where a micro-batch begins, where the options name a group: all before is done."""
+        if self._options.group is None:
+            return
+        new = {name: each for name, each in positions.items() if self._noted.get(name) != each}
+        if new:
+            self._streams.note(new)
+            self._noted |= new
 
     def _check_still_there(self, start: CursorOffset, found: Mapping[str, Any]) -> None:
         gone = sorted(start.positions.keys() - found.keys())

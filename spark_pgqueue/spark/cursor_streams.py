@@ -189,6 +189,26 @@ class Streams:
         )
         return dict(rows)
 
+    def note(self, positions: Mapping[str, Position]) -> None:
+        """Note how far the query is in some streams, as the position of the option's group.
+
+        Raises:
+            PgQueueError: PQ002 a stream has no such group; PQ006 it is one that workers work on; or
+                Postgres stayed away too long.
+        """
+        try:
+            self._statements.rows(
+                "select pgqueue.note_offset(a.stream, %s::text, a.o) "
+                "from unnest(%s::text[], %s::jsonb[]) a (stream, o)",
+                [
+                    self._options.group,
+                    list(positions),
+                    [Jsonb(each | {"stream": name}) for name, each in positions.items()],
+                ],
+            )
+        except PgQueueError as error:
+            raise self._explained(error) from None
+
     def read_to(
         self,
         positions: Mapping[str, Position],

@@ -186,6 +186,29 @@ begin
     return v_offset;
 end $$;
 
+-- What is before an offset, given as text: as _seen_from says it. Needs the history's lock. Errors: PQ003, PQ005.
+create or replace function pgqueue._seen_by(p_stream_id int, p_offset text, p_argument text,
+                                            out o_seen int8multirange, out o_next bigint, out o_publishers text[], out o_cut int8multirange)
+language plpgsql
+as $$
+declare
+    v_json   jsonb;
+    v_offset pgqueue.reading_offset;
+begin
+    begin
+        v_json := p_offset::jsonb;
+    exception when invalid_text_representation or untranslatable_character or program_limit_exceeded then
+        perform pgqueue._refuse_offset(p_argument, 'no JSON', to_jsonb(p_offset));
+    end;
+    v_offset := pgqueue._parse_offset(pgqueue._stream_of(p_stream_id), p_argument, v_json);
+    o_seen := int8multirange(int8range(1, v_offset.next_publication)) - pgqueue._unread(v_offset);
+    o_next := greatest(v_offset.next_publication, (select max(c) + 1 from unnest(v_offset.cut_publications) c));
+    o_publishers := pgqueue._publishers(p_stream_id);
+    if v_offset.cut_publications <> '{}' then
+        o_cut := pgqueue._before_cut(p_stream_id, v_offset);
+    end if;
+end $$;
+
 -- The offset at a position, for who has read up to another one: what it has read counts as read. So it is that one or a later one, whatever
 -- was known at the moment of either of what is dead.
 create or replace function pgqueue._offset_not_before(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset) returns pgqueue.reading_offset

@@ -4,6 +4,7 @@
 --   latest           after all that was visible at some moment of the call
 --   a timestamp      after what was begun to be published before it
 --   seq N            after the messages with lower numbers; a publication that has both is cut
+--   an offset        after what it has read: its JSON, see core/offsets.sql
 --
 -- What is not visible yet counts as later, wherever one begins: its transaction is running. So a position is a set of publication ids,
 -- and what of it is cut; _cursor_from makes a consumer's cursor of it.
@@ -34,7 +35,7 @@ begin
             null;
         end;
         if o_time is null then
-            raise exception '% is earliest, latest, a timestamp or seq and a number, not %', p_argument, coalesce(quote_literal(left(p_position, 100)), 'null')
+            raise exception '% is earliest, latest, a timestamp, seq and a number, or an offset, not %', p_argument, coalesce(quote_literal(left(p_position, 100)), 'null')
                 using errcode = 'PQ003', column = p_argument;
         end if;
         return;
@@ -54,10 +55,35 @@ end $$;
 --   o_next        all ids from here on are after the position. What is missing in o_seen below it is after it too, or not visible yet
 --   o_publishers  the transactions that may still publish what is missing
 --   o_cut         messages that count as seen, of publications that do not: what else these have is after the position. Null: none
--- Errors: PQ003. Locks: the history (see _lock_history), which the caller holds for as long as it relies on it.
--- (Longer than 60 lines: each kind of position corrects what the one before it said, in this order.)
+-- Errors: PQ003; PQ005 for an offset of something else. Locks: the history (see _lock_history), which the caller holds for as long as it relies on it.
 create or replace function pgqueue._seen_from(p_stream_id int, p_position text, p_argument text,
                                               out o_seen int8multirange, out o_next bigint, out o_publishers text[], out o_cut int8multirange)
+language plpgsql
+as $$
+declare
+    v_trimmed int8multirange;
+begin
+    perform pgqueue._lock_history(p_stream_id);
+    if p_position like '{%' then
+        select s.* into o_seen, o_next, o_publishers, o_cut from pgqueue._seen_by(p_stream_id, p_position, p_argument) s;
+    else
+        select s.* into o_seen, o_next, o_publishers, o_cut from pgqueue._seen_at(p_stream_id, p_position, p_argument) s;
+    end if;
+    -- what was trimmed is missing, and neither under way nor dead: wherever one begins it is before
+    v_trimmed := (pgqueue._trimmed(p_stream_id)).o_publications - o_seen;
+    if v_trimmed <> '{}' then
+        o_seen := o_seen + v_trimmed;
+        if upper(o_seen) > o_next then
+            o_next := upper(o_seen);
+            o_publishers := pgqueue._publishers(p_stream_id);
+        end if;
+    end if;
+end $$;
+
+-- The same for a position that is no offset, whatever was trimmed. Needs the history's lock.
+-- (Longer than 60 lines: each kind of position corrects what the one before it said, in this order.)
+create or replace function pgqueue._seen_at(p_stream_id int, p_position text, p_argument text,
+                                            out o_seen int8multirange, out o_next bigint, out o_publishers text[], out o_cut int8multirange)
 language plpgsql
 as $$
 declare
@@ -65,9 +91,7 @@ declare
     v_below    bigint;  -- ids below are before it, if they are visible
     v_cut      record;
     v_near     record;
-    v_trimmed  int8multirange;
 begin
-    perform pgqueue._lock_history(p_stream_id);
     v_position := pgqueue._position(p_stream_id, p_position, p_argument);
     if v_position.o_time = '-infinity' then
         v_below := 1;
@@ -115,15 +139,6 @@ begin
         if v_near.last >= o_next then
             o_next := v_near.last + 1;
             o_publishers := pgqueue._publishers(p_stream_id);  -- after the look
-        end if;
-    end if;
-    -- what was trimmed is missing, and neither under way nor dead: wherever one begins it is before
-    v_trimmed := (pgqueue._trimmed(p_stream_id)).o_publications - o_seen;
-    if v_trimmed <> '{}' then
-        o_seen := o_seen + v_trimmed;
-        if upper(o_seen) > o_next then
-            o_next := upper(o_seen);
-            o_publishers := pgqueue._publishers(p_stream_id);
         end if;
     end if;
 end $$;

@@ -2,7 +2,8 @@
 
 -- Creates a consumer of a stream.
 --   p_start               earliest: every message that the stream has; latest: what becomes visible from now on;
---                         a timestamp: what was published since; seq N: the messages with that number and higher ones.
+--                         a timestamp: what was published since; seq N: the messages with that number and higher ones;
+--                         an offset of a reader that claims nothing, as text: what that has not read.
 --                         Transactions that are still running count as later. See core/positions.sql.
 --   p_ordering            none; key: the messages of a key one after the other; stream: all of them so
 --   p_max_deliver_count   dead-letter a message that failed this many times; null: never
@@ -11,7 +12,7 @@
 --   p_where               only messages for which this finds something that is neither false nor null in {key, headers, data}; without variables
 --   p_if_not_exists       return the id of an existing one of the same ordering, whatever its settings, instead of failing
 --   p_settings            these, and others, as alter_consumer takes them: an object with a value for each
--- Returns the consumer's id. Errors: PQ001, PQ003, PQ006. Locks: the history, shared; none that others wait for.
+-- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006. Locks: the history, shared; none that others wait for.
 create or replace function pgqueue.create_consumer(
     p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
     p_max_deliver_count int default null, p_visibility_timeout interval default '30 s',

@@ -61,7 +61,7 @@ end $$;
 
 -- Moves a group to a position, as seek does a consumer: its workers go on from there, without a stop. What they have read before they may still
 -- commit.
---   p_to  earliest, latest, a timestamp, or seq and a number
+--   p_to  earliest, latest, a timestamp, seq and a number, or an offset
 -- Returns how many messages it forgot: those it had taken and not all partitions had passed, and those it skips; about.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007; 55P03 as seek. Locks: as seek.
 create or replace function pgqueue.reset_group(p_stream text, p_group text, p_to text) returns bigint
@@ -70,6 +70,29 @@ as $$
 begin
     perform pgqueue._group(p_stream, p_group);
     return pgqueue.seek(p_stream, p_group, p_to);
+end $$;
+
+-- Notes how far a reader is that keeps its offset itself, as a query of Spark does: the group is then as far. So its lag is to be seen, and
+-- retention waits for it.
+--   p_group   of one partition, and without workers: it is this reader's
+--   p_offset  as read_to returned it
+-- Errors: PQ001, PQ002, PQ003, PQ005, PQ006; 55P03 as seek. Locks: as seek.
+create or replace function pgqueue.note_offset(p_stream text, p_group text, p_offset jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_group   pgqueue.consumers := pgqueue._group(p_stream, p_group);
+    v_workers text := (select string_agg(quote_literal(worker), ', ') from pgqueue.group_workers
+                       where consumer_id = v_group.consumer_id and lease_until > clock_timestamp());
+begin
+    if v_group.partitions <> 1 or v_workers is not null then
+        raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %', quote_literal(p_group), quote_literal(p_stream),
+                        coalesce('workers: ' || v_workers, v_group.partitions || ' partitions')
+            using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for it alone.';
+    elsif jsonb_typeof(p_offset) is distinct from 'object' then
+        perform pgqueue._refuse_offset('p_offset', 'no object', p_offset);
+    end if;
+    perform pgqueue._seek(v_group, p_offset::text, 'p_offset');
 end $$;
 
 -- The group of a name. Errors: PQ001, PQ002, PQ006.

@@ -2,24 +2,32 @@
 
 -- Moves a consumer to a position, as if it were created there: what it has taken and not finished it forgets, and its claims end.
 -- Owners are told when they come back; a Spark query at it fails tasks that read (PQ012), and goes on from there. Dead letters stay dead.
---   p_to  earliest, latest, a timestamp, or seq and a number: as p_start of create_consumer
+--   p_to  earliest, latest, a timestamp, seq and a number, or an offset: as p_start of create_consumer
 -- Returns how many messages it forgot: those it had taken and not finished, which come again only where they are after the position,
 -- and those it skips; of very many publications that it skips, about.
--- Errors: PQ001, PQ002, PQ003, PQ007; 55P03 when a transaction that holds some of it stays open for 10 s.
+-- Errors: PQ001, PQ002, PQ003, PQ007; PQ005 for an offset of something else; 55P03 when a transaction that holds some of it stays open for 10 s.
 -- Locks, to the end of the transaction: the history, shared; the consumer, its claims and its runs.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
 language plpgsql
 as $$
+begin
+    return pgqueue._seek(pgqueue._consumer(p_stream, p_consumer), p_to, 'p_to');
+end $$;
+
+-- The same for a consumer that is known.
+--   p_argument  what the caller calls p_to
+create or replace function pgqueue._seek(p_consumer pgqueue.consumers, p_to text, p_argument text) returns bigint
+language plpgsql
+as $$
 declare
-    v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
-    v_seen     record;
-    v_until    timestamptz := clock_timestamp() + interval '10 s';
+    v_seen  record;
+    v_until timestamptz := clock_timestamp() + interval '10 s';
 begin
     perform pgqueue._check_isolation();
-    v_seen := pgqueue._seen_from(v_consumer.stream_id, p_to, 'p_to');
+    v_seen := pgqueue._seen_from(p_consumer.stream_id, p_to, p_argument);
     loop
         begin
-            return pgqueue._move(v_consumer, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
+            return pgqueue._move(p_consumer, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
         exception when lock_not_available or deadlock_detected then
             -- a claimer may hold what this needs, and need the lock that this had: it is let go here
             if clock_timestamp() > v_until then

@@ -103,6 +103,46 @@ def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_repl
     assert "the checkpoint is of another stream that was named 'a 1'" in message
 
 
+def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fails):
+    """What its checkpoint has as done: no batch that is under way, and none that failed."""
+    for stream in ("s", "t"):
+        queue.create(stream)
+        queue.sql("select pgqueue.create_group(%s, 'report', 1, 'earliest')", stream)
+        queue.send(stream, 1, 15)
+    behind: list[int] = []
+
+    def look(batch: DataFrame, batch_id: int) -> None:
+        batch.collect()
+        ((owed,),) = queue.sql("select sum(behind)::int from pgqueue.group_stats")
+        behind.append(owed)
+        if len(behind) == 2:
+            raise RuntimeError("the sink fails")
+
+    frame = load(queue, None, streams="s,t", group="report", maxMessagesPerTrigger=10)
+    assert "the sink fails" in fails(queue.collect(frame, each=look))
+    queue.collect(frame, each=look).awaitTermination()
+    assert behind == [30, 20, 20, 10]
+    assert queue.sql("select distinct behind from pgqueue.group_stats") == [(0,)]
+
+
+def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 5)
+    queue.sql("select pgqueue.create_group('s', 'wide', 2)")
+    queue.sql("select pgqueue.create_group('s', 'worked', 1)")
+    queue.sql("select pgqueue.lease_partitions('s', 'worked', 'somebody', '1 hour')")
+    for group, code, says in (
+        ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
+        ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
+        ("wide", "PQ006", "it has 2 partitions"),
+        ("worked", "PQ006", "it has workers: 'somebody'"),
+    ):
+        message = fails(queue.collect(load(queue, group=group)))
+        assert code in message
+        assert says in message
+    assert queue.backlog("s", "c") == 5
+
+
 def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
     queue.create("s", "c")
     queue.create("t")

@@ -170,7 +170,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
             *(True, "no option startingOffset", "did you mean startingOffsets?"),
         ),
         ({"stream": "s", "subscribe": "t"}, True, "no option subscribe", "use stream"),
-        ({"stream": "s", "group": "g"}, True, "no option group", "leave it out"),
+        ({"stream": "s", "group": "g"}, False, "group is for spark.readStream", "remove it"),
         (
             {"stream": "s", "startingOffsetsByTimestamp": "{}"},
             *(True, "no option startingOffsetsByTimestamp", "with a time for each stream"),

@@ -30,7 +30,7 @@ LONG_KEY = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)
 NAME = ["1 to 200 characters"]
 KIND = ["text, json or binary"]
 ORDERING = ["none, key or stream"]
-START = ["earliest, latest, a timestamp or seq and a number"]
+START = ["earliest, latest, a timestamp, seq and a number, or an offset"]
 TOPIC = ["words with dots between them, of 1 to 1,024 bytes"]
 TIMEOUT = ["longer than 0 and up to 10 years"]
 AGE = ["longer than 0"]
@@ -306,6 +306,10 @@ CASES: list[Case] = [
     ("commit_offset(999, '{1,1}')", "PQ012", ["999", "another worker"]),
     ("commit_offset(null, null)", "PQ012", ["null", "another worker"]),
     ("commit_offset(1, '{1}')", "PQ003", ["p_offset", "pair"]),
+    ("note_offset('no', 'g', '{}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("note_offset('d', 'no', '{}')", "PQ002", ["unknown group 'no'", "create_group", "'g'"]),
+    ("note_offset('t', 'c', '{}')", "PQ006", ["'c'", "no group"]),
+    ("note_offset('d', 'g', '{}')", "PQ006", ["'g'", "it has", "partitions", "of one partition"]),
     ("plan_partitions('no', 'g', '{}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("plan_partitions('t', 'c', '{}')", "PQ006", ["'c'", "no group"]),
     ("plan_partitions('d', 'g', null)", "PQ003", ["p_lease_ids", "not null"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
@@ -523,3 +524,26 @@ def test_groups_for_long(url: str, conn: Conn, group: int) -> None:
     """As above, for a minute, with more workers than partitions."""
     assert race(url, conn, 60, 6, kill=True) > 10_000
     assert out_of_order(conn) == 0
+
+
+def test_a_reader_that_keeps_its_offset_is_seen_as_a_group(conn: Conn, stream: int) -> None:
+    """One of its own: what workers work on is not moved."""
+
+    def behind() -> int:
+        return one(conn, "select behind from pgqueue.group_stats where \"group\" = 'reader'")
+
+    value(conn, "create_group", "s", "reader", 1, "earliest")
+    send_all(conn, list("abcde"))
+    assert behind() == 5
+    offset = Jsonb(value(conn, "start_offset", "s"))
+    for read, left in ((3, 2), (5, 0), (5, 0), (1, 4)):
+        value(conn, "note_offset", "s", "reader", Jsonb(value(conn, "read_to", "s", offset, read)))
+        assert behind() == left
+    (leased,) = call(conn, "lease_partitions", "s", "reader", "somebody")
+    with pytest.raises(psycopg.DatabaseError, match="it has workers: 'somebody'") as error:
+        value(conn, "note_offset", "s", "reader", offset)
+    assert error.value.sqlstate == "PQ006"
+    assert len(seqs(call(conn, "read_partitions", "s", "reader", [leased.lease_id]))) == 4
+    value(conn, "leave_group", "s", "reader", "somebody")
+    value(conn, "note_offset", "s", "reader", offset)
+    assert behind() == 5

@@ -204,7 +204,10 @@ def test_the_parts_of_a_batch_are_cut_in_their_order(conn: Conn, stream: int) ->
 def test_any_two_offsets_have_the_same_messages_between_them_for_ever(
     conn: Conn, stream: int, session: Session
 ) -> None:
-    """Sends, rollbacks and late commits by chance; every step is planned again in the end."""
+    """Sends, rollbacks and late commits by chance; every step is planned again in the end.
+
+    And consumers that began at an offset, or were moved there, have what was not read up to it.
+    """
     rng = random.Random(5)
     slow: list[Conn] = []
     offset = start(conn)
@@ -212,6 +215,10 @@ def test_any_two_offsets_have_the_same_messages_between_them_for_ever(
     sent: set[int] = set()
     pending: dict[int, set[int]] = {}
     consumer(conn, "named")
+    consumer(conn, "moved")
+    value(conn, "create_group", "s", "g", 1)
+    begun: dict[str, set[int]] = {}
+    moved: set[int] = set()
     for _ in range(120):
         match rng.choice("sbdnolrrr"):
             case "s":
@@ -241,10 +248,22 @@ def test_any_two_offsets_have_the_same_messages_between_them_for_ever(
                     seqs, following = read(conn, offset, rng.choice([1, 2, 3, 5, 100]))
                 steps.append((offset, following, seqs))
                 offset = following
+                moved |= set(seqs)
+                name = f"from {len(steps)}"
+                consumer(conn, name, p_start=json.dumps(offset))
+                begun[name] = set(moved)
+                value(conn, "seek", "s", "moved", json.dumps(offset))
+                value(conn, "note_offset", "s", "g", Jsonb(offset))
             case _:
                 pass
     for other in slow:
         other.execute("rollback")
+    assert len(begun) > 20
+    for name, before in {**begun, "moved": moved}.items():
+        assert sorted(acked(conn, "s", name)) == sorted(sent - before)
+    lease = call(conn, "lease_partitions", "s", "g", "w")[0].lease_id
+    rows = call(conn, "read_partitions", "s", "g", [lease], 1000)
+    assert sorted(row.seq for row in rows if row.seq is not None) == sorted(sent - moved)
     rest, end = read_all(conn, offset)
     got = [seq for _, _, seqs in steps for seq in seqs] + rest
     assert sorted(got) == sorted(sent)
@@ -406,6 +425,30 @@ def test_what_is_no_offset_of_the_stream_is_refused(conn: Conn, stream: int) -> 
             read(conn, change(offset))
         assert error.value.sqlstate == sqlstate
         assert error.value.diag.column_name in ("p_offset", "p_start")
+
+
+def test_no_consumer_is_moved_to_what_is_no_offset_of_the_stream(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    value(conn, "create_group", "s", "g", 1)
+    send_all(conn, ["x"] * 2)
+    _, offset = read(conn)
+    for change, said, sqlstate in NO_OFFSETS:
+        if not isinstance(changed := change(offset), dict):
+            continue
+        for function, argument, given in (
+            ("seek", "p_to", json.dumps(changed)),
+            ("note_offset", "p_offset", Jsonb(changed)),
+        ):
+            with pytest.raises(psycopg.DatabaseError, match=said) as error:
+                value(conn, function, "s", "c" if function == "seek" else "g", given)
+            assert error.value.sqlstate == sqlstate
+            assert error.value.diag.column_name == argument
+    with pytest.raises(psycopg.DatabaseError, match="p_to is no offset of a stream: no JSON"):
+        value(conn, "seek", "s", "c", "{oops")
+    for none in (None, Jsonb("latest"), Jsonb([])):
+        with pytest.raises(psycopg.DatabaseError, match=r"p_offset is no offset.*no object"):
+            value(conn, "note_offset", "s", "g", none)
+    assert len(acked(conn, "s", "c")) == 2
 
 
 def test_an_offset_that_was_made_up_skips_nothing(conn: Conn, stream: int) -> None:

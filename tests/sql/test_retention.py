@@ -78,6 +78,20 @@ def test_messages_go_when_they_are_old_and_not_before(conn: Conn) -> None:
     assert young[0] - old[-1] > 1_000_000, "a closed leaf gives out no numbers"
 
 
+def test_messages_go_when_a_reader_has_noted_that_it_has_them(conn: Conn) -> None:
+    retention(conn, p_done=True)
+    value(conn, "create_group", "s", "g", 1, "earliest")
+    sent = send_all(conn, ["x"] * 3)
+    for read in (2, 3):
+        offset = value(conn, "read_to", "s", Jsonb(value(conn, "start_offset", "s")), read)
+        value(conn, "note_offset", "s", "g", Jsonb(offset))
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+        assert stored(conn) == (sent if read == 2 else [])
+
+
 @pytest.mark.parametrize("rule", ["p_messages", "p_bytes"])
 def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: str) -> None:
     limit = 100 if rule == "p_messages" else 64 * 8192

@@ -85,6 +85,7 @@ CALLERS = {
     "plan_partitions": "consumer",
     "read_partitions": "consumer",
     "commit_offset": "consumer",
+    "note_offset": "consumer",
     "create_group": "admin",
     "drop_group": "admin",
     "reset_group": "admin",

@@ -711,7 +711,7 @@ BAD = [
     (("create_consumer", "s", "c"), "'c' of stream 's' exists already"),
     (
         ("create_consumer", "s", "x", ("start", "never")),
-        "start is earliest, latest, a timestamp or seq and a number",
+        "start is earliest, latest, a timestamp, seq and a number, or an offset",
     ),
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),

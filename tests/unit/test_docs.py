@@ -39,7 +39,7 @@ VALUES = {
     "failOnDataLoss": "true", "includeHeaders": "true", "createConsumer": "true",
     "startingPosition": "latest", "ordering": "key", "shareConsumer": "true",
     "quarantineAfter": "1", "checkpointLocation": "/c", "retryTimeout": "1s",
-    "table": "stats", "columns": "seq", "pushdown": "true",
+    "table": "stats", "columns": "seq", "pushdown": "true", "group": "g",
     "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ class ConsumerCalls(Calls):
         stream: str,
         name: str,
         *,
-        start: str | datetime = "latest",
+        start: str | datetime | dict[str, Any] = "latest",
         ordering: str = "none",
         max_deliver_count: int | None = None,
         visibility_timeout: timedelta = timedelta(seconds=30),
@@ -45,8 +45,9 @@ class ConsumerCalls(Calls):
             stream: the stream's name.
             name: 1 to 200 characters.
             start: "earliest" for all messages that there are, "latest" for what is published from
-                now on, a time (with its zone) for what was published since, or "seq 41" for the
-                messages from that number on.
+                now on, a time (with its zone) for what was published since, "seq 41" for the
+                messages from that number on, or the offset of a reader (see `read`) for what that
+                has not read.
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
             max_deliver_count: dead-letter a message that failed so often; None for never.
             visibility_timeout: how long a claim is held without being extended.
@@ -159,7 +160,7 @@ class ConsumerCalls(Calls):
             row_factory=class_row(ConsumerHealth),
         )
 
-    def seek(self, stream: str, consumer: str, to: str | datetime) -> int:
+    def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created there.
 
         What it has taken and not finished it forgets, and its claims end: their owners are told
@@ -189,7 +190,11 @@ class ConsumerCalls(Calls):
         )
 
     def replay(
-        self, stream: str, consumer: str, start: str | datetime, to: str | datetime = "latest"
+        self,
+        stream: str,
+        consumer: str,
+        start: str | datetime | dict[str, Any],
+        to: str | datetime | dict[str, Any] = "latest",
     ) -> int:
         """Deliver messages once more that a consumer has finished, or skipped.
 

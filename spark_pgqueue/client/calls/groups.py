@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from psycopg.rows import class_row
 
@@ -25,7 +26,7 @@ class GroupCalls(Calls):
         name: str,
         *,
         partitions: int = 16,
-        start: str | datetime = "latest",
+        start: str | datetime | dict[str, Any] = "latest",
         if_not_exists: bool = False,
     ) -> int:
         """Create a group: workers that share a stream by partitions of its keys.
@@ -63,7 +64,7 @@ class GroupCalls(Calls):
             arguments.text("name", name),
         )
 
-    def reset_group(self, stream: str, name: str, to: str | datetime) -> int:
+    def reset_group(self, stream: str, name: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a group to another position of its stream; its workers go on from there.
 
             >>> group_id = queue.create_group("orders", "mailing", start="earliest")
@@ -73,7 +74,7 @@ class GroupCalls(Calls):
         Args:
             stream: the stream's name.
             name: the group's name.
-            to: "earliest", "latest", a time (with its zone), or "seq" and a number.
+            to: as `start` of `create_consumer`.
 
         Returns:
             how many messages it forgot and skipped, about.
@@ -83,6 +84,32 @@ class GroupCalls(Calls):
             arguments.text("stream", stream),
             arguments.text("name", name),
             arguments.position("to", to),
+        )
+
+    def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
+        """Note how far a reader is that keeps its offset itself: the group is then as far.
+
+        So its lag is to be seen, and retention waits for it.
+
+            >>> group_id = queue.create_group("orders", "report", partitions=1, start="earliest")
+            >>> for batch in queue.read("orders"):
+            ...     queue.note_offset("orders", "report", batch.offset)
+            >>> [group.behind for group in queue.groups("orders")]
+            [0]
+
+        Args:
+            stream: the stream's name.
+            name: the name of a group of one partition, without workers: it is this reader's.
+            offset: the reader's.
+
+        Raises:
+            PgQueueError: PQ003 no offset, PQ005 one of another stream, PQ006 another kind of group.
+        """
+        self._value(
+            "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.json_text("offset", offset),
         )
 
     def group(self, stream: str, name: str) -> Group:

@@ -65,6 +65,7 @@ class CursorOptions:
     max_connections: int | None
     wait_time: timedelta | None
     fail_on_data_loss: bool
+    group: str | None
     include_headers: bool
     retry_timeout: timedelta
 
@@ -232,6 +233,7 @@ def _of_the_other(options: CursorOptions, streaming: bool) -> list[tuple[str, ob
         ("minMessagesPerTrigger", options.min_messages_per_trigger),
         ("maxTriggerDelay", options.max_trigger_delay),
         ("waitTime", options.wait_time),
+        ("group", options.group),
     ]
 
 
@@ -320,6 +322,16 @@ CURSOR_OPTIONS = (
         "Fail when retention has taken away what was to be read, or a stream of the pattern was "
         "dropped; false logs a warning, and goes on with what is left.",
     ),
+    Option(
+        "group",
+        a_name,
+        "a group's name",
+        None,
+        "Note in Postgres, too, how far the query is: as the position of this group, of one "
+        "partition, which each stream has. So its lag is to be seen there, and retention waits for "
+        "it. By default nothing is kept there.",
+        only=STREAMING,
+    ),
     INCLUDE_HEADERS,
     RETRY_TIMEOUT,
 )
@@ -330,4 +342,5 @@ CURSOR_NAMES = {
     "p_start": "option startingOffsets",
     "p_end": "option endingOffsets",
     "p_max": "option maxMessagesPerTrigger",
+    "p_group": "option group",
 }

@@ -27,11 +27,10 @@ FOREIGN = {
     "assign": "use stream or streams; minPartitions for how many tasks read",
     "streams": "leave consumer out, when reading: a consumer is of one stream",
     "streampattern": "leave consumer out, when reading: a consumer is of one stream",
-    "group": "leave it out: the checkpoint has the position, and the query's progress shows how "
-    "far it is behind. With consumer, Postgres knows it",
-    "group.id": "use consumer",
-    "kafka.group.id": "use consumer",
-    "groupidprefix": "use consumer",
+    "group": "it is for readStream without consumer: with one, Postgres knows how far it is",
+    "group.id": "use consumer; or group, without one",
+    "kafka.group.id": "use consumer; or group, without one",
+    "groupidprefix": "use consumer; or group, without one",
     "startingoffsets": "use startingPosition with createConsumer, when reading: "
     "earliest, latest or a time; or leave consumer out",
     "startingtimestamp": "use startingPosition with createConsumer, when reading, or leave "
