@@ -15,7 +15,7 @@ from tests.notebooks import NOTEBOOKS, execute
 from tests.unit.test_links import anchors_of, links_of
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
-QUICK = {"1-first-steps", "4-replay-and-history"}
+QUICK = {"4-replay-and-history"}
 PARAMETERS = [
     pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.longer)
     for path in PATHS

@@ -101,10 +101,12 @@ def test_what_is_redriven_comes_behind_what_is_not_judged_yet(conn: Conn, orderi
     assert value(conn, "redrive", "s", "c") == 1
     checker.check(conn)
     conn.execute("select pgqueue.ack(claim_id) from pgqueue.claims")
+    checks = iter(range(5))  # each reads all of the queue
     while found := receive(conn, 10_000):
         taken += seqs_of(found)
         value(conn, "ack", claim_of(found))
-        checker.check(conn)
+        if next(checks, None) is not None:
+            checker.check(conn)
     assert taken == [*later, first]
 
 
