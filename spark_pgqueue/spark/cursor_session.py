@@ -25,7 +25,7 @@ from spark_pgqueue.spark.cursor_streams import Streams
 from spark_pgqueue.spark.lease import Parent, Wakeup
 from spark_pgqueue.spark.options import CursorOptions
 from spark_pgqueue.spark.partitions import CursorPartition
-from spark_pgqueue.spark.session import BACKLOG_SECONDS, BRIEFLY
+from spark_pgqueue.spark.session import BACKLOG_SECONDS, BRIEFLY, asynchronous_progress
 
 WAIT_SECONDS = 1.0
 """How long to wait for messages, unless waitTime says otherwise."""
@@ -60,6 +60,8 @@ class CursorSession:
         self._begun: dict[str, Position] = {}
         self._ahead: dict[str, tuple[Position, Position]] = {}
         self._noted: dict[str, Position] = {}
+        self._planned: CursorOffset | None = None
+        self._logged: CursorOffset | None = None
         self._average: float | None = None
         self.position: CursorOffset | None = None
         """Up to where the query has read, where Spark does not say it (4.0, 4.1); None: unknown."""
@@ -130,11 +132,16 @@ class CursorSession:
 
     def note_logged(self, offset: CursorOffset) -> None:
         """Note that Spark's log has an offset: where its streams began need not be said again."""
+        self._logged = offset
         for name in offset.positions:
             self._begun.pop(name, None)
 
     def plan(self, start: CursorOffset, end: CursorOffset) -> list[CursorPartition]:
         """The partitions of the batch between two offsets."""
+        if self._options.group is not None:
+            if start == self._planned != self._logged:
+                raise asynchronous_progress("noted")
+            self._planned = end
         self.position = end  # Spark asks for more when this is read, and not before
         return self._streams.partitions(start, end)
 

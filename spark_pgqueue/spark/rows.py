@@ -182,7 +182,7 @@ def multirange(seqs: pa.Int64Array) -> str:
 
 
 def numbers(ranges: Sequence[tuple[int, int]]) -> pa.Int64Array:
-    """The numbers of ascending ranges lo <= number < hi: in one go, there may be many ranges."""
+    """The numbers of ascending ranges lo <= number < hi, of at least one; there may be many."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -207,7 +207,7 @@ class Session:
         if end.claim <= after:
             return []
         if start == self._planned != self.committed:
-            raise _asynchronous()
+            raise asynchronous_progress("acknowledged")
         self._planned = end
         self._lease.hold(end.reader)
         planned, taken_over, gone, returned, poison = self._statements.row(
@@ -373,16 +373,20 @@ class Session:
             )
 
 
-def _asynchronous() -> PgQueueError:
+def asynchronous_progress(done: str) -> PgQueueError:
     """For a query that begins a batch before its log has the one before.
 
     Spark commits an offset to its source once its log has it. With asynchronous progress the log
-    falls behind what was acknowledged, and after a crash the query could never go on from there.
-    It cannot be seen earlier: see "Asynchronous progress" in the README of this package.
+    falls behind what Postgres was told is done, and after a crash the query could not go on from
+    there. It cannot be seen earlier: see "Asynchronous progress" in the README of this package.
+
+    Args:
+        done: what Postgres was told, in a word.
     """
     return PgQueueError(
         "the query began a micro-batch before the one before it was in its checkpoint, as with "
-        "asyncProgressTrackingEnabled: after a crash it could not go on",
+        "asyncProgressTrackingEnabled: after a crash it could not go on, because what it has "
+        f"{done} may be gone",
         hint="remove the option asyncProgressTrackingEnabled, and start the query again; with a "
         "new checkpoint if this one is refused",
     )

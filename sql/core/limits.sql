@@ -61,6 +61,9 @@ create or replace function pgqueue._limit_looks() returns int language sql immut
 -- ... and messages that a claim wants at least, to have the line whole.
 create or replace function pgqueue._limit_whole() returns int language sql immutable parallel safe as 'select 1000';
 
+-- For how long a reader is counted on after it has noted its offset.
+create or replace function pgqueue._reader_patience() returns interval language sql immutable parallel safe as $$ select interval '10 minutes' $$;
+
 -- Numbers from which on who takes them together keeps others from taking many.
 create or replace function pgqueue._limit_unlocked_seqs() returns int language sql immutable parallel safe as 'select 100';
 

@@ -7,8 +7,8 @@
 --     run       its row
 --
 -- All are held to the end of the transaction. Who holds the consumer's lock never waits for a claim: it passes over locked ones.
--- The publish lock of a stream is shared by its producers; nobody waits for it (see core/gaps.sql). The lock of its numbers is held for a moment
--- only, by who waits for nothing else then.
+-- The publish lock of a stream is shared by its producers; nobody waits for it (see core/gaps.sql). The lock of its numbers is the
+-- exception to all that: it is let go when the numbers are taken, and who does not get it within a second goes on without.
 --
 -- Anybody who may connect can hold an advisory lock, so waiting for one ends: with an error that says who holds it.
 
@@ -89,7 +89,7 @@ set lock_timeout = '1s'
 as $$
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class_seqs(), p_stream_id);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     null;
 end $$;
 

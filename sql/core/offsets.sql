@@ -48,7 +48,7 @@ as $$
 begin
     raise exception '% is no offset of a stream: %', p_argument, p_what
         using errcode = 'PQ003', column = p_argument, detail = format('It is %s.', coalesce(left(p_offset::text, 200), 'null')),
-              hint = 'Give an offset as read, read_to or start_offset returned it; or, to begin, "earliest", "latest", a timestamp or null.';
+              hint = 'Give an offset as read, read_to or start_offset returned it.';
 end $$;
 
 -- A whole number in an offset. Errors: PQ003.
@@ -186,7 +186,8 @@ begin
     return v_offset;
 end $$;
 
--- What is before an offset, given as text: as _seen_from says it. Needs the history's lock. Errors: PQ003, PQ005.
+-- What is before an offset, given as text: see _seen_from for what it returns. Needs the history's lock.
+-- Errors: PQ003; PQ005, also when it has read a part of a publication that this snapshot does not see.
 create or replace function pgqueue._seen_by(p_stream_id int, p_offset text, p_argument text,
                                             out o_seen int8multirange, out o_next bigint, out o_publishers text[], out o_cut int8multirange)
 language plpgsql
@@ -202,9 +203,16 @@ begin
     end;
     v_offset := pgqueue._parse_offset(pgqueue._stream_of(p_stream_id), p_argument, v_json);
     o_seen := int8multirange(int8range(1, v_offset.next_publication)) - pgqueue._unread(v_offset);
+    -- the next one itself may be cut, and none after it
     o_next := greatest(v_offset.next_publication, (select max(c) + 1 from unnest(v_offset.cut_publications) c));
     o_publishers := pgqueue._publishers(p_stream_id);
     if v_offset.cut_publications <> '{}' then
+        if exists (select from unnest(v_offset.cut_publications) c
+                   where not (pgqueue._trimmed(p_stream_id)).o_publications @> c
+                     and not exists (select from pgqueue.publications where stream_id = p_stream_id and publication_id = c)) then
+            raise exception '% has read a part of a publication that this transaction does not see', p_argument
+                using errcode = 'PQ005', column = p_argument, hint = 'Use it in a transaction at isolation read committed, and not on a standby that is behind.';
+        end if;
         o_cut := pgqueue._before_cut(p_stream_id, v_offset);
     end if;
 end $$;

@@ -64,7 +64,7 @@ declare
     v_trimmed int8multirange;
 begin
     perform pgqueue._lock_history(p_stream_id);
-    if p_position like '{%' then
+    if p_position ~ '^\s*{' then
         select s.* into o_seen, o_next, o_publishers, o_cut from pgqueue._seen_by(p_stream_id, p_position, p_argument) s;
     else
         select s.* into o_seen, o_next, o_publishers, o_cut from pgqueue._seen_at(p_stream_id, p_position, p_argument) s;

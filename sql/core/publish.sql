@@ -71,8 +71,9 @@ begin
     end if;
 end $$;
 
--- Gives out new numbers of a stream, ascending. Those of many are nearly always one range: who takes them lets others who do wait, who would
--- else get every second number; only messages that are sent alone come in between.
+-- Gives out new numbers of a stream, ascending. Those of many are nearly always one range: who takes many lets others who do wait, who would
+-- else get every second number. What is sent alone or copied by a binding (_route) comes in between; and so does who had to wait for a second,
+-- which is how long some 2 million take.
 -- Locks: the numbers of the stream, until it returns.
 create or replace function pgqueue._take_seqs(p_stream_id int, p_count int) returns bigint[]
 language plpgsql

@@ -74,25 +74,35 @@ end $$;
 
 -- Notes how far a reader is that keeps its offset itself, as a query of Spark does: the group is then as far. So its lag is to be seen, and
 -- retention waits for it.
---   p_group   of one partition, and without workers: it is this reader's
+--   p_group   of one partition, which no worker has, or has committed: it is this reader's alone
 --   p_offset  as read_to returned it
--- Errors: PQ001, PQ002, PQ003, PQ005, PQ006; 55P03 as seek. Locks: as seek.
+-- Errors: PQ001, PQ002, PQ003, PQ005, PQ006, PQ007; 55P03 as seek. Locks, to the end of the transaction, so make it one of its own: as seek.
 create or replace function pgqueue.note_offset(p_stream text, p_group text, p_offset jsonb) returns void
 language plpgsql
 as $$
 declare
-    v_group   pgqueue.consumers := pgqueue._group(p_stream, p_group);
-    v_workers text := (select string_agg(quote_literal(worker), ', ') from pgqueue.group_workers
-                       where consumer_id = v_group.consumer_id and lease_until > clock_timestamp());
+    v_group  pgqueue.consumers := pgqueue._group(p_stream, p_group);
+    v_stored pgqueue.group_partitions;
+    v_noted  pgqueue.group_partitions;
+    v_has    text;
 begin
-    if v_group.partitions <> 1 or v_workers is not null then
-        raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %', quote_literal(p_group), quote_literal(p_stream),
-                        coalesce('workers: ' || v_workers, v_group.partitions || ' partitions')
-            using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for it alone.';
-    elsif jsonb_typeof(p_offset) is distinct from 'object' then
+    if jsonb_typeof(p_offset) is distinct from 'object' then
         perform pgqueue._refuse_offset('p_offset', 'no object', p_offset);
     end if;
+    perform pgqueue._lock_consumer(v_group.consumer_id);
+    select * into v_stored from pgqueue._partitions(v_group) limit 1;
+    v_has := case when v_group.partitions > 1 then v_group.partitions || ' partitions'
+                  when v_stored.worker is not null then 'a worker, ' || quote_literal(v_stored.worker)
+                  when v_stored.noted_at is null and v_stored.line_no > 0 then 'had workers' end;
+    if v_has is not null then
+        raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %', quote_literal(p_group), quote_literal(p_stream), v_has
+            using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for this reader alone.';
+    end if;
     perform pgqueue._seek(v_group, p_offset::text, 'p_offset');
+    v_noted := v_stored;
+    v_noted.noted_at := clock_timestamp();
+    v_noted.committed_at := v_noted.noted_at;
+    perform pgqueue._save_partition(v_stored, v_noted);
 end $$;
 
 -- The group of a name. Errors: PQ001, PQ002, PQ006.

@@ -11,6 +11,7 @@ create table if not exists pgqueue.group_partitions (
     lease_id     bigint,                -- who has it commits
     worker       text,                  -- null: nobody has it
     committed_at timestamptz,
+    noted_at     timestamptz,           -- by a reader that keeps its offset itself; null: it is for workers
     primary key (consumer_id, partition, version)
 );
 

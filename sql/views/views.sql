@@ -111,7 +111,9 @@ do $view$ begin perform pgqueue._make_view('consumer_health', $query$
         -- a claim that finds something looks at the leases each second or so, and notes when to look again
         select case when c.partitions is null then (select nullif(k.lease_probe, '-infinity') - least(interval '1 s', c.visibility_timeout / 2)
                                                     from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id order by k.version desc limit 1)
-                    else (select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w where w.consumer_id = c.consumer_id) end as since) a
+                    -- a reader that has noted its offset is counted on for a while: as long as a batch of it may take
+                    else greatest((select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w where w.consumer_id = c.consumer_id),
+                                  (select max(least(p.noted_at + pgqueue._reader_patience(), clock_timestamp())) from pgqueue._partitions(c) p where p.noted_at is not null)) end as since) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
         from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id order by dead_id desc limit 1000) x

@@ -167,7 +167,11 @@ APPLICATION = """
             raise RuntimeError("the sink fails")
         print("rows", batch.count(), flush=True)
 
-    if how == "asynchronous":
+    if how == "noted asynchronously":
+        source = spark.readStream.format("pgqueue").options(
+            url=url, stream="s", group="g", startingOffsets="earliest"
+        )
+    if how.endswith("asynchronously"):
         writer = source.option("maxMessagesPerTrigger", 5).load().writeStream.format("noop")
         writer = writer.option("asyncProgressTrackingEnabled", "true")
         writer.option("checkpointLocation", checkpoint).start().awaitTermination()
@@ -199,7 +203,7 @@ def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_envir
     """Its checkpoint would fall behind what it acknowledged."""
     queue.create("s", "c")
     queue.send("s", 1, 20)
-    with Child(APPLICATION, queue.url, queue.checkpoint(), "asynchronous") as child:
+    with Child(APPLICATION, queue.url, queue.checkpoint(), "asynchronously") as child:
         assert child.wait() == 1
         assert "remove the option asyncProgressTrackingEnabled" in child.output
     assert queue.backlog("s", "c") == 15
@@ -207,3 +211,22 @@ def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_envir
     queue.collect(frame).awaitTermination()
     assert len(queue.data()) == 15
     assert queue.backlog("s", "c") == 0
+
+
+@pytest.mark.longer
+def test_a_query_that_notes_how_far_it_is_has_no_asynchronous_progress(
+    queue: Queue, spark_environment
+):
+    """Its checkpoint would fall behind what it noted, and retention go by that."""
+    queue.create("s", "c")
+    queue.sql("select pgqueue.create_group('s', 'g', 1, 'earliest')")
+    queue.send("s", 1, 20)
+    with Child(APPLICATION, queue.url, queue.checkpoint(), "noted asynchronously") as child:
+        assert child.wait() == 1
+        assert "remove the option asyncProgressTrackingEnabled" in child.output
+    assert queue.sql("select behind from pgqueue.group_stats") == [(15,)]
+    reader = queue.spark.readStream.format("pgqueue")
+    frame = reader.options(url=queue.url, stream="s", group="g").load()
+    queue.collect(frame).awaitTermination()
+    assert len(queue.data()) == 15
+    assert queue.sql("select behind from pgqueue.group_stats") == [(0,)]

@@ -135,7 +135,7 @@ def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, fails):
         ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
         ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
         ("wide", "PQ006", "it has 2 partitions"),
-        ("worked", "PQ006", "it has workers: 'somebody'"),
+        ("worked", "PQ006", "it has a worker, 'somebody'"),
     ):
         message = fails(queue.collect(load(queue, group=group)))
         assert code in message

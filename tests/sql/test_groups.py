@@ -527,23 +527,47 @@ def test_groups_for_long(url: str, conn: Conn, group: int) -> None:
 
 
 def test_a_reader_that_keeps_its_offset_is_seen_as_a_group(conn: Conn, stream: int) -> None:
-    """One of its own: what workers work on is not moved."""
+    """It is counted on for ten minutes after it has noted its offset."""
 
     def behind() -> int:
         return one(conn, "select behind from pgqueue.group_stats where \"group\" = 'reader'")
 
+    def health() -> tuple[str, bool]:
+        """Its status, and whether it is known since when it is attended."""
+        sql = "select status, attended_at is not null from pgqueue.consumer_health"
+        return internals.rows(conn, sql)[0]
+
     value(conn, "create_group", "s", "reader", 1, "earliest")
     send_all(conn, list("abcde"))
     assert behind() == 5
+    assert health() == ("unattended", False)
     offset = Jsonb(value(conn, "start_offset", "s"))
     for read, left in ((3, 2), (5, 0), (5, 0), (1, 4)):
         value(conn, "note_offset", "s", "reader", Jsonb(value(conn, "read_to", "s", offset, read)))
         assert behind() == left
-    (leased,) = call(conn, "lease_partitions", "s", "reader", "somebody")
-    with pytest.raises(psycopg.DatabaseError, match="it has workers: 'somebody'") as error:
-        value(conn, "note_offset", "s", "reader", offset)
-    assert error.value.sqlstate == "PQ006"
-    assert len(seqs(call(conn, "read_partitions", "s", "reader", [leased.lease_id]))) == 4
-    value(conn, "leave_group", "s", "reader", "somebody")
-    value(conn, "note_offset", "s", "reader", offset)
-    assert behind() == 5
+        assert health() == ("ok", True)
+    clock.pass_time(conn, timedelta(minutes=12))
+    assert health() == ("unattended", True)
+
+
+def test_a_group_with_workers_is_not_moved_by_a_reader(conn: Conn, stream: int) -> None:
+    value(conn, "create_group", "s", "one", 1, "earliest")
+    value(conn, "create_group", "s", "two", 2, "earliest")
+    sent = send_all(conn, list("abcde"))
+    offset = Jsonb(value(conn, "start_offset", "s", "latest"))
+
+    def refused(group: str, said: str) -> None:
+        with pytest.raises(psycopg.DatabaseError, match=said) as error:
+            value(conn, "note_offset", "s", group, offset)
+        assert error.value.sqlstate == "PQ006"
+
+    refused("two", "it has 2 partitions")
+    (leased,) = call(conn, "lease_partitions", "s", "one", "somebody", p_lease="1 s")
+    clock.pass_time(conn, timedelta(minutes=1))
+    refused("one", "it has a worker, 'somebody'")
+    rows = call(conn, "read_partitions", "s", "one", [leased.lease_id], 2)
+    value(conn, "commit_offset", leased.lease_id, rows[-1].next_offset)
+    value(conn, "leave_group", "s", "one", "somebody")
+    refused("one", "it has had workers")
+    (leased,) = call(conn, "lease_partitions", "s", "one", "another")
+    assert seqs(call(conn, "read_partitions", "s", "one", [leased.lease_id])) == sent[2:]

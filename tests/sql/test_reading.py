@@ -451,6 +451,25 @@ def test_no_consumer_is_moved_to_what_is_no_offset_of_the_stream(conn: Conn, str
     assert len(acked(conn, "s", "c")) == 2
 
 
+def test_what_a_transaction_does_not_see_of_an_offset_is_said(
+    conn: Conn, stream: int, session: Session
+) -> None:
+    """Where nothing was cut, nothing needs to be seen."""
+    old = session()
+    old.execute("begin transaction isolation level repeatable read")
+    old.execute("select from pgqueue.publications")
+    sent = send_all(conn, list("abcde"))
+    cut, whole = (read_to(conn, start(conn), most) for most in (3, 5))
+    value(old, "create_consumer", "s", "whole", json.dumps(whole))
+    with pytest.raises(psycopg.DatabaseError, match="does not see") as error, old.transaction():
+        value(old, "create_consumer", "s", "cut", json.dumps(cut))
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ005", "p_start")
+    old.execute("commit")
+    value(old, "create_consumer", "s", "cut", "\n  " + json.dumps(cut, indent=2))
+    assert acked(conn, "s", "cut") == sent[3:]
+    assert acked(conn, "s", "whole") == []
+
+
 def test_an_offset_that_was_made_up_skips_nothing(conn: Conn, stream: int) -> None:
     sent = send_all(conn, ["x"] * 3)
     begin = start(conn)

@@ -99,11 +99,12 @@ class GroupCalls(Calls):
 
         Args:
             stream: the stream's name.
-            name: the name of a group of one partition, without workers: it is this reader's.
+            name: the name of a group of one partition, which no worker has: it is this reader's.
             offset: the reader's.
 
         Raises:
-            PgQueueError: PQ003 no offset, PQ005 one of another stream, PQ006 another kind of group.
+            PgQueueError: PQ003 no offset, PQ005 one of another stream, PQ006 a group for workers,
+                PQ007 another isolation than read committed.
         """
         self._value(
             "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
