@@ -2,7 +2,7 @@
 
 In an environment with nothing in it, but for what a machine has. What is printed has to be what the
 page shows. Where the page makes an environment and installs into it, the one of the tests is used;
-the tests marked longer make a new one, as the page says.
+`test_a_fresh_checkout` makes a new one, as the page says.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def test_python(settled: Newcomer):
     settled.follow(passage(PAGE, "Python without Spark"))
 
 
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_environment")
 def test_pyspark_script(settled: Newcomer):

@@ -125,24 +125,6 @@ def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fa
     assert queue.sql("select distinct behind from pgqueue.group_stats") == [(0,)]
 
 
-def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, fails):
-    queue.create("s", "c")
-    queue.send("s", 1, 5)
-    queue.sql("select pgqueue.create_group('s', 'wide', 2)")
-    queue.sql("select pgqueue.create_group('s', 'worked', 1)")
-    queue.sql("select pgqueue.lease_partitions('s', 'worked', 'somebody', '1 hour')")
-    for group, code, says in (
-        ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
-        ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
-        ("wide", "PQ006", "it has 2 partitions"),
-        ("worked", "PQ006", "it has a worker, 'somebody'"),
-    ):
-        message = fails(queue.collect(load(queue, group=group)))
-        assert code in message
-        assert says in message
-    assert queue.backlog("s", "c") == 5
-
-
 def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
     queue.create("s", "c")
     queue.create("t")

@@ -380,6 +380,41 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start:
     assert query.batch() == of("s", 5, 5)
 
 
+def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):
+    queue.sql("select pgqueue.create_consumer('s', 'c', p_start => 'earliest')")
+    queue.sql("select pgqueue.create_group('s', 'wide', 2)")
+    queue.sql("select pgqueue.create_group('s', 'worked', 1)")
+    queue.sql("select pgqueue.lease_partitions('s', 'worked', 'somebody', '1 hour')")
+    queue.send("s", 1, 5)
+    for group, code, says in (
+        ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
+        ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
+        ("wide", "PQ006", "it has 2 partitions"),
+        ("worked", "PQ006", "it has a worker, 'somebody'"),
+    ):
+        with pytest.raises(PgQueueError, match=says) as error:
+            start(group=group).batch()
+        assert error.value.sqlstate == code
+    assert queue.backlog("s", "c") == 5
+
+
+def test_a_query_whose_log_falls_behind_is_refused_where_it_notes_how_far_it_is(
+    queue: Queue, start: Start
+):
+    """As with asynchronous progress: retention would take what it has to read again."""
+    queue.sql("select pgqueue.create_group('s', 'g', 1, 'earliest')")
+    queue.send("s", 1, 9)
+    query = start(group="g", maxMessagesPerTrigger=3)
+    query.is_logged = False
+    assert query.batch() == of("s", 1, 3)
+    with pytest.raises(PgQueueError, match="asyncProgressTrackingEnabled"):
+        query.batch()
+    assert queue.sql("select behind from pgqueue.group_stats") == [(6,)]
+    without = start(maxMessagesPerTrigger=3)
+    without.is_logged = False
+    assert len([without.batch() for _ in range(3)]) == 3
+
+
 def test_a_batch_keeps_to_a_size(queue: Queue, start: Start):
     queue.send("s", 1000, 1999)
     query = start(maxBytesPerTrigger="1k")

@@ -12,7 +12,8 @@ from tests.pages import environment_of, type_all
 
 PAGES = sorted((Path(__file__).parents[2] / "spark_pgqueue" / "guide").glob("*.md"))
 
-pytestmark = pytest.mark.spark
+# What they say is promised has a test of its own.
+pytestmark = [pytest.mark.spark, pytest.mark.longer]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
