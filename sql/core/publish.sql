@@ -79,7 +79,7 @@ create or replace function pgqueue._take_seqs(p_stream_id int, p_count int) retu
 language plpgsql
 as $$
 declare
-    v_names regclass := format('pgqueue.seq_%s', p_stream_id);
+    v_names regclass := ('pgqueue.seq_' || p_stream_id)::regclass;
     v_seqs  bigint[];
 begin
     if p_count >= pgqueue._limit_unlocked_seqs() then
@@ -95,15 +95,10 @@ begin
     return array(select nextval(v_names) from (select generate_series(1, p_count)) i);
 end $$;
 
--- Numbers that were given out together, as a set.
+-- Numbers that were given out together, as a set: nearly always one range. (In SQL, so that it becomes a part of the caller's expression.)
 create or replace function pgqueue._set_of_taken(p_seqs bigint[]) returns int8multirange
-language plpgsql immutable
+language sql immutable
 as $$
-declare
-    v_count int := cardinality(p_seqs);
-begin
-    if p_seqs[v_count] - p_seqs[1] = v_count - 1 then  -- as nearly always
-        return int8multirange(int8range(p_seqs[1], p_seqs[v_count], '[]'));
-    end if;
-    return pgqueue._set_of(p_seqs);
-end $$;
+    select case when p_seqs[cardinality(p_seqs)] - p_seqs[1] = cardinality(p_seqs) - 1
+                then int8multirange(int8range(p_seqs[1], p_seqs[cardinality(p_seqs)], '[]')) else pgqueue._set_of(p_seqs) end
+$$;

@@ -93,15 +93,14 @@ begin
     select * into v_stored from pgqueue._partitions(v_group) limit 1;
     v_has := case when v_group.partitions > 1 then v_group.partitions || ' partitions'
                   when v_stored.worker is not null then 'a worker, ' || quote_literal(v_stored.worker)
-                  when v_stored.noted_at is null and v_stored.line_no > 0 then 'had workers' end;
+                  when v_stored.line_no > 0 then 'had workers' end;
     if v_has is not null then
         raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %', quote_literal(p_group), quote_literal(p_stream), v_has
             using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for this reader alone.';
     end if;
     perform pgqueue._seek(v_group, p_offset::text, 'p_offset');
     v_noted := v_stored;
-    v_noted.noted_at := clock_timestamp();
-    v_noted.committed_at := v_noted.noted_at;
+    v_noted.committed_at := clock_timestamp();
     perform pgqueue._save_partition(v_stored, v_noted);
 end $$;
 

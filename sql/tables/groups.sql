@@ -10,8 +10,7 @@ create table if not exists pgqueue.group_partitions (
     seq          bigint      not null,  -- ... and of that one up to this number
     lease_id     bigint,                -- who has it commits
     worker       text,                  -- null: nobody has it
-    committed_at timestamptz,
-    noted_at     timestamptz,           -- by a reader that keeps its offset itself; null: it is for workers
+    committed_at timestamptz,           -- with line_no 0: by a reader that keeps its offset itself (note_offset)
     primary key (consumer_id, partition, version)
 );
 

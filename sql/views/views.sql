@@ -113,7 +113,8 @@ do $view$ begin perform pgqueue._make_view('consumer_health', $query$
                                                     from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id order by k.version desc limit 1)
                     -- a reader that has noted its offset is counted on for a while: as long as a batch of it may take
                     else greatest((select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w where w.consumer_id = c.consumer_id),
-                                  (select max(least(p.noted_at + pgqueue._reader_patience(), clock_timestamp())) from pgqueue._partitions(c) p where p.noted_at is not null)) end as since) a
+                                  (select max(least(p.committed_at + pgqueue._reader_patience(), clock_timestamp())) from pgqueue._partitions(c) p
+                                   where p.line_no = 0 and p.committed_at is not null)) end as since) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
         from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id order by dead_id desc limit 1000) x
