@@ -1,11 +1,15 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
 #   make demo    the main job on real input   make test      a test or more of every promise
-#   make bench   the benchmark                make test-all  those, then what takes longer
+#   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
+#   make quick   each invariant, in 2 minutes
 #   make lint    ruff and pyright             make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
+#   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
+#                     ARGS=--keep keeps it by commit, in tests/benchmarks/server_time.json
+#   make explore every interleaving of each pair of calls: hours
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all bench compare matrix docs lint clean
+.PHONY: demo quick test test-all bench bench-check explore compare matrix docs lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -24,11 +28,21 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 test: .venv/dev
 	$(PYTEST) $(ARGS)
 
+# The tests named in a file, with the newest Postgres alone.
+quick: .venv/dev
+	PGQUEUE_TEST_VERSIONS=$${PGQUEUE_TEST_VERSIONS:-18} $(PYTEST) @tests/quick.txt $(ARGS)
+
 test-all: test
 	$(PYTEST) -m longer $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-check: .venv/dev
+	$(BIN)/python -m tests.benchmarks.server_time $(ARGS)
+
+explore: .venv/dev
+	$(BIN)/python -m tests.explore $(ARGS)
 
 compare: .venv/compare
 	$(BIN)/python -m tests.benchmarks.compare $(ARGS)

@@ -1,8 +1,8 @@
 """A message queue and stream in Postgres, with a Spark structured streaming source and sink.
 
 A stream is a sequence of messages. A consumer is a queue of its own over a stream: its workers
-claim messages, and acknowledge them when they are done. What a message, a claim or a batch may do
-is decided in SQL, in the schema pgqueue; this package calls it.
+claim messages, and acknowledge them when they are done. The SQL in the schema pgqueue decides what
+a message, a claim or a batch may do; this package calls it.
 
     >>> with spark_pgqueue.connect(url) as queue:
     ...     seq = queue.send("orders", "order 3", key="customer 7")
@@ -13,19 +13,21 @@ is decided in SQL, in the schema pgqueue; this package calls it.
 
 Without Spark:
 
-    connect(url)            a client, `client.Client`, with all that the schema can
+    connect(url)            a client, `client.Client`, with all functions of the schema
     connect_async(url)      the same for asyncio, `client.AsyncClient`
     Consumer(url, ...)      a worker, which calls a function for each message
-    Retry, Reject, Defer    what that function raises for a message that is not done
-    embedded.start(folder)  a Postgres server of one's own, from PyPI (extra `embedded`)
+    Retry, Reject, Defer    raised by that function for a message that is not done
+    Client, AsyncClient     the types of clients, and Claim, Message of what a client receives
+    embedded.start(folder)  a private Postgres server, from PyPI (extra `embedded`)
     PgQueueError            the only exception of this package, with a hint
 
-With Spark (extra `spark`), whose format is called pgqueue:
+With Spark (extra `spark`); the format is called pgqueue:
 
     register(spark)         make the format known to a session, where pip did not install it
-    in_key_order(frame)     the order of keys, for a source that is read in many partitions
-    watch(query)            show live what a query does
-    history(query)          what it did lately, as a DataFrame
+    offsets(url, streams)   the ends of streams, where a batch ends and a query goes on
+    in_key_order(frame)     restore the order of keys after a read in many partitions
+    watch(query)            show the progress of a query live
+    history(query)          the last progress of a query, as a DataFrame
     java.ensure_java_home() a Java for Spark, from PyPI (extra `java`)
 
 In a shell: `pgqueue --help`. The examples in docstrings find a stream "orders" with a consumer
@@ -43,16 +45,21 @@ from spark_pgqueue.version import VERSION as __version__
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_pgqueue.client import AsyncClient, Client
+    from spark_pgqueue.client import AsyncClient, Claim, Client, Message
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.spark import java
     from spark_pgqueue.spark.key_order import in_key_order
+    from spark_pgqueue.spark.offset_source_streams import offsets
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
 
 __all__ = [
+    "AsyncClient",
+    "Claim",
+    "Client",
     "Consumer",
     "Defer",
+    "Message",
     "PgQueueError",
     "Reject",
     "Retry",
@@ -63,26 +70,32 @@ __all__ = [
     "history",
     "in_key_order",
     "java",
+    "offsets",
     "register",
     "watch",
 ]
 
-# Imported when they are first asked for: Spark's processes import this package for every
-# micro-batch, and need none of them.
+# Imported at their first use: Spark's processes import this package for every micro-batch, and need
+# none of them.
 _LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
 _LAZY_NAMES = {
+    "spark_pgqueue.client": ("AsyncClient", "Claim", "Client", "Message"),
     "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry"),
     "spark_pgqueue.watching": ("history", "watch"),
     "spark_pgqueue.spark.key_order": ("in_key_order",),
+    "spark_pgqueue.spark.offset_source_streams": ("offsets",),
 }
 
 
 def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     """Make the format "pgqueue" known to a Spark session.
 
-    Not needed where this package is installed by pip: Spark finds the format by itself. Where it is
-    not (a checkout, a zip, a notebook's folder), Spark's other processes cannot import it, and it
-    travels with the query instead.
+    Where pip has installed this package, Spark finds the format by itself, and the call is not
+    needed. From a checkout, a zip or a notebook's folder, Spark's other processes cannot import the
+    package, and it travels with the query instead.
+
+    Spark looks for formats in the session that is active in a thread, and a new thread has none: it
+    says DATA_SOURCE_NOT_FOUND. So a thread of yours that reads or writes calls this first.
 
         >>> spark_pgqueue.register(spark)
         >>> frame = spark.read.format("pgqueue").option("url", url).option("table", "stats").load()
@@ -91,27 +104,28 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
 
     Args:
         spark: the session, classic or Spark Connect.
-        ship: whether it travels with the query, for executors, or a Connect server, without this
-            package. What it needs itself they must have: psycopg, pyarrow and ADBC. None: where it
-            is not installed here.
+        ship: whether the package travels with the query, to executors or a Connect server without
+            it. They must have psycopg, pyarrow and ADBC, which it needs. None: only where the
+            package is not installed here.
 
     Raises:
-        PgQueueError: the Python that Spark starts lacks this package, or one that it needs. (Seen
-            in a session of Spark Connect only with `ship` true, which runs a small job to see it.)
-            Or `ship` is true, and PySpark 4.0 has found the format by itself.
+        PgQueueError: the Python that Spark starts lacks this package, or a package that it needs.
+            (In a session of Spark Connect, only `ship=True` checks this, by a small job.) Or `ship`
+            is true, and PySpark 4.0 has found the format by itself.
     """
     from pyspark.errors import AnalysisException
 
     from spark_pgqueue.postgres.errors import PgQueueError
-    from spark_pgqueue.spark import shipping
+    from spark_pgqueue.spark import artifacts
     from spark_pgqueue.spark.datasource import PgQueueDataSource
 
-    ships = not shipping.is_installed() if ship is None else ship
-    shipping.check_driver(spark, ships=ships)
+    spark.createDataFrame([], "a int")  # makes the session the active one of this thread
+    ships = not artifacts.is_installed() if ship is None else ship
+    artifacts.check_driver(spark, ships=ships)
     if ships:
-        shipping.ship()
+        artifacts.ship()
     if ship:
-        shipping.check_executor(spark)
+        artifacts.check_executor(spark)
     try:
         spark.dataSource.register(PgQueueDataSource)
     except AnalysisException as error:
@@ -136,7 +150,7 @@ def connect(url: str | None = None, *, patience: float = 30.0) -> Client:
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
-        patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
+        patience: seconds to try while Postgres may be restarting; 0 to try once.
 
     Returns:
         a client with a connection of its own, which it replaces when it is lost.
@@ -149,8 +163,13 @@ def connect(url: str | None = None, *, patience: float = 30.0) -> Client:
     return client.connect(url, patience=patience)
 
 
-async def connect_async(url: str | None = None, *, patience: float = 30.0) -> AsyncClient:
-    """Connect the client for asyncio. Arguments and errors as in `connect`.
+async def connect_async(
+    url: str | None = None, *, patience: float = 30.0, connections: int = 10
+) -> AsyncClient:
+    """Connect the client for asyncio. Arguments and errors as in `connect`; and `connections`.
+
+    At most so many connections are made, at least 2: one for calls that do not wait for messages,
+    the others for calls that do. Of more calls that wait, some wait for their turn first.
 
     >>> async def main():
     ...     async with await spark_pgqueue.connect_async(url) as queue:
@@ -160,13 +179,16 @@ async def connect_async(url: str | None = None, *, patience: float = 30.0) -> As
     """
     from spark_pgqueue import client
 
-    return await client.connect_async(url, patience=patience)
+    return await client.connect_async(url, patience=patience, connections=connections)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY_MODULES:
-        return import_module(_LAZY_MODULES[name])
-    for module, names in _LAZY_NAMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A type checker that sees `__getattr__` takes every name, also a misspelt one, for Any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY_MODULES:
+            return import_module(_LAZY_MODULES[name])
+        for module, names in _LAZY_NAMES.items():
+            if name in names:
+                return getattr(import_module(module), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

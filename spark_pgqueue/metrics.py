@@ -1,4 +1,4 @@
-"""What there is as OpenMetrics text, for Prometheus and others that ask every few seconds."""
+"""The figures of the queue as OpenMetrics text, for Prometheus and other scrapers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import psycopg
 from spark_pgqueue import serving
 from spark_pgqueue.client import Client, ConsumerStats, Look, PartitionStats, Stream
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import printable
 from spark_pgqueue.serving import Answer, Request
 
 KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -23,14 +24,14 @@ Sample = tuple[Labels, float | int | None]
 
 
 class Family(NamedTuple):
-    """A metric: its samples have a name, a type and a meaning in common.
+    """A metric: samples that share a name, a type and a meaning.
 
     Attributes:
-        name: without the suffix of its type.
+        name: the name without the suffix of the type.
         type: gauge, counter or stateset.
         help: one sentence.
-        samples: labels and value of each at a look; None: there is none.
-        unit: the last word of the name; empty: none.
+        samples: the labels and the value of each sample of a look; None for no value.
+        unit: the last word of the name; empty for none.
     """
 
     name: str
@@ -73,7 +74,7 @@ def _by_state(look: Look) -> Iterator[Sample]:
 
 
 def _age(look: Look, since: object) -> float:
-    """Seconds up to a look; 0 when there is nothing that is so old."""
+    """Seconds from a time to a look; 0 without a time."""
     return 0 if since is None else max(0.0, (look.at - since).total_seconds())  # type: ignore[operator]
 
 
@@ -87,7 +88,7 @@ FAMILIES = (
     Family(
         "pgqueue_stream_messages",
         "gauge",
-        "Messages stored, by the planner's estimate.",
+        "Messages stored: an estimate, the planner's or by what was sent.",
         _of_streams(lambda s: s.messages),
     ),
     Family(
@@ -114,6 +115,12 @@ FAMILIES = (
         "gauge",
         "Messages that are neither claimed nor dead: new, ready, delayed and waiting.",
         _of_consumers(lambda c, _: c.backlog),
+    ),
+    Family(
+        "pgqueue_consumer_estimated",
+        "gauge",
+        "1 while the backlog and the new messages are estimates: very many publications are new.",
+        _of_consumers(lambda c, _: int(c.estimated)),
     ),
     Family(
         "pgqueue_consumer_taken",
@@ -181,11 +188,11 @@ FAMILIES = (
 
 
 def text(look: Look | None, seconds: float) -> str:
-    """All metrics at a look.
+    """All metrics of a look.
 
     Args:
-        look: what was seen; None: the database could not be asked.
-        seconds: how long that took.
+        look: the figures; None when the database did not answer.
+        seconds: how long the look took.
     """
     families = [
         Family(
@@ -230,21 +237,27 @@ def serve(
     """A server of the metrics at /metrics; call its `serve_forever`.
 
     Args:
-        queue: gives a client, each time that somebody asks.
-        where: to listen.
+        queue: returns a client, for each request.
+        where: the address to listen on.
         names: see `serving.Server`.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the server cannot listen there.
     """
-    scrape = serving.Shared(lambda: _scrape(queue))
+    scrape = scraping(queue)
 
     def answer(request: Request) -> Answer:
         if request.path == "/metrics" and request.method == "GET":
-            return Answer(scrape().encode(), KIND)
+            return scrape()
         return Answer(b"pgqueue: see /metrics\n", "text/plain; charset=utf-8", 404)
 
     return serving.Server(where, answer, names=names)
+
+
+def scraping(queue: Callable[[], Client]) -> Callable[[], Answer]:
+    """What answers a scrape; scrapes within a second share a look."""
+    shared = serving.Shared(lambda: _scrape(queue))
+    return lambda: Answer(shared().encode(), KIND)
 
 
 def _scrape(queue: Callable[[], Client]) -> str:
@@ -262,4 +275,5 @@ def _written(labels: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
+    value = printable(value, keep="\n")  # people look at it on a terminal, too
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""What people read: nothing in it is obeyed by a terminal, whatever a name or a key holds."""
+"""Text for people: no name or key can make a terminal obey an escape sequence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import unicodedata
 from typing import Any
 
-# Control and format characters (which turn the direction of text), halves of characters, and
+# Control characters, format characters (which can reverse the direction of text), surrogates, and
 # separators of lines and paragraphs.
 _ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""`text` with escapes such as `\x1b` in place of what is no character to be seen.
+    r"""The text with escapes such as `\x1b` instead of invisible characters.
 
     Args:
         text: any text.

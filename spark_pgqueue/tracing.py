@@ -1,4 +1,4 @@
-"""Traces across the queue: `traceparent` in the headers of messages, as W3C's Trace Context has it.
+"""Traces across the queue: `traceparent` in the headers of messages, by W3C's Trace Context.
 
     queue.send("orders", data, headers=tracing.headers())
 
@@ -6,8 +6,8 @@
         with tracing.span("bill", message):
             bill(message.data)
 
-Where the package opentelemetry can be imported, its current context is sent and continued; else
-`traceparent` is given by hand, and `parent` reads it. Nothing else of the queue knows of traces.
+Where the package opentelemetry is installed, its current context is sent and continued. Elsewhere
+the sender gives `traceparent`, and `parent` reads it. No other part of the queue knows of traces.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class HasHeaders(Protocol):
 
 
 class Parent(NamedTuple):
-    """Where a trace goes on.
+    """The span in which a trace continues.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
-        span_id: 16 hexadecimal digits: of the span in which the message was sent.
+        span_id: 16 hexadecimal digits: the span in which the message was sent.
         sampled: whether the sender records the trace.
     """
 
@@ -48,11 +48,11 @@ class Parent(NamedTuple):
 def headers(
     others: Mapping[str, Any] | None = None, *, traceparent: str | None = None
 ) -> dict[str, Any]:
-    """Headers to send a message with, so that its receiver goes on with the trace.
+    """Headers for a message, with which its receiver continues the trace.
 
     Args:
-        others: what else the headers have.
-        traceparent: the trace, given by hand; None: OpenTelemetry's current one, if there is one.
+        others: other headers of the message.
+        traceparent: the trace; None for OpenTelemetry's current trace, if there is one.
 
     Raises:
         PgQueueError: traceparent is not of the form 00-<trace id>-<span id>-<flags>.
@@ -70,20 +70,20 @@ def headers(
 
 
 def parent(message: HasHeaders) -> Parent | None:
-    """Where the trace of a message goes on; None: it has none, or none that can be read."""
+    """The parent span of a message; None where it has none, or none that can be read."""
     return _parsed((message.headers or {}).get(TRACEPARENT))
 
 
 @contextmanager
 def span(name: str, message: HasHeaders) -> Iterator[Any]:
-    """Work on a message in a span of its own, whose parent is the one in which it was sent.
+    """Handle a message in a span whose parent is the span in which it was sent.
 
     Args:
-        name: of the span.
-        message: what is worked on.
+        name: the name of the span.
+        message: the message.
 
     Yields:
-        OpenTelemetry's span; None where opentelemetry cannot be imported.
+        OpenTelemetry's span; None where opentelemetry is not installed.
     """
     trace, propagate = _opentelemetry("trace"), _opentelemetry("propagate")
     if trace is None or propagate is None:

@@ -2,9 +2,15 @@
 -- One transaction; run it again at any time. The files are in reading order.
 \set ON_ERROR_STOP on
 \set QUIET on
-begin;
+begin isolation level read committed read write;
 set local client_min_messages = warning;
 set local search_path = pg_catalog, pg_temp;
+-- Whatever the role and the database set: names, literals and patterns mean here what they mean by default.
+set local quote_all_identifiers = off;
+set local standard_conforming_strings = on;
+set local array_nulls = on;
+set local transform_null_equals = off;
+set local check_function_bodies = on;
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql
@@ -13,43 +19,60 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/retention.sql
 \ir tables/schedules.sql
 \ir tables/history.sql
-\ir migrations/2.sql
+\ir tables/capture.sql
+\ir upgrade.sql
 \ir tables/indexes.sql
-\ir core/limits.sql
-\ir core/sets.sql
-\ir core/names.sql
-\ir core/checks.sql
-\ir core/settings.sql
-\ir core/locks.sql
-\ir core/back_pressure.sql
-\ir core/publish.sql
-\ir core/dedup.sql
-\ir core/runs.sql
-\ir core/cursor.sql
-\ir core/gaps.sql
-\ir core/positions.sql
-\ir core/offsets.sql
-\ir core/take.sql
-\ir core/line.sql
-\ir core/keys.sql
-\ir core/key_limits.sql
-\ir core/key_capacity.sql
-\ir core/leases.sql
-\ir core/throttle.sql
-\ir core/filters.sql
-\ir core/history.sql
-\ir core/settle.sql
-\ir core/cron.sql
-\ir core/schedules.sql
-\ir core/claims.sql
-\ir core/leaves.sql
-\ir core/retention.sql
-\ir functions/streams.sql
-\ir functions/consumers.sql
+\ir base/limits.sql
+\ir base/sets.sql
+\ir base/names.sql
+\ir base/checks.sql
+\ir base/locks.sql
+\ir base/settings.sql
+\ir log/gaps.sql
+\ir log/trims.sql
+\ir log/offsets.sql
+\ir log/reading.sql
+\ir log/positions.sql
+\ir log/dedup.sql
+\ir log/payloads.sql
+\ir log/segments.sql
+\ir queue/runs.sql
+\ir queue/cursor.sql
+\ir queue/filters.sql
+\ir queue/history.sql
+\ir queue/take.sql
+\ir queue/failures.sql
+\ir queue/line.sql
+\ir queue/by_key.sql
+\ir queue/pieces.sql
+\ir queue/key_tokens.sql
+\ir queue/key_limits.sql
+\ir queue/whole_line.sql
+\ir queue/deal.sql
+\ir queue/return_by_key.sql
+\ir queue/settle.sql
+\ir queue/leases.sql
+\ir queue/throttle.sql
+\ir publish/backlog.sql
+\ir publish/back_pressure.sql
+\ir publish/key_capacity.sql
+\ir publish/publish.sql
+\ir publish/written.sql
+\ir publish/cron.sql
+\ir publish/schedules.sql
+\ir claim/owed.sql
+\ir claim/retention.sql
+\ir claim/drop_oldest.sql
+\ir claim/matching.sql
+\ir claim/claims.sql
 \ir functions/positions.sql
+\ir functions/consumers.sql
+\ir functions/streams.sql
 \ir functions/publish.sql
 \ir functions/schedules.sql
 \ir functions/filters.sql
+\ir functions/capture_function.sql
+\ir functions/capture_triggers.sql
 \ir functions/capture.sql
 \ir functions/waiting.sql
 \ir functions/receive.sql
@@ -58,25 +81,33 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/dead.sql
 \ir functions/cancel.sql
 \ir functions/read.sql
-\ir functions/peeking.sql
-\ir functions/export.sql
 \ir functions/groups.sql
+\ir functions/group_workers.sql
 \ir spark/quarantine.sql
-\ir spark/source.sql
-\ir spark/admission.sql
+\ir spark/reader.sql
 \ir spark/checkpoint.sql
+\ir spark/admission.sql
+\ir spark/claim_back.sql
+\ir spark/source.sql
+\ir spark/batches.sql
+\ir spark/unstage.sql
 \ir spark/sink.sql
 \ir spark/actions.sql
-\ir views/backlog.sql
-\ir views/views.sql
-\ir functions/seeing.sql
-\ir functions/history.sql
-\ir functions/scanning.sql
-\ir functions/retention.sql
-\ir functions/maintain.sql
-\ir functions/recover.sql
+\ir inspect/backlog.sql
+\ir inspect/views.sql
+\ir inspect/seeing.sql
+\ir inspect/peeking.sql
+\ir inspect/export.sql
+\ir inspect/history.sql
+\ir inspect/scanning.sql
+\ir upkeep/retention.sql
+\ir upkeep/dropped.sql
+\ir upkeep/maintain.sql
+\ir upkeep/recover.sql
 \ir version.sql
+\ir access.sql
 \ir roles.sql
 \ir settings.sql
 \ir comments.sql
+\ir view_comments.sql
 commit;

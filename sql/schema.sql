@@ -1,6 +1,7 @@
--- schema version: 2
---
--- The schema, and what has to be true before anything is created in it.
+-- The schemas, and what has to be true before anything is created in them.
+
+-- The version of this schema: only here and in CHANGELOG.md.
+set local pgqueue.version = 1;
 
 do $$
 begin
@@ -10,43 +11,66 @@ begin
     end if;
 end $$;
 
--- Two installers at once would trip over each other's "create".
+-- Two installers at once would fail at each other's "create".
 set local lock_timeout = '60s';
-do $$ begin perform pg_catalog.pg_advisory_xact_lock(1885826420, 0); end $$;
--- Behind a transaction that stays open it gives up, so that nobody waits behind it for long: run it again. Sooner than after the
--- second in which Postgres looks for deadlocks, so that it is never a worker who pays for one.
+do $$ begin perform pg_catalog.pg_advisory_xact_lock(1885826420, 0); end $$;  -- lock: install
+-- The installer gives up behind a transaction that stays open, so that nobody waits behind the installer for long: run
+-- it again. It gives up before the second after which Postgres looks for deadlocks, so that Postgres never ends a
+-- worker's transaction for it.
 set local lock_timeout = '500ms';
 
--- Who prepares the schema prepares what the installer, often a superuser, then runs: triggers, defaults, casts. So nothing is
--- installed into a schema, or beside an object in it, that belongs to somebody else.
+-- An owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, then runs.
+-- So nothing is installed into a schema, or beside an object in it, that belongs to another role.
 do $$
 declare
     v_foreign text;
 begin
     select format('%s, which belongs to %s', o.what, pg_catalog.pg_get_userbyid(o.owner)) into v_foreign
-    from (select 'schema pgqueue' as what, nspowner as owner from pg_catalog.pg_namespace where nspname = 'pgqueue'
-          union all
-          select 'table pgqueue.' || relname, relowner from pg_catalog.pg_class
-          where relnamespace = pg_catalog.to_regnamespace('pgqueue') and relkind not in ('i', 'I')
-          union all
-          select 'function pgqueue.' || proname, proowner from pg_catalog.pg_proc where pronamespace = pg_catalog.to_regnamespace('pgqueue')
-          union all
-          select 'type pgqueue.' || typname, typowner from pg_catalog.pg_type where typnamespace = pg_catalog.to_regnamespace('pgqueue')) o
-    where o.owner <> (select oid from pg_catalog.pg_roles where rolname = current_user)
+    from pg_catalog.pg_namespace n
+    cross join lateral (
+        select 'schema ' || n.nspname as what, n.nspowner as owner
+        union all
+        select format('table %s.%s', n.nspname, relname), relowner from pg_catalog.pg_class
+        where relnamespace = n.oid and relkind not in ('i', 'I')
+        union all
+        select format('function %s.%s', n.nspname, proname), proowner from pg_catalog.pg_proc where pronamespace = n.oid
+        union all
+        select format('type %s.%s', n.nspname, typname), typowner from pg_catalog.pg_type where typnamespace = n.oid) o
+    where n.nspname in ('pgqueue', '_pgqueue')
+      and o.owner <> (select oid from pg_catalog.pg_roles where rolname = current_user)
     limit 1;
     if v_foreign is not null then
         raise exception 'there is already the %, and the installing role is %', v_foreign, current_user
-            using errcode = 'PQ011', hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
+            using errcode = 'PQ011',
+                  hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
     end if;
 end $$;
 
-create schema if not exists pgqueue;
+-- The existing objects: the others are made now, and lose what default privileges grant, see roles.sql.
+do $$
+begin
+    perform set_config('pgqueue.objects_before',
+                       (select coalesce(string_agg(o.oid::text, ' '), '')
+                        from (select oid, oid as home from pg_namespace
+                              union all select oid, relnamespace from pg_class
+                              union all select oid, pronamespace from pg_proc
+                              union all select oid, typnamespace from pg_type) o
+                        where o.home in (select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue'))), true);
+end $$;
 
--- The functions that are there: those that are not replaced will be dropped, see version.sql.
+-- pgqueue has the tables, and the functions and views for people and programs; _pgqueue has the functions that only
+-- those call.
+create schema if not exists pgqueue;
+create schema if not exists _pgqueue;
+
+-- The existing functions: those that are not replaced will be dropped, see version.sql.
 do $$
 begin
     perform set_config('pgqueue.functions_before', coalesce((select string_agg(format('%s/%s/%s', oid, xmin, ctid), ' ')
-                                                             from pg_proc where pronamespace = 'pgqueue'::regnamespace), ''), true);
+                                                             from pg_proc
+                                                             where pronamespace in ('pgqueue'::regnamespace,
+                                                                                    '_pgqueue'::regnamespace)), ''),
+                                                                                    true);
 end $$;
 
 create table if not exists pgqueue.installed (
@@ -56,9 +80,9 @@ create table if not exists pgqueue.installed (
 
 do $$
 begin
-    if (select max(version) from pgqueue.installed) > 2 then
-        raise exception 'the schema pgqueue is version %, newer than this installer (version 2)',
-                        (select max(version) from pgqueue.installed)
+    if (select max(version) from pgqueue.installed) > current_setting('pgqueue.version')::int then
+        raise exception 'the schema pgqueue is version %, newer than this installer (version %)',
+                        (select max(version) from pgqueue.installed), current_setting('pgqueue.version')
             using errcode = 'PQ011', hint = 'Install the newer spark-pgqueue; nothing was changed.';
     end if;
 end $$;

@@ -1,20 +1,24 @@
--- Removes the schema pgqueue with all that is in it:  psql -f sql/uninstall.sql
--- One transaction. Refuses where others' objects depend on it. The group roles stay: other databases of the server may use them.
+-- Removes the schemas pgqueue and _pgqueue with all their objects:  psql -f sql/uninstall.sql One transaction. It
+-- refuses while objects of others depend on the schemas. The group roles stay: other databases of the server may use
+-- them.
 \set ON_ERROR_STOP on
 \set QUIET on
-begin;
+begin isolation level read committed read write;
 set local client_min_messages = warning;
 set local search_path = pg_catalog, pg_temp;
+set local quote_all_identifiers = off;
 set local lock_timeout = '5s';
 do $$
 declare
     v_others text;
+    v_ours   regnamespace[] := array_remove(array[to_regnamespace('pgqueue'), to_regnamespace('_pgqueue')], null);
 begin
-    if to_regnamespace('pgqueue') is null then
+    if v_ours = '{}' then
         return;
     end if;
     select string_agg(what, ', ' order by what) into v_others
-    from (select distinct coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0), pg_describe_object(d.classid, d.objid, 0)) as what
+    from (select distinct coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0),
+                                   pg_describe_object(d.classid, d.objid, 0)) as what
           from pg_depend d
           left join pg_rewrite w on d.classid = 'pg_rewrite'::regclass and w.oid = d.objid
           left join pg_attrdef a on d.classid = 'pg_attrdef'::regclass and a.oid = d.objid
@@ -23,17 +27,27 @@ begin
           left join pg_policy p on d.classid = 'pg_policy'::regclass and p.oid = d.objid
           left join pg_class c on c.oid = coalesce(w.ev_class, a.adrelid, nullif(k.conrelid, 0), t.tgrelid, p.polrelid)
           where d.deptype = 'n'
-            and ((d.refclassid = 'pg_class'::regclass and d.refobjid in (select oid from pg_class where relnamespace = 'pgqueue'::regnamespace))
-                 or (d.refclassid = 'pg_proc'::regclass and d.refobjid in (select oid from pg_proc where pronamespace = 'pgqueue'::regnamespace))
-                 or (d.refclassid = 'pg_type'::regclass and d.refobjid in (select oid from pg_type where typnamespace = 'pgqueue'::regnamespace)))
-            and coalesce(c.relnamespace, to_regnamespace((pg_identify_object(d.classid, d.objid, 0)).schema)) is distinct from 'pgqueue'::regnamespace
-          -- what a captured table depends on is in the text of a function
-          union
-          select format('capture of %s', tgrelid::regclass) from pg_trigger where tgname ~ '^pgqueue_[0-9]+_insert$') o;
+            and ((d.refclassid = 'pg_class'::regclass
+                  and d.refobjid in (select oid from pg_class where relnamespace = any (v_ours)))
+                 or (d.refclassid = 'pg_proc'::regclass
+                     and d.refobjid in (select oid from pg_proc where pronamespace = any (v_ours)))
+                 or (d.refclassid = 'pg_type'::regclass
+                     and d.refobjid in (select oid from pg_type where typnamespace = any (v_ours))))
+            and coalesce(c.relnamespace,
+                         to_regnamespace((pg_identify_object(d.classid, d.objid, 0)).schema)) = any (v_ours) is not true
+         ) o;
+    -- Postgres does not know what captured tables depend on: it is in the text of functions
+    if to_regclass('pgqueue.captured') is not null then
+        v_others := nullif(concat_ws(', ', v_others, (
+            select string_agg(format('capture of %s', d.root), ', ' order by d.root)
+            from pgqueue.captured d
+            join pg_trigger t on t.tgrelid = d.root and t.tgname = format('pgqueue_%s_insert', d.stream_id)
+            where d.relation = d.root)), '');
+    end if;
     if v_others is not null then
         raise exception 'others depend on the schema pgqueue: %', v_others
             using errcode = 'dependent_objects_still_exist', hint = 'Drop them first. Nothing was changed.';
     end if;
-    drop schema pgqueue cascade;
+    drop schema if exists pgqueue, _pgqueue cascade;
 end $$;
 commit;

@@ -1,13 +1,14 @@
--- Which version this is.
+-- The version of the schema.
 
 -- The version of this schema. Locks nothing.
 create or replace function pgqueue.schema_version() returns int language sql stable
 as $$ select max(version) from pgqueue.installed $$;
 
-insert into pgqueue.installed (version) values (2) on conflict do nothing;
+insert into pgqueue.installed (version) values (current_setting('pgqueue.version')::int) on conflict do nothing;
 
--- Functions of earlier versions, those that nothing above has made or replaced, would stay: a call may find two that fit, and
--- an old one goes by rules that hold no more. (Nobody else's functions are here: the schema is the installer's, see schema.sql.)
+-- Functions of earlier versions that this installation has neither made nor replaced would stay: a call may then find
+-- two that fit, and an old function goes by rules that do not hold any more. (Nobody else's functions are here: the
+-- schema is the installer's, see schema.sql.)
 do $$
 declare
     v_function text;

@@ -1,13 +1,15 @@
 """Fixtures: real Postgres servers, a database per test, and a Spark session.
 
-PGQUEUE_TEST_VERSIONS chooses major versions of Postgres ("16,18"; by default all that are found
-of 15, 16 and 18). PGQUEUE_TEST_URL uses a given server in place of embedded ones (a superuser's
-url; databases named pgqueue_test_* are made and dropped there).
+PGQUEUE_TEST_ODD=1 sets all that changes a meaning to an odd value, for all roles (`sql/odd.py`).
+PGQUEUE_TEST_VERSIONS chooses major versions of Postgres ("16,18"; by default the newest, and for
+the longer tests the oldest that is found). PGQUEUE_TEST_URL uses a given server in place of
+embedded ones (a superuser's url; databases named pgqueue_test_* are made and dropped there).
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import sys
@@ -15,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +29,12 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from spark_pgqueue import embedded, java
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.sql import limits
+from tests.sql import limits, odd
 
 # Modules of helpers that assert; pytest says why an assertion fails only where it is told to.
-for helper in ("checker", "cost", "model", "owing", "queue"):
+for helper in ("checker", "cost", "crossing_judge", "model", "owing", "queue"):
     pytest.register_assert_rewrite(f"tests.sql.{helper}")
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ SETTINGS = {
     "max_prepared_transactions": 10,
     "log_lock_waits": "on",
 }
+if os.environ.get("PGQUEUE_TEST_ODD"):
+    SETTINGS |= odd.SETTINGS
 
 
 class GivenServer:
@@ -82,8 +86,9 @@ Server = embedded.Server | GivenServer
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests marked all_versions every version, and the others the newest.
+    """Give tests marked all_versions the newest version and the oldest, and others the newest.
 
+    The oldest is for the longer tests, unless versions were chosen: those run all.
     Those marked small_limits run again in a database whose limits are 2 or 3.
     """
     if metafunc.definition.get_closest_marker("small_limits"):
@@ -93,16 +98,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )  # fmt: skip
     if "server" not in metafunc.fixturenames:
         return
+    older = []
     if os.environ.get("PGQUEUE_TEST_URL"):
-        versions = ["given"]
+        versions: list[int | str] = ["given"]
+    elif chosen := os.environ.get("PGQUEUE_TEST_VERSIONS"):
+        versions = [int(v) for v in chosen.split(",")]
     else:
-        chosen = os.environ.get("PGQUEUE_TEST_VERSIONS")
-        versions = [int(v) for v in chosen.split(",")] if chosen else list(VERSIONS)
-        if not metafunc.definition.get_closest_marker("all_versions"):
-            versions = versions[:1]
-    metafunc.parametrize(
-        "server", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions]
-    )
+        versions = [VERSIONS[0]]
+        older = [pytest.param(_oldest(), id=f"pg{_oldest()}", marks=pytest.mark.longer)]
+    if not metafunc.definition.get_closest_marker("all_versions"):
+        versions, older = versions[:1], []
+    newer = [pytest.param(version, id=f"pg{version}") for version in versions]
+    metafunc.parametrize("server", newer + older, indirect=True, scope="session")
+
+
+@functools.cache
+def _oldest() -> int:
+    """The oldest version that is found; if none is, the oldest, whose tests say what is missing."""
+    for version in reversed(VERSIONS):
+        with suppress(PgQueueError):
+            binaries.find_binaries(version)
+            return version
+    return VERSIONS[-1]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,7 +160,7 @@ def _servers(servers_home: Path) -> Iterator[Callable[[int | str], Server]]:
             if version == "given":
                 return servers.setdefault(version, GivenServer(os.environ["PGQUEUE_TEST_URL"]))
             try:
-                embedded.find_binaries(int(version))
+                binaries.find_binaries(int(version))
             except PgQueueError as error:
                 pytest.skip(str(error))
             server = embedded.start(

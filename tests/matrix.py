@@ -35,7 +35,7 @@ TESTS = (
     "tests/spark/test_source.py::test_a_running_query_survives_terminated_backends",
     "tests/spark/test_sink.py::test_rows_become_messages_with_key_headers_priority_and_time",
     "tests/spark/test_sink.py::test_what_the_sink_writes_the_source_reads",
-    "tests/spark/test_cursor.py::test_a_batch_reads_a_range_once_and_touches_nothing",
+    "tests/spark/test_offset_source.py::test_a_batch_reads_a_range_once_and_touches_nothing",
     "tests/spark/test_versions.py",
 )
 """What is to hold everywhere; all else is tested with the newest versions alone."""
@@ -48,7 +48,7 @@ LONGER = (
 
 FIND_POSTGRES = """
 import sys
-from spark_pgqueue.postgres.embedded import find_binaries
+from spark_pgqueue.postgres.binaries import find_binaries
 from spark_pgqueue.postgres.errors import PgQueueError
 try:
     print(find_binaries(int(sys.argv[1])))

@@ -12,7 +12,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
-from spark_pgqueue import embedded
+from spark_pgqueue.postgres import binaries
 
 GIVEN_URL = "postgresql://me@host/db"
 """What pages write where the reader has a url."""
@@ -59,7 +59,7 @@ def type_all(page: Path, url: str, folder: Path, python: dict[str, Any]) -> None
     Python has the page's blocks run here, in the environment of the tests, so that what a block
     imported and made is there for the next one.
     """
-    psql = shutil.which("psql") or str(embedded.find_binaries(18) / "psql")
+    psql = shutil.which("psql") or str(binaries.find_binaries(18) / "psql")
     for number, (language, text) in enumerate(blocks_of(page.read_text())):
         if language == "sql":
             run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", url], url, folder, stdin=text)

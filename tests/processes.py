@@ -1,4 +1,4 @@
-"""Run a script in a process of its own, to be killed: for the crash tests."""
+"""Run a script in a process of its own, to be killed; wait for what others do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).parent.parent
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Until the condition holds; fails after some time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.02)
 
 
 class Child:

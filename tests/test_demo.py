@@ -99,7 +99,8 @@ def test_twice_in_one_directory(folder):
         assert "because of consumer airports" in done.stdout
         assert done.stderr == ""
     assert "</svg>" in drawn.read_text()
-    left = {each.name for each in folder.iterdir()} - {f"pgqueue-spark-{os.getuid()}"}
+    shared = {f"pgqueue-{of}-{os.getuid()}" for of in ("spark", "plans")}
+    left = {each.name for each in folder.iterdir()} - shared
     assert left == {drawn.name, directory.name}
     assert processes_of(folder) == []
 

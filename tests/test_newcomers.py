@@ -130,8 +130,7 @@ class Newcomer:
             if block.language == "sh":
                 printed = self.type(block.text, with_errors=with_errors)
             elif block.language == "text":
-                shown = re.sub(r"(version) \d+\b", r"\1 N", block.text)
-                assert re.sub(r"(version) \d+\b", r"\1 N", printed) == shown, self.last_errors
+                assert printed == block.text, self.last_errors
                 printed = ""
             elif block.file:
                 (self.folder / block.file).write_text(block.text)

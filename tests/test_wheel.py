@@ -81,6 +81,7 @@ def pip(python: Path) -> tuple[str | Path, ...]:
     return sys.executable, "-m", "pip", "--python", python
 
 
+@pytest.mark.longer
 @pytest.mark.timeout(600)
 def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: str, tmp_path):
     installed = run(*pip(python), "list", cwd=tmp_path)
@@ -104,7 +105,7 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
     within = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),
-        *("sql/install.sql", "sql/migrations/2.sql", "sql/guide/reference.md", "guide/options.md"),
+        *("sql/install.sql", "sql/queue/take.sql", "sql/guide/reference.md", "guide/options.md"),
     ):
         assert f"spark_pgqueue/{name}" in within
     assert "pyspark_pgqueue.py" in within

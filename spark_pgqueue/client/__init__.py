@@ -18,34 +18,36 @@ connection that does this work: `Client(connection).send(...)`.
 from spark_pgqueue.client.asynchronous import AsyncClaim, AsyncClient, AsyncGroup, connect_async
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
-from spark_pgqueue.client.rates import Rates, rates
-from spark_pgqueue.client.results import (
+from spark_pgqueue.client.messages import (
     Batch,
-    Binding,
-    Capture,
     Claim,
-    ConsumerDescription,
-    ConsumerHealth,
-    ConsumerInfo,
-    ConsumerStats,
     DeadLetters,
     DeadMessage,
     Done,
     Explanation,
-    GroupStats,
     Imported,
+    Message,
+    Outcome,
+    PeekedMessage,
+    PublishedMessage,
+    StoredMessage,
+)
+from spark_pgqueue.client.rates import Rates, rates
+from spark_pgqueue.client.results import (
+    Binding,
+    Capture,
+    ConsumerDescription,
+    ConsumerHealth,
+    ConsumerInfo,
+    ConsumerStats,
+    GroupStats,
     KeyStats,
     Look,
-    Message,
     OpenClaim,
-    Outcome,
     PartitionStats,
-    PeekedMessage,
     Position,
-    PublishedMessage,
     Retention,
     Schedule,
-    StoredMessage,
     Stream,
     StreamDescription,
 )

@@ -1,6 +1,6 @@
-"""Checks of arguments, for what Python can get wrong: their types.
+"""Checks of arguments for errors that only Python can make: their types.
 
-What a value may be is the database's to say. `name` is the argument's, for the message.
+The database decides which values are allowed. `name` is the argument's name, for the message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def name_of(sql_name: str) -> str:
-    """What the client calls an argument of an SQL function."""
+    """The client's name for an argument of an SQL function."""
     others = {
         "p_data_bytes": "data", "p_max": "max_messages", "p_from": "start",
         "p_for": "keep_for", "p_bytes": "size", "p_dead": "keep_dead",
@@ -86,7 +86,7 @@ def time(name: str, value: datetime) -> datetime:
 
 
 def position(name: str, value: str | datetime | dict[str, Any]) -> str:
-    """Where something begins: a word, a time with its zone, or a reader's offset; as text."""
+    """A position as text: a word, a time with its zone, or an offset of a reader."""
     if isinstance(value, datetime):
         return time(name, value).isoformat()
     if isinstance(value, dict):
@@ -99,7 +99,7 @@ def listed(name: str, value: Iterable[Any]) -> list[Any]:
 
 
 def iterated(name: str, value: Iterable[Any]) -> Iterable[Any]:
-    """What may be too much to be held at once."""
+    """Items that may be too many to be held at once."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise PgQueueError(f"{name} must be a list, not {type(value).__name__}")
     return value
@@ -134,7 +134,7 @@ def payloads(name: str, value: Iterable[str] | Iterable[bytes]) -> list[str] | l
 
 
 def _is_text(values: list[Any]) -> bool:
-    """Whether nothing is wrong with any: found out in a tenth of the time that it takes each."""
+    """Whether all values are valid text, in a tenth of the time of checking each."""
     try:
         whole = "".join(values)
         whole.encode()
@@ -154,7 +154,7 @@ def json_text(name: str, value: Any) -> str:
 
 
 def settings(name: str, value: Mapping[str, Any]) -> str:
-    """Settings and their values, as JSON; a timedelta as Postgres reads it."""
+    """Settings and their values as JSON; a timedelta as Postgres reads it."""
     check(name, value, Mapping, "a dict")
     return json_text(name, {key: _setting(each) for key, each in value.items()})
 
@@ -183,5 +183,5 @@ def seqs(name: str, value: Iterable[int]) -> list[int]:
 
 
 def target(claim: int, seqs_: Iterable[int] | None) -> tuple[int, list[int] | None]:
-    """The claim's number and the numbers of messages, as the functions that settle take them."""
+    """The claim's number and the numbers of messages, as the settling functions take them."""
     return claim_id("claim_id", claim), maybe(seqs, "seqs", seqs_)

@@ -1,7 +1,7 @@
-"""The client for asyncio: all methods of `Client`, to be awaited, with the same arguments.
+"""The client for asyncio: the methods of `Client`, awaited, with the same arguments.
 
-They are made of those of `Client`, which a thread of its own calls, so that no call is written
-twice. What the loop does meanwhile is not kept waiting.
+They are made from the methods of `Client`, which threads call, so no call is written twice. The
+loop goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
-from spark_pgqueue.client.results import Claim
+from spark_pgqueue.client.messages import Claim
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
-from spark_pgqueue.postgres.wake import Wake
+from spark_pgqueue.postgres.wake_event import WakeEvent
 
 _END = object()
 
 
-async def connect_async(url: str | None = None, *, patience: float = PATIENCE) -> AsyncClient:
+async def connect_async(
+    url: str | None = None, *, patience: float = PATIENCE, connections: int = 10
+) -> AsyncClient:
     """Connect to the database of a queue, for asyncio.
 
-    Arguments and errors as in `connect`.
+    Arguments and errors as in `connect`; and `connections`, at least 2: how many connections there
+    are at most. One is for calls that do not wait, the others are made for calls that wait.
 
         >>> async def main():
         ...     async with await spark_pgqueue.connect_async(url) as queue:
@@ -37,95 +42,181 @@ async def connect_async(url: str | None = None, *, patience: float = PATIENCE) -
         >>> asyncio.run(main())
         2
     """
-    line = _Line()
-    try:
-        return AsyncClient(
-            await line.call(partial(connect, url, patience=patience, _wake=line.wake)), line
-        )
-    except BaseException:
-        line.close()
-        raise
+    most = arguments.number("connections", connections, 2)
+    lines = _Lines(partial(connect, url, patience=patience))
+    return AsyncClient(await lines.open(), lines, most - 1)
 
 
 class _Line:
-    """Calls, one after the other, in a thread."""
+    """A connection, and a thread that runs calls over it one after the other."""
+
+    client: Client
 
     def __init__(self):
-        self.wake = Wake()
+        self.wake = WakeEvent()
+        self.stop: Callable[[], None] | None = None
+        """Ends the running call, where waking it is not enough."""
+        self.is_open = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._lock = threading.Lock()
         self._at: object = None
-        self.is_open = True
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function there. If that is cancelled, it waits for no message any more."""
+        """Run a function in the thread. A cancelled call stops waiting for messages."""
         token = object()
-        future = self._thread.submit(self._call, token, function)
+        future = self._submit(token, function)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with self._lock:
                 if self._at is token:
-                    self.wake.set()
-            self._thread.submit(_give_back, future)
+                    self._interrupt()
+            with suppress(RuntimeError):  # the thread has ended
+                self._thread.submit(_give_back, future)
             raise
 
-    def close(self) -> None:
-        """End the thread, when all calls are over."""
+    async def finish(self, function: Callable[[], Any]) -> Any:
+        """As `call`, and a cancelled caller does not keep the function from running."""
+        return await asyncio.shield(asyncio.wrap_future(self._submit(object(), function)))
+
+    async def close(self) -> None:
+        """Close the connection, and end the thread. A running call stops waiting."""
+        with self._lock:
+            self.is_open = False
+            self._interrupt()
+        try:
+            await self.finish(self.client.close)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the thread, after all calls are over."""
         self.is_open = False
         self._thread.submit(self.wake.close)
         self._thread.shutdown(wait=False)
 
+    def _submit(self, token: object, function: Callable[[], Any]) -> Future[Any]:
+        try:
+            return self._thread.submit(self._call, token, function)
+        except RuntimeError:  # the thread has ended
+            raise PgQueueError("the connection is closed") from None
+
     def _call(self, token: object, function: Callable[[], Any]) -> Any:
         with self._lock:
             self._at = token
-            self.wake.clear()
+            if self.is_open:
+                self.wake.clear()
         try:
             return function()
         finally:
             with self._lock:
                 self._at = None
 
+    def _interrupt(self) -> None:
+        if self.stop is not None:
+            self.stop()
+        self.wake.set()
+
+
+class _Lines:
+    """The lines of a client: one for calls that do not wait, and others for calls that wait.
+
+    Args:
+        connect: makes a connection.
+    """
+
+    def __init__(self, connect: Callable[..., Client]):
+        self._connect = connect
+        self._open: set[_Line] = set()
+        self._idle: list[_Line] = []
+        self._is_closed = False
+
+    async def open(self) -> _Line:
+        """A new line."""
+        line = _Line()
+        try:
+            line.client = await line.call(partial(self._connect, _wake=line.wake))
+        except BaseException:
+            line.end()
+            raise
+        if self._is_closed:
+            await line.close()
+        else:
+            self._open.add(line)
+        return line
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[_Line]:
+        """A line that no other call uses meanwhile."""
+        if self._is_closed:
+            raise PgQueueError("the connection is closed")
+        line = self._idle.pop() if self._idle else await self.open()
+        try:
+            yield line
+        finally:
+            line.stop = None
+            self._idle.append(line)
+
+    async def close(self) -> None:
+        """Close all lines. Safe to repeat."""
+        self._is_closed = True
+        while self._open:
+            await self._open.pop().close()
+
+
+def _begun(client: Client) -> AbstractContextManager[Client]:
+    """A transaction that has begun."""
+    transaction = client.transaction()
+    transaction.__enter__()
+    return transaction
+
 
 def _give_back(future: Future[Any]) -> None:
-    """Return a claim that its caller has not heard of."""
-    if not future.cancelled() and future.exception() is None and isinstance(future.result(), Claim):
-        future.result().nack(reason="who asked for it was cancelled")
+    """Return a claim, undo a transaction, or close a connection, whose caller was cancelled."""
+    found = None if future.cancelled() or future.exception() is not None else future.result()
+    if isinstance(found, Claim):
+        found.nack(reason="who asked for it was cancelled")
+    elif isinstance(found, AbstractContextManager):
+        found.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
 
 
 class AsyncClient:
-    """A queue, over one connection, for asyncio: see `Client`. Made by `connect_async`.
+    """A queue, for asyncio: see `Client`. Made by `connect_async`.
 
-    Each method of `Client` is one of these, with the same arguments, and is awaited; those that
-    iterate are for `async for`. So are the methods of claims: `await claim.ack()`.
+    It has each method of `Client`, with the same arguments. Methods are awaited; methods that
+    iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
 
-    Tasks can share a client, and then wait for each other; `transaction` is for one task. A call
-    that is cancelled may have taken effect; but a claim that nobody heard of is given back.
+    Tasks may share a client. Calls that do not wait for messages take turns on one connection. A
+    call that waits has another connection meanwhile, so it keeps no other task waiting; when
+    `connections` of `connect_async` are in use, the call waits for its turn. An iteration with
+    `wait`, and the run of a group, have a connection that does not count there.
+
+    `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
+    its caller did not get is given back.
     """
 
-    def __init__(self, client: Client, line: _Line):
-        self._client = client
+    def __init__(self, line: _Line, lines: _Lines, waits: int):
+        self._client = line.client
         self._line = line
+        self._lines = lines
+        self._turns = asyncio.Semaphore(waits)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncClient]:
         """Make the calls inside one transaction: see `Client.transaction`."""
-        context = self._client.transaction()
-        await self._line.call(context.__enter__)
+        context = await self._line.call(partial(_begun, self._client))
         try:
             yield self
         except BaseException as error:
             leave = partial(context.__exit__, type(error), error, error.__traceback__)
-            if not await self._line.call(leave):
+            if not await self._line.finish(leave):
                 raise
         else:
-            await self._line.call(partial(context.__exit__, None, None, None))
+            await self._line.finish(partial(context.__exit__, None, None, None))
 
     async def close(self) -> None:
-        """Close the connection. Safe to repeat."""
-        if self._line.is_open:
-            await self._line.call(self._client.close)
-            self._line.close()
+        """Close the connections. Calls that wait return, as if their time was over."""
+        await self._lines.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -138,19 +229,32 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        found = await self._line.call(function)
+    @asynccontextmanager
+    async def _line_for(self, method: _Method, turns: Any) -> AsyncIterator[_Line]:
+        """The line for a call: one of its own for a call that waits."""
+        # In a transaction, no call may wait; the client's own line says so.
+        if method.waits and self._client._statements.can_wait:
+            async with turns, self._lines.waiting() as line:
+                yield line
+        else:
+            yield self._line
+
+    async def _call(self, method: _Method) -> Any:
+        async with self._line_for(method, self._turns) as line:
+            found = await line.call(partial(method, line.client))
         if isinstance(found, Claim):
             return AsyncClaim(found.claim_id, found.messages, cast("Any", self))
-        return AsyncGroup(found, self._line) if isinstance(found, Group) else found
+        return AsyncGroup(method, self._lines) if isinstance(found, Group) else found
 
-    async def _iterate(self, function: Callable[[], Any]) -> AsyncIterator[Any]:
-        items = await self._line.call(function)
-        try:
-            while (item := await self._line.call(partial(next, items, _END))) is not _END:
-                yield item
-        finally:
-            await self._line.call(items.close)
+    async def _iterate(self, method: _Method) -> AsyncIterator[Any]:
+        # An iteration takes no turn: it may last for ever.
+        async with self._line_for(method, nullcontext()) as line:
+            items = await line.call(partial(method, line.client))
+            try:
+                while (item := await line.call(partial(next, items, _END))) is not _END:
+                    yield item
+            finally:
+                await line.finish(items.close)
 
     if TYPE_CHECKING:
 
@@ -164,31 +268,54 @@ class AsyncClaim(Claim):
 class AsyncGroup:
     """A group, for asyncio: see `Group`. Made by `AsyncClient.group`."""
 
-    def __init__(self, group: Group, line: _Line):
-        self._group = group
-        self._line = line
+    def __init__(self, method: _Method, lines: _Lines):
+        self._method = method
+        self._lines = lines
+        self._running: set[Group] = set()
 
     @wraps(Group.run)
-    async def run(self, *arguments: Any, **named: Any) -> int:
-        return await self._line.call(partial(self._group.run, *arguments, **named))
+    async def run(self, *given: Any, **named: Any) -> int:
+        async with self._lines.waiting() as line:
+            group = self._method(line.client)
+            line.stop = group.stop
+            self._running.add(group)
+            try:
+                return await line.call(partial(group.run, *given, **named))
+            finally:
+                self._running.discard(group)
 
     @wraps(Group.stop)
     def stop(self) -> None:
-        self._group.stop()
+        for group in self._running:
+            group.stop()
+
+
+class _Method:
+    """A call of a method of `Client`, on any client."""
+
+    def __init__(self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]):
+        bound = inspect.signature(method).bind(None, *given, **named).arguments
+        self.waits: bool = bound.get("wait") is not None or "timeout" in bound
+        self._method = method
+        self._given = given
+        self._named = named
+
+    def __call__(self, client: Client) -> Any:
+        return self._method(client, *self._given, **self._named)
 
 
 def _awaited(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    async def call(self: AsyncClient, *arguments: Any, **named: Any) -> Any:
-        return await self._call(partial(method, self._client, *arguments, **named))
+    async def call(self: AsyncClient, *given: Any, **named: Any) -> Any:
+        return await self._call(_Method(method, given, named))
 
     return call
 
 
 def _iterated(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def call(self: AsyncClient, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
-        return self._iterate(partial(method, self._client, *arguments, **named))
+    def call(self: AsyncClient, *given: Any, **named: Any) -> AsyncIterator[Any]:
+        return self._iterate(_Method(method, given, named))
 
     return call
 

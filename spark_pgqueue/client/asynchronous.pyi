@@ -7,37 +7,41 @@ from types import TracebackType
 from typing import Any
 
 from spark_pgqueue.client.groups import Handler
-from spark_pgqueue.client.results import (
+from spark_pgqueue.client.messages import (
     Batch,
+    DeadLetters,
+    DeadMessage,
+    Done,
+    Explanation,
+    Imported,
+    Message,
+    Outcome,
+    PeekedMessage,
+    PublishedMessage,
+    StoredMessage,
+)
+from spark_pgqueue.client.results import (
     Binding,
     Capture,
     ConsumerDescription,
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
-    DeadLetters,
-    DeadMessage,
-    Done,
-    Explanation,
     GroupStats,
-    Imported,
     KeyStats,
     Look,
-    Message,
     OpenClaim,
-    Outcome,
     PartitionStats,
-    PeekedMessage,
     Position,
-    PublishedMessage,
     Retention,
     Schedule,
-    StoredMessage,
     Stream,
     StreamDescription,
 )
 
-async def connect_async(url: str | None = None, *, patience: float = ...) -> AsyncClient:
+async def connect_async(
+    url: str | None = None, *, patience: float = ..., connections: int = 10
+) -> AsyncClient:
     """Connect to the database of a queue, for asyncio."""
 
 class AsyncClaim:
@@ -80,20 +84,25 @@ class AsyncClaim:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
 
 class AsyncClient:
-    """A queue, over one connection, for asyncio: see `Client`. Made by `connect_async`.
+    """A queue, for asyncio: see `Client`. Made by `connect_async`.
 
-    Each method of `Client` is one of these, with the same arguments, and is awaited; those that
-    iterate are for `async for`. So are the methods of claims: `await claim.ack()`.
+    It has each method of `Client`, with the same arguments. Methods are awaited; methods that
+    iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
 
-    Tasks can share a client, and then wait for each other; `transaction` is for one task. A call
-    that is cancelled may have taken effect; but a claim that nobody heard of is given back."""
+    Tasks may share a client. Calls that do not wait for messages take turns on one connection. A
+    call that waits has another connection meanwhile, so it keeps no other task waiting; when
+    `connections` of `connect_async` are in use, the call waits for its turn. An iteration with
+    `wait`, and the run of a group, have a connection that does not count there.
+
+    `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
+    its caller did not get is given back."""
 
     @asynccontextmanager
     def transaction(self) -> AsyncIterator[AsyncClient]:
         """Make the calls inside one transaction: see `Client.transaction`."""
 
     async def close(self) -> None:
-        """Close the connection. Safe to repeat."""
+        """Close the connections. Calls that wait return, as if their time was over."""
 
     async def __aenter__(self) -> AsyncClient: ...
     async def __aexit__(
@@ -111,16 +120,16 @@ class AsyncClient:
         """Change settings of a consumer while it is in use."""
 
     async def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
-        """Change settings of a stream while it is in use: what is sent from then on goes by them."""
+        """Change settings of a stream while it is in use, for messages sent from then on."""
 
     async def bind(self, stream: str, topic: str, to_stream: str) -> None:
-        """Copy what is sent to a stream from now on to another one, in the sender's transaction."""
+        """Copy messages of a stream to another stream from now on, in the sender's transaction."""
 
     async def bindings(self, stream: str | None = None) -> list[Binding]:
         """The bindings of a stream, or of all."""
 
     async def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take messages from a consumer that has not finished them, wherever it has them."""
+        """Take unfinished messages from a consumer, in whatever state they are."""
 
     async def capture(
         self,
@@ -132,7 +141,7 @@ class AsyncClient:
         old: bool = False,
         outbox: bool = False,
     ) -> None:
-        """Let what is written to a table become messages, in the transaction that writes it."""
+        """Turn the changes of a table into messages, in the transaction that changes it."""
 
     async def captures(self) -> list[Capture]:
         """All tables that are captured, by name."""
@@ -146,7 +155,7 @@ class AsyncClient:
         visibility_timeout: timedelta | None = None,
         wait: timedelta | None = None,
     ) -> AsyncIterator[Message]:
-        """Iterate over messages one at a time, claimed many at a time: for work on single messages."""
+        """Iterate over single messages, which are claimed many at a time."""
 
     async def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name."""
@@ -158,8 +167,6 @@ class AsyncClient:
         *,
         start: str | datetime | dict[str, Any] = "latest",
         ordering: str = "none",
-        max_deliver_count: int | None = None,
-        visibility_timeout: timedelta = ...,
         if_not_exists: bool = False,
         topic: str | None = None,
         where: str | None = None,
@@ -202,10 +209,7 @@ class AsyncClient:
         kind: str = "text",
         *,
         if_not_exists: bool = False,
-        notify: bool = True,
-        max_bytes: int = ...,
-        max_header_bytes: int = ...,
-        dedup_window: timedelta | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a stream."""
 
@@ -217,12 +221,12 @@ class AsyncClient:
         reason: str | None = None,
         details: Any = None,
     ) -> int:
-        """Give up on a claim: its messages are kept as dead, and not delivered again."""
+        """Dead-letter the messages of a claim: they are kept, and not delivered again."""
 
     async def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, those that died together as one; the newest first."""
+        """The dead letters of consumers, the newest first; one entry for those that died together."""
 
     async def defer(
         self,
@@ -232,19 +236,16 @@ class AsyncClient:
         delay: timedelta = ...,
         state: Any = None,
     ) -> int:
-        """Put a claim off: deliver it later. That is no failure, and counts as no delivery."""
+        """Deliver the messages of a claim later. This counts neither as a failure nor a delivery."""
 
     async def describe_consumer(self, stream: str, consumer: str) -> ConsumerDescription:
-        """A consumer with its settings, where it is, and what it has before it."""
+        """A consumer with its settings, its position and its figures."""
 
     async def describe_stream(self, stream: str) -> StreamDescription:
-        """A stream with its settings, its sizes, and all that belongs to it."""
+        """A stream with its settings, its sizes, and everything that belongs to it."""
 
     async def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer with all that it has not finished; its claims end."""
-
-    async def drop_group(self, stream: str, name: str) -> None:
-        """Delete a group; its workers are told when they come back."""
+        """Delete a consumer or a group with its unfinished messages; its claims end."""
 
     async def drop_schedule(self, stream: str, name: str) -> None:
         """Delete a schedule; what it sent stays."""
@@ -253,7 +254,7 @@ class AsyncClient:
         """Delete a stream with its messages and consumers."""
 
     async def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
-        """Why a message is where it is, for one consumer."""
+        """Why a message is in its state, for one consumer."""
 
     def export_lines(self, stream: str) -> AsyncIterator[str]:
         """Iterate over the messages of a stream as lines of JSON, in the order of publication."""
@@ -262,38 +263,38 @@ class AsyncClient:
         """Hold a claim longer."""
 
     async def group(self, stream: str, name: str) -> AsyncGroup:
-        """A group, to work in: see `Group.run`."""
+        """A group, whose messages `Group.run` handles."""
 
     async def groups(self, stream: str | None = None) -> list[GroupStats]:
         """The groups of a stream, or of all streams, and how far behind they are."""
 
     async def health(self, stream: str | None = None) -> list[ConsumerHealth]:
-        """How the consumers of a stream, or of all streams, fare: which need somebody, and why."""
+        """The health of the consumers of a stream, or of all: which need attention, and why."""
 
     async def history(
         self, stream: str, consumer: str, *, since: datetime | None = None, limit: int = 100
     ) -> list[Done]:
-        """What was acknowledged last, of a consumer with the setting `keep_history`."""
+        """The last acknowledgements of a consumer with the setting `keep_history`."""
 
     async def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
-        """Publish messages that are written as lines of JSON, in their order: all, or none."""
+        """Publish messages from lines of JSON, in order: all of them, or none."""
 
     async def install(self) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat."""
 
     async def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
-        """The keys of which a consumer has most in hand, those with most of it first."""
+        """The keys with the most messages that a consumer has taken and not finished."""
 
     async def kind(self, stream: str) -> str:
-        """What the messages of a stream hold: "text", "json" or "binary"."""
+        """The kind of the messages of a stream: "text", "json" or "binary"."""
 
     async def look(self) -> Look:
-        """All figures of all streams, for who shows them again and again: it counts no messages."""
+        """All figures of all streams, for a display that polls: the call counts no messages."""
 
     async def maintain(
         self, staged_age: timedelta = ..., reader_age: timedelta = ...
     ) -> dict[str, int]:
-        """Trim what need not be kept, and delete what failed writers left."""
+        """Trim messages that need not be kept, and delete the chunks of failed writers."""
 
     async def nack(
         self,
@@ -302,37 +303,38 @@ class AsyncClient:
         *,
         delay: timedelta | None = None,
         reason: str | None = None,
+        backoff: bool = False,
     ) -> int:
         """Return a claim, to be delivered again."""
 
     async def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
-        """Note how far a reader is that keeps its offset itself: the group is then as far."""
+        """Store the offset of a reader that keeps its offset itself as the position of a group."""
 
     async def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[OpenClaim]:
-        """The claims that are held, those first whose lease ends first; of all, or of one consumer."""
+        """The open claims of all consumers, or of one, in the order in which their leases end."""
 
     async def outcome(self, stream: str, consumer: str, seq: int) -> Outcome:
-        """What became of a message, for one consumer."""
+        """The outcome of a message, for one consumer."""
 
     async def partitions(self, stream: str, name: str) -> list[PartitionStats]:
-        """The partitions of a group: who has them, and how far behind they are."""
+        """The partitions of a group, with their workers, and how far behind they are."""
 
     async def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever."""
+        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before."""
 
     async def pause_schedule(self, stream: str, name: str) -> None:
         """Let a schedule send nothing, until it is resumed. Safe to repeat."""
 
     async def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
-        """What a consumer has before it, with what it holds, without claiming it."""
+        """The next messages of a consumer, with their content, without claiming them."""
 
     async def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
-        """Messages of a stream by their numbers, with what they hold, whoever is to get them."""
+        """Messages of a stream by their numbers, with their content, for whichever consumers."""
 
     async def position(self, stream: str, consumer: str) -> Position:
-        """Where a consumer is in its stream."""
+        """The position of a consumer in its stream."""
 
     async def purge_dead(
         self,
@@ -344,7 +346,7 @@ class AsyncClient:
         before: datetime | None = None,
         max_messages: int | None = None,
     ) -> int:
-        """Delete dead letters: nobody gets them any more."""
+        """Delete dead letters: they are not delivered again."""
 
     def read(
         self,
@@ -359,7 +361,7 @@ class AsyncClient:
     async def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
     ) -> list[StoredMessage]:
-        """The messages between two offsets, the same for ever: a batch once more."""
+        """The messages between two offsets, which never change: so a batch can be read again."""
 
     def read_dead(
         self,
@@ -370,12 +372,12 @@ class AsyncClient:
         reason: str | None = None,
         before: datetime | None = None,
     ) -> AsyncIterator[DeadMessage]:
-        """Read dead letters of a consumer with what they hold, in the order of their numbers."""
+        """Read dead letters of a consumer with their content, in the order of their numbers."""
 
     async def read_to(
         self, stream: str, offset: dict[str, Any], max_messages: int | None = None
     ) -> dict[str, Any]:
-        """The offset after the next messages, which are not read."""
+        """The offset after the next messages, without reading them."""
 
     async def receive(
         self,
@@ -405,10 +407,10 @@ class AsyncClient:
         max_messages: int | None = 1000,
         reset: bool = True,
     ) -> int:
-        """Deliver dead letters again, to the consumer that gave them up and to no other."""
+        """Deliver dead letters again, only to the consumer that gave them up."""
 
     async def release(self, table: str, stream: str) -> None:
-        """Capture a table no more. Arguments and errors as in `capture`."""
+        """Stop capturing a table. Arguments and errors as in `capture`."""
 
     async def replay(
         self,
@@ -417,22 +419,19 @@ class AsyncClient:
         start: str | datetime | dict[str, Any],
         to: str | datetime | dict[str, Any] = "latest",
     ) -> int:
-        """Deliver messages once more that a consumer has finished, or skipped."""
-
-    async def reset_group(self, stream: str, name: str, to: str | datetime | dict[str, Any]) -> int:
-        """Move a group to another position of its stream; its workers go on from there."""
+        """Deliver messages again that a consumer has finished or skipped."""
 
     async def resume(self, stream: str, consumer: str) -> None:
         """Let a paused consumer claim again."""
 
     async def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again, from its next time on, which is returned."""
+        """Let a paused schedule send again; returns its next time."""
 
     async def retention(self, stream: str | None = None) -> list[Retention]:
         """How long the messages of a stream, or of all streams, are kept, and what is stored."""
 
     async def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
-        """End the delays of messages that nobody has claimed: after an outage, say."""
+        """End the delays of messages that are not claimed, for instance after an outage."""
 
     async def schedule_times(
         self,
@@ -444,13 +443,13 @@ class AsyncClient:
         after: datetime | None = None,
         count: int = 5,
     ) -> list[datetime]:
-        """The next times of a schedule that is not made yet: arguments as in `create_schedule`."""
+        """The next times of a schedule that does not exist: arguments as in `create_schedule`."""
 
     async def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name."""
 
     async def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
-        """Move a consumer, as if it were created there."""
+        """Move a consumer, as if it were created at that position."""
 
     async def send(
         self,
@@ -482,9 +481,6 @@ class AsyncClient:
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given."""
 
-    async def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
-        """Say for how long a stream remembers the dedup keys of its messages."""
-
     async def set_retention(
         self,
         stream: str,
@@ -499,22 +495,22 @@ class AsyncClient:
         """Set how long the messages of a stream are kept; without any limit, for ever."""
 
     async def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
-        """The offset at which a reader begins; to keep, so that it begins there for ever."""
+        """The offset at which a reader begins. A stored offset stays the same place for ever."""
 
     async def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """What the consumers of a stream, or of all streams, have before them; counts no rows."""
+        """The figures of the consumers of a stream, or of all streams; the call counts no rows."""
 
     async def streams(self) -> list[Stream]:
         """All streams, by name."""
 
     async def test_topic(self, pattern: str, key: str | None) -> bool:
-        """Whether a key is of a topic."""
+        """Whether a key matches a topic."""
 
     async def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
-        """Copy nothing of a topic to another stream any more; whether it was bound."""
+        """Remove a binding; returns whether it existed."""
 
     async def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or gave it up, and say what became of it."""
+        """Wait until a consumer is done with a message, or the message died; return its outcome."""
 
 class AsyncGroup:
     """A group, for asyncio: see `Group`. Made by `AsyncClient.group`."""
@@ -528,7 +524,7 @@ class AsyncGroup:
         max_messages: int = 1000,
         wait: timedelta | None = None,
     ) -> int:
-        """Work off messages, as one of the workers of the group."""
+        """Handle messages, as one of the workers of the group."""
 
     def stop(self) -> None:
-        """End `run`, from another thread or a signal, after the call of the handler at hand."""
+        """End `run` after the current call of the handler; or the next `run`, if none has begun."""

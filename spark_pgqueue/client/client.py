@@ -1,4 +1,4 @@
-"""The client: its connection; the methods are in `calls`."""
+"""The client and its connection; the methods are in `calls`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from spark_pgqueue.client.calls.seeing import SeeCalls
 from spark_pgqueue.client.calls.sending import SendCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
 from spark_pgqueue.client.calls.upkeep import UpkeepCalls
-from spark_pgqueue.client.waiting import Waiting
+from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.postgres.wake import Wake
+from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.printable import warn
 
 
 def connect(
-    url: str | None = None, *, patience: float = PATIENCE, _wake: Wake | None = None
+    url: str | None = None, *, patience: float = PATIENCE, _wake: WakeEvent | None = None
 ) -> Client:
-    """Connect to the database of a queue: what `spark_pgqueue.connect` does, and describes."""
+    """Connect to the database of a queue: see `spark_pgqueue.connect`."""
     statements = make_statements(url=url, patience=patience)
     return Client(statements.connection(), _statements=statements, _wake=_wake)
 
@@ -58,17 +58,17 @@ class Client(
     """A queue, over one connection. Made by `connect`, or with a connection of the caller.
 
     On the caller's connection each call takes part in the caller's transaction, if there is one:
-    what is sent becomes visible with its commit, and what is claimed stays locked until then.
+    sent messages become visible with its commit, and claimed messages stay locked until then.
 
     The database must have the schema version that this package needs; the first call checks that.
-    Threads can share a client, and then wait for each other; `transaction` is for one thread.
+    Threads may share a client, and then wait for each other; `transaction` is for one thread.
 
     Args:
         connection: an open connection of psycopg. `close` leaves it open.
 
     Raises:
-        PgQueueError: it is no such connection. All other methods raise it too: for each error that
-            the database's functions define (sqlstate PQ...), for an argument of the wrong type, a
+        PgQueueError: the connection is not psycopg's. All other methods raise it too: for each
+            error of the database's functions (sqlstate PQ...), an argument of the wrong type, a
             missing permission, a missing or different schema, and a lost connection.
     """
 
@@ -77,7 +77,7 @@ class Client(
         connection: psycopg.Connection[Any],
         *,
         _statements: Statements | None = None,
-        _wake: Wake | None = None,
+        _wake: WakeEvent | None = None,
     ):
         if not isinstance(connection, psycopg.Connection):
             raise PgQueueError(
@@ -85,14 +85,14 @@ class Client(
                 hint="to connect by url, use spark_pgqueue.connect(url)",
             )
         self._statements = _statements or make_statements(connection=connection)
-        self._waiting = Waiting(self._statements, _wake)
+        self._long_poll = LongPoll(self._statements, _wake)
 
     @contextmanager
     def transaction(self) -> Iterator[Client]:
         """Make the calls inside one transaction: all of them take effect at its end, or none.
 
-        Keep it short: what it claims or settles stays locked until its end. A connection that is
-        lost inside is not replaced; nothing took effect then.
+        Keep it short: messages that it claims or settles stay locked until its end. A connection
+        that is lost inside is not replaced; then no call took effect.
 
             >>> with queue.transaction():
             ...     claim = queue.receive("orders", "billing")
@@ -122,11 +122,11 @@ class Client(
 
 
 def make_statements(**where: Any) -> Statements:
-    """Statements as the client makes them: with its names for arguments, and warnings logged."""
+    """Statements for the client: with its names for arguments, and with warnings logged."""
     return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
 
 
-# Notices come to handlers of a connection; one is enough, however many clients use it.
+# Each connection has one handler for notices, however many clients use it.
 _logged: WeakSet[psycopg.Connection] = WeakSet()
 
 

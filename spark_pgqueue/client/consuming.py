@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from spark_pgqueue.client.results import Claim, Message
-
-if TYPE_CHECKING:
-    from spark_pgqueue.client.calls.claiming import ClaimCalls
+from spark_pgqueue.client.messages import Claim, Message
+from spark_pgqueue.postgres import clock
 
 
 def consume(
-    client: ClaimCalls,
-    stream: str,
-    consumer: str,
-    prefetch: int,
-    visibility_timeout: timedelta,
-    wait: timedelta | None,
+    receive: Callable[[Claim | None], Claim | None], visibility_timeout: timedelta
 ) -> Iterator[Message]:
-    """See `Client.consume`. `visibility_timeout` is that of the claims."""
+    """Iterate over the messages of claim after claim. See `Client.consume`.
+
+    Args:
+        receive: acknowledges the claim that it is given, and makes the next claim; None when there
+            are no messages.
+        visibility_timeout: of the claims.
+    """
     claim: Claim | None = None
-    while True:
-        claim = client.receive(
-            stream,
-            consumer,
-            prefetch,
-            visibility_timeout=visibility_timeout,
-            ack=claim,
-            wait=wait,
-        )
-        if claim is None:
-            return
+    while (claim := receive(claim)) is not None:
         if not (yield from _each(claim, visibility_timeout.total_seconds() / 3)):
             claim = None
 
 
 def _each(claim: Claim, renew_after: float) -> Iterator[Message]:
-    """Yield the messages of a claim, and keep it; returns whether it is still this worker's."""
-    renewed = time.monotonic()
+    """Yield the messages of a claim, and extend it; returns whether the claim is still this
+    worker's.
+    """
+    renewed = clock.now()
     for done, message in enumerate(claim.messages):
-        if time.monotonic() - renewed > renew_after:
+        if clock.now() - renewed > renew_after:
             if not claim.extend():
                 return False
-            renewed = time.monotonic()
+            renewed = clock.now()
         try:
             yield message
         except GeneratorExit:

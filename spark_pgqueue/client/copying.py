@@ -1,4 +1,4 @@
-"""Sending many messages by COPY: they are written into the stream's table, and published there."""
+"""Sending many messages by COPY: they are written into a table, and then published."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.sql import SQL, Identifier
 
+from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from spark_pgqueue.postgres.statements import Statements
 
 WORTH_IT = 2 << 20
-"""Characters or bytes of payloads from which on COPY is faster than an array, which is one call."""
+"""Characters or bytes of payloads above which COPY is faster than one call with an array."""
 
 
 def copy_messages(
@@ -32,20 +33,20 @@ def copy_messages(
     """Publish messages together, in the caller's transaction if there is one.
 
     Args:
-        statements: the connection's.
+        statements: the connection's statements.
         stream: the stream's name.
-        payloads: of one type; at least one.
-        keys: one per payload, or None.
-        headers: as JSON text, one per payload, or None.
-        dedup_keys: one per payload, or None.
-        priority: as in `send`, as the others.
-        deliver_at: for all of them.
-        consumers: for all of them.
-        expires_at: for all of them.
+        payloads: at least one payload, all of one type.
+        keys: a key for each payload, or None.
+        headers: JSON text for each payload, or None.
+        dedup_keys: a key for each payload, or None.
+        priority: as in `send`; so are the others.
+        deliver_at: for all messages.
+        consumers: for all messages.
+        expires_at: for all messages.
 
     Returns:
-        their seqs; None when nothing was done, because it cannot be done so: the role may only call
-        functions, the connection is in pipeline mode, or these are no messages for the stream.
+        the seqs; None when nothing was done, because COPY is not possible: the role may only call
+            functions, the connection is in pipeline mode, or the payloads do not fit the stream.
 
     Raises:
         PgQueueError: as `send_batch`.
@@ -57,9 +58,9 @@ def copy_messages(
             return None
         alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
         with statements.transaction() if alone else nullcontext():
-            stream_id, kind, may_write = statements.row(
-                "select stream_id, kind, pg_catalog.has_any_column_privilege("
-                "'pgqueue.messages_' operator(pg_catalog.||) stream_id, 'insert')"
+            stream_id, kind, table, may_write = statements.row(
+                f"select stream_id, kind, {COPY_TARGET},"
+                " pg_catalog.has_any_column_privilege('pgqueue.written', 'insert')"
                 " from pgqueue.open_sink(%s::text, %s::text[])",
                 [stream, consumers],
             )
@@ -69,8 +70,8 @@ def copy_messages(
                 "select pgqueue.reserve(%s::int, %s::int)", [stream_id, len(payloads)]
             )
             seqs = [seq for block in reserved for seq in range(block.lower, block.upper)]
-            with statements.explained():
-                _write(conn, stream_id, seqs, payloads, keys, headers)
+            with statements.explained(), statements.limited(conn):
+                _write(conn, table, stream_id, seqs, payloads, keys, headers)
             (first_seqs,) = statements.row(
                 "select first_seqs from pgqueue.publish_written(%s::text, %s::int8multirange,"
                 " %s::int, %s::timestamptz, %s::text[], %b::text[], %s::timestamptz)",
@@ -80,7 +81,7 @@ def copy_messages(
 
 
 def _may(statements: Statements) -> bool:
-    """Whether the role may call what it takes, which is more than for `send_batch`."""
+    """Whether the role may call the functions for COPY, which are more than `send_batch` needs."""
     (may,) = statements.row(
         "select pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'execute'))"
         " from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace"
@@ -91,13 +92,17 @@ def _may(statements: Statements) -> bool:
 
 def _write(
     conn: psycopg.Connection,
+    table: str,
     stream_id: int,
     seqs: Sequence[int],
     payloads: Sequence[str] | Sequence[bytes],
     keys: Sequence[str | None] | None,
     headers: Sequence[str | None] | None,
 ) -> None:
-    columns: dict[str, tuple[str, Sequence[Any]]] = {"seq": ("int8", seqs)}
+    columns: dict[str, tuple[str, Sequence[Any]]] = {
+        "seq": ("int8", seqs),
+        "stream_id": ("int4", [stream_id] * len(seqs)),
+    }
     if isinstance(payloads[0], bytes):
         columns["data_bytes"] = ("bytea", payloads)
     else:
@@ -105,10 +110,10 @@ def _write(
     if keys is not None:
         columns["key"] = ("text", keys)
     if headers is not None:
-        # What jsonb is sent as: the number of a version, and the text.
+        # The binary form of jsonb: a version number, and the text.
         columns["headers"] = ("bytea", [None if h is None else b"\1" + h.encode() for h in headers])
     copy_in = SQL("copy {} ({}) from stdin (format binary)").format(
-        Identifier("pgqueue", f"messages_{stream_id}"), SQL(", ").join(map(Identifier, columns))
+        Identifier("pgqueue", table), SQL(", ").join(map(Identifier, columns))
     )
     with psycopg.Cursor(conn).copy(copy_in) as copy:
         copy.set_types([kind for kind, _ in columns.values()])

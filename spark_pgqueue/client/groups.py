@@ -1,4 +1,4 @@
-"""A worker of a group: it leases partitions, and works them off in transactions of its own."""
+"""A worker of a group: it leases partitions, and handles their messages in its own transactions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 
 from spark_pgqueue.client import reading
-from spark_pgqueue.client.results import StoredMessage
-from spark_pgqueue.client.waiting import Waiting
+from spark_pgqueue.client.long_poll import LongPoll
+from spark_pgqueue.client.messages import StoredMessage
 from spark_pgqueue.postgres.errors import LEASE_LOST, PgQueueError
-from spark_pgqueue.postgres.retrying import is_passing
+from spark_pgqueue.postgres.retrying import is_passing, is_worth_a_retry
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 
@@ -25,14 +25,15 @@ Handler = Callable[[list[StoredMessage], psycopg.Connection[Any]], object]
 
 _FOR_EVER = timedelta(days=1).total_seconds()
 _BEAT = 1.0
-"""Seconds, at most, after which a lease is renewed: so long it takes to hear of other workers."""
+"""The longest time in seconds between two renewals of a lease. So long it takes until a worker
+learns of other workers."""
 
-_WINDOW = 1_000_000  # messages, of all partitions, that one look may go through
+_WINDOW = 1_000_000  # messages, of all partitions, that one look may scan
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What a worker has to do next, and what to commit when it is done."""
+    """The messages that a worker handles next, and the offset to commit afterwards."""
 
     messages: list[StoredMessage]
     lease_ids: list[int]
@@ -45,13 +46,13 @@ class Group:
     def __init__(
         self,
         statements: Statements,
-        waiting: Waiting,
+        long_poll: LongPoll,
         stream: str,
         name: str,
         another: Callable[[], Statements],
     ):
         self._statements = statements
-        self._waiting = waiting
+        self._long_poll = long_poll
         self._stream = stream
         self._name = name
         self._another = another
@@ -66,14 +67,14 @@ class Group:
         max_messages: int = 1000,
         wait: timedelta | None = None,
     ) -> int:
-        """Work off messages, as one of the workers of the group.
+        """Handle messages, as one of the workers of the group.
 
-        The messages of a key all come to one worker, in order. What the handler does on its
-        connection, which is in a transaction, is committed together with how far it is: once,
-        whoever dies or sleeps too long. What it does elsewhere may happen again after such a
-        failure. It must not commit itself; an error of it ends the run, and its messages stay.
+        All messages of a key come to one worker, in order. The handler's connection is in a
+        transaction, which is committed together with the offset: its effects happen once, even if
+        a worker dies or stalls. Effects elsewhere may happen again after such a failure. The
+        handler must not commit. An error of the handler ends the run, and its messages stay.
 
-        The lease is renewed meanwhile, by a thread with a connection of its own.
+        A thread with a connection of its own renews the lease meanwhile.
 
             >>> def handle(messages, connection):
             ...     for message in messages:
@@ -83,28 +84,28 @@ class Group:
             2
 
         Args:
-            handler: called with messages, at least one, and the connection.
-            worker: a name that no other process has; by default one is made.
-            lease: after how long others take over from a process that died.
-            max_messages: for a call of the handler, about.
-            wait: the run ends when there was nothing for so long; None for not before `stop`.
+            handler: called with at least one message, and the connection.
+            worker: a name that no other process has; by default a generated name.
+            lease: how long after a process died other workers take over its partitions.
+            max_messages: about how many messages a call of the handler gets.
+            wait: the run ends when no message came for this time; None for not before `stop`.
 
         Returns:
-            how many messages were worked off.
+            how many messages were handled.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown group, PQ006 a consumer that is no
-                group, PQ003 a value out of range; and what the handler raises.
+                group, PQ003 a value out of range. Errors of the handler are raised as they are.
         """
         name = worker or f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
-        self._stopped.clear()
         seconds = _FOR_EVER if wait is None else wait.total_seconds()
-        count = 0
+        self._is_handling = False
+        count, pause = 0, 0.1
         with _Leases(self._another(), self._stream, self._name, name, lease) as leases:
             look = _Look(self._statements, leases, max_messages)
             while not self._stopped.is_set():
                 try:
-                    share = self._waiting.first(
+                    share = self._long_poll.first(
                         self._stream, look, look, seconds, self._stopped.is_set
                     )
                     if share is not None:
@@ -112,21 +113,50 @@ class Group:
                         count += len(share.messages)
                     elif wait is not None:
                         break
+                    pause = 0.1
                 except (PgQueueError, psycopg.Error) as error:
-                    if getattr(error, "sqlstate", None) != LEASE_LOST and not is_passing(error):
+                    if not self._passes(error):
                         raise
                     warn("work of group %s is undone, and done again: %s", self._name, error)
-                    leases.renew()
+                    self._renew(leases)
+                    self._stopped.wait(pause)
+                    pause = min(2 * pause, 2.0)
+        self._stopped.clear()
         return count
 
     def stop(self) -> None:
-        """End `run`, from another thread or a signal, after the call of the handler at hand."""
+        """End `run` after the current call of the handler; or the next `run`, if none has begun.
+
+        Any thread, or a signal, may call it.
+        """
         self._stopped.set()
+
+    def _passes(self, error: Exception) -> bool:
+        """Whether the run goes on. A statement of the handler that fails is its failure."""
+        is_handlers, self._is_handling = self._is_handling, False
+        if getattr(error, "sqlstate", None) == LEASE_LOST:
+            return True
+        return is_passing(error) if is_handlers else is_worth_a_retry(error)
+
+    def _renew(self, leases: _Leases) -> None:
+        """Renew the leases after an error, as soon as Postgres is back."""
+        pause = 0.1
+        while not self._stopped.is_set():
+            try:
+                leases.renew()
+                return
+            except (PgQueueError, psycopg.Error) as error:
+                if not is_worth_a_retry(error):
+                    raise
+            self._stopped.wait(pause)
+            pause = min(2 * pause, 2.0)
 
     def _work(self, handler: Handler, share: _Share) -> None:
         with self._statements.turn, self._statements.transaction():
             if share.messages:
+                self._is_handling = True
                 handler(share.messages, self._statements.connection())
+                self._is_handling = False
             self._statements.rows(
                 "select count(pgqueue.commit_offset(l, %s::bigint[])) from"
                 " pg_catalog.unnest(%s::bigint[]) l",
@@ -135,7 +165,7 @@ class Group:
 
 
 class _Leases:
-    """The partitions of a worker, renewed by a thread for as long as it is in its context."""
+    """The leases of a worker, which a thread renews within the context."""
 
     def __init__(
         self, statements: Statements, stream: str, group: str, worker: str, lease: timedelta
@@ -145,7 +175,7 @@ class _Leases:
         self._statements = statements
         self._worker = worker
         self._lease = lease
-        self._held: dict[int, bool] = {}  # whether to release it
+        self._held: dict[int, bool] = {}  # lease ids, and whether to release each
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pgqueue group", daemon=True)
 
@@ -171,7 +201,7 @@ class _Leases:
         self._statements.close()
 
     def renew(self) -> None:
-        """Renew the lease, take what is due, and hear what to release."""
+        """Renew the leases, take partitions that are due, and learn which leases to release."""
         rows = self._statements.rows(
             "select lease_id, to_release from"
             " pgqueue.lease_partitions(%s::text, %s::text, %s::text, %s::interval)",
@@ -180,7 +210,9 @@ class _Leases:
         self._held = dict(rows)
 
     def settle(self, statements: Statements) -> list[int]:
-        """Release what others are due, while nothing of it is at work; returns what is left."""
+        """Release leases that other workers are due, between two calls; returns the remaining
+        leases.
+        """
         held = self._held
         for lease_id, to_release in held.items():
             if to_release:
@@ -205,7 +237,7 @@ class _Leases:
 
 
 class _Look:
-    """Looks for what a worker has to do next."""
+    """Looks for the next messages of a worker."""
 
     def __init__(self, statements: Statements, leases: _Leases, max_messages: int):
         self._statements = statements
@@ -230,7 +262,7 @@ class _Look:
         messages = (
             reading.messages(self._statements, stream_id, kind, ranges, condition) if ranges else []
         )
-        # How many of the messages that it looks through are its own is found out by looking.
+        # Only looking tells how many of the scanned messages are the worker's own.
         grown = self._window * self._wanted // max(len(messages), 1)
         self._window = min(max(grown, self._wanted), self._window * 4, _WINDOW)
         return _Share(messages, lease_ids, offset)

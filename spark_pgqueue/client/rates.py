@@ -1,4 +1,4 @@
-"""What happens per second, told by two looks: nobody counts, and the database keeps no history."""
+"""Rates per second, computed from two looks: nobody counts, and the database keeps no history."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class Rates(NamedTuple):
     """Messages per second between two looks.
 
     Attributes:
-        sent: to the stream; None: it, or the consumer, is not in both looks, or began anew.
-        settled: acknowledged by the consumer, or dead.
-        empty_in: seconds until the backlog is empty, if it goes on so; None: it does not shrink.
+        sent: messages sent to the stream; None where the stream or the consumer is not in both
+            looks, or began anew.
+        settled: messages that the consumer acknowledged, or that died.
+        empty_in: seconds until the backlog is empty at this rate; None where it does not shrink.
     """
 
     sent: float | None
@@ -44,7 +45,7 @@ def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
 
 
 def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
-    # A counter that fell is of a stream or consumer that was made anew, or restored.
+    # A counter that fell belongs to a stream or consumer that was made anew, or restored.
     if before is None or after is None or after < before or seconds <= 0:
         return None
     return (after - before) / seconds

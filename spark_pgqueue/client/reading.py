@@ -11,11 +11,12 @@ from psycopg.sql import SQL, Literal
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.client import arguments
-from spark_pgqueue.client.results import Batch, StoredMessage
+from spark_pgqueue.client.messages import Batch, StoredMessage
+from spark_pgqueue.postgres.errors import DATA_LOSS, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 
 if TYPE_CHECKING:
-    from spark_pgqueue.client.waiting import Waiting
+    from spark_pgqueue.client.long_poll import LongPoll
 
 Offset = dict[str, Any]
 
@@ -52,12 +53,12 @@ def read_between(
         "select lo, hi from pgqueue.read_plan(%s::text, %s::jsonb, %s::jsonb)",
         [arguments.text("stream", stream), _json("first", first), _json("last", last)],
     )
-    return messages(statements, *_kind(statements, stream), ranges)
+    return _all_messages(statements, stream, *_kind(statements, stream), ranges)
 
 
 def read(
     statements: Statements,
-    waiting: Waiting,
+    long_poll: LongPoll,
     stream: str,
     offset: Offset | str | datetime | None,
     max_messages: int,
@@ -71,7 +72,7 @@ def read(
     def look() -> Batch | None:
         nonlocal offset
         while True:
-            # One statement, so that a batch takes two.
+            # One statement for both, so that a batch takes two statements.
             rows = statements.rows(
                 "with following as materialized (select o from pgqueue.read_to(%s::text, %s::jsonb,"
                 " %s::bigint) o) select o, lo, hi from following left join lateral"
@@ -82,12 +83,13 @@ def read(
             ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
             unchanged, offset = following == offset, following
             if ranges:
-                return Batch(messages(statements, stream_id, kind, ranges), following)
+                batch = _all_messages(statements, stream, stream_id, kind, ranges)
+                return Batch(batch, following)
             if unchanged:
                 return None
 
     while True:
-        batch = waiting.first(stream, look, look, wait) if wait else look()
+        batch = long_poll.first(stream, look, look, wait) if wait else look()
         if batch is None:
             return
         yield batch
@@ -99,6 +101,27 @@ def _kind(statements: Statements, stream: str) -> tuple[int, str]:
     return stream_id, kind
 
 
+def _all_messages(
+    statements: Statements, stream: str, stream_id: int, kind: str, ranges: list[tuple[int, int]]
+) -> list[StoredMessage]:
+    """The messages of a plan, whose plan and payloads are two statements.
+
+    Raises:
+        PgQueueError: PQ010, retention took some of them between the two.
+    """
+    found = messages(statements, stream_id, kind, ranges)
+    missing = sum(hi - lo for lo, hi in ranges) - len(found)
+    if missing:
+        raise PgQueueError(
+            f"retention was faster: {missing} messages of stream {stream!r} were deleted before"
+            " they could be read",
+            hint='begin anew, at "earliest" for all that there is; and keep messages longer,'
+            " see set_retention",
+            sqlstate=DATA_LOSS,
+        )
+    return found
+
+
 def messages(
     statements: Statements,
     stream_id: int,
@@ -106,14 +129,14 @@ def messages(
     ranges: list[tuple[int, int]],
     condition: str = "true",
 ) -> list[StoredMessage]:
-    """The messages of ranges, in order: by a statement, which is faster from Python than COPY.
+    """The messages of ranges, in order. From Python, a statement is faster than COPY.
 
     Args:
-        statements: the connection's.
-        stream_id: of the messages.
-        kind: of the stream.
-        ranges: from the first number to before the last one; at least one.
-        condition: on columns of the messages, as the database said.
+        statements: the connection's statements.
+        stream_id: the stream's id.
+        kind: the stream's kind.
+        ranges: the first number, and the number behind the last; at least one range.
+        condition: a condition on columns of the messages, from the database.
     """
     data = "data_bytes" if kind == "binary" else "data"
     columns = _sql(f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text")
@@ -138,7 +161,7 @@ def messages(
 
 
 def _sql(text: str) -> SQL:
-    """What is not known before, and comes from the database."""
+    """SQL text that the database returned."""
     return SQL(cast(LiteralString, text.replace("%", "%%")))
 
 
@@ -151,15 +174,15 @@ def _stored(row: Any) -> StoredMessage:
 
 
 def headers_of(text: str | None) -> tuple[dict[str, Any], str | None]:
-    """Headers as they come, and what is wrong with them: that is the message's own `error`."""
-    if text is None:  # as most are, and a batch has many
+    """The headers of a message, and the reason why they cannot be read, for its `error`."""
+    if text is None:  # most messages have no headers, and a batch has many messages
         return {}, None
     found, why = json_of("headers", text)
     return found or {}, why
 
 
 def json_of(what: str, text: str) -> tuple[Any, str | None]:
-    """JSON of a message, or why it cannot be read."""
+    """JSON of a message, or the reason why it cannot be read."""
     try:
         return json.loads(text), None
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The program `pgqueue`: its groups of commands, and its errors, which are a line and a hint."""
+"""The program `pgqueue`: its groups of commands, and its errors, each a line and a hint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ EXIT_CODES = {
     0: "done; also `work` that was stopped by SIGTERM or Ctrl-C, or whose --wait is over",
     1: "an error, which is a line and mostly a hint; or the answer to a question was no",
     2: "a command line that makes no sense: nothing was done",
+    3: "`receive --exit-code` found nothing: for sensors, and loops of a shell",
     130: "interrupted by Ctrl-C",
 }
 
-# Hints of the database in this program's words.
+# Hints of the database that name SQL functions, and the commands to show instead.
 _AS_COMMANDS = {
     r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
-    r"select pgqueue\.set_dedup_window\(('.*?'), ('.*?')\)": r"pgqueue stream dedup \1 \2",
+    r"select pgqueue\.alter_stream\(('.*?'), '{\"(.*?)\": \"(.*?)\"}'\)": (
+        r"pgqueue stream set \1 \2='\3'"
+    ),
     r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
     r"select pgqueue\.create_group\(('.*?'), ('.*?')\)": r"pgqueue group create \1 \2",
     r"select pgqueue\.release\(('.*?'), ('.*?')\)": r"pgqueue release \1 \2",
@@ -34,7 +37,7 @@ _AS_COMMANDS = {
     r"The view pgqueue\.captures lists": "pgqueue capture lists",
     r"Call recover\(\)": "Run pgqueue recover",
     r"call recover\(\)": "run pgqueue recover",
-    r"Call reset_group:": "Run pgqueue group reset:",
+    r"Call seek:": "Run pgqueue consumer seek:",
     r"Call receive; or create_group,": "Run pgqueue receive; or pgqueue group create,",
     r"Call lease_partitions and read_partitions; or create_consumer,": (
         "A program reads it, with queue.group(...); or run pgqueue consumer create,"
@@ -44,7 +47,7 @@ _AS_COMMANDS = {
     ),
     r"with alter_consumer": "with pgqueue consumer set",
     r"see set_retention": "see pgqueue stream retention",
-    r"larger p_max_bytes": "larger --max-bytes",
+    r"with alter_stream": "with pgqueue stream set",
     r"Give p_replace": r"Give --replace",
     r"pass null to publish": "leave --consumer away to publish",
 }
@@ -84,7 +87,7 @@ class _Commands(TyperGroup):
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        if sys.stdout is None:  # what was received would be acknowledged, and seen by nobody
+        if sys.stdout is None:  # received messages would be acknowledged unseen
             fail("standard output is closed", hint="for no output, give > /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
@@ -142,7 +145,9 @@ app.add_typer(stream_app, name="stream")
 app.add_typer(consumer_app, name="consumer")
 
 
-group_app: typer.Typer = typer.Typer(help="Create, drop, list and move groups of workers.", **PLAIN)
+group_app: typer.Typer = typer.Typer(
+    help="Create and list groups of workers; `consumer` drops, moves and pauses them.", **PLAIN
+)
 
 
 app.add_typer(group_app, name="group")
@@ -166,7 +171,7 @@ def _options(
 
 
 def connect(url: str | None) -> client.Client:
-    # No patience: whoever types a command wants to hear at once that Postgres is away.
+    # No patience: a user who types a command wants to know at once that Postgres is away.
     return client.connect(url, patience=0)
 
 
@@ -178,14 +183,14 @@ def fail(message: str, hint: str | None = None) -> NoReturn:
 
 
 def as_commands(hint: str) -> str:
-    """A hint that names functions of SQL, in this program's words."""
+    """A hint with commands of this program instead of SQL functions."""
     for sql, command in _AS_COMMANDS.items():
         hint = re.sub(sql, command, hint)
     return hint
 
 
 def _clarify(error: Any) -> None:
-    """Put right the message of an error about the command line itself."""
+    """Clarify the message of an error about the command line itself."""
     # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
     error.message = printable(redact(error.message))
     context = getattr(error, "ctx", None)

@@ -1,4 +1,4 @@
-"""What commands take: how it is written, and what it becomes."""
+"""The arguments and options of commands: their syntax, and their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_pgqueue.spark import options
 
 
 class Kind(StrEnum):
-    """What a stream's messages hold."""
+    """The kind of a stream's messages."""
 
     text = "text"
     json = "json"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 
 class Ordering(StrEnum):
-    """What a consumer delivers one after the other."""
+    """The ordering of a consumer."""
 
     none = "none"
     key = "key"
@@ -30,14 +30,14 @@ class Ordering(StrEnum):
 
 
 class Unread(StrEnum):
-    """What becomes of messages that may go, and that a consumer still owes."""
+    """Whether retention keeps messages that a consumer is not done with."""
 
     keep = "keep"
     drop = "drop"
 
 
 class Group(StrEnum):
-    """What a role may do."""
+    """A group role."""
 
     producer = "producer"
     consumer = "consumer"
@@ -175,6 +175,12 @@ Settings = Annotated[
     typer.Argument(
         parser=setting, metavar="NAME=VALUE...", show_default=False, help="NAME= for the default."
     ),
+]
+
+
+OptionalSettings = Annotated[
+    list[Any] | None,
+    typer.Argument(parser=setting, metavar="NAME=VALUE", show_default=False, help="As for `set`."),
 ]
 
 

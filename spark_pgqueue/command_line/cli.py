@@ -1,7 +1,7 @@
 """The command line `pgqueue`. Each command is one or two calls of the client.
 
-Results go to standard output, everything else to standard error. The exit codes are in app.py; the
-help has them, and the order in which it lists commands is there too.
+Results go to standard output, everything else to standard error. app.py has the exit codes, which
+the help shows, and the order of the commands in the help.
 """
 
 from spark_pgqueue.command_line.app import app

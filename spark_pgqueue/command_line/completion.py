@@ -1,8 +1,10 @@
-"""What a shell completes beside commands and options: names, from the database."""
+"""Completion of names in a shell, from the database."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from typing import LiteralString
 
 import typer
@@ -17,21 +19,32 @@ where stream = coalesce(%s::text, stream) order by consumer
 
 
 def streams(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The streams whose names begin so."""
+    """The streams whose names begin like this."""
     return _beginning(incomplete, _names(ctx, _STREAMS, []))
 
 
 def consumers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The consumers, of the stream that is given already, whose names begin so."""
+    """The consumers whose names begin like this, of the stream that was typed."""
     return _beginning(incomplete, _names(ctx, _CONSUMERS, [ctx.params.get("stream")]))
 
 
 def _beginning(incomplete: str, names: list[str]) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+    found = [name for name in names if name.startswith(incomplete) and name.isprintable()]
+    shell = os.environ.get("_PGQUEUE_COMPLETE", "")
+    if shell == "complete_zsh":  # it runs the answer, in which Typer does not quote all
+        return [name for name in found if re.fullmatch(r"[\w .,:@%+/-]+", name)]
+    return [_Quoted(shlex.quote(name)) for name in found] if shell == "complete_bash" else found
+
+
+class _Quoted(str):
+    """A quoted name. Typer keeps what begins as what was typed, which is not quoted."""
+
+    def startswith(self, *_: object) -> bool:
+        return True
 
 
 def _names(ctx: typer.Context, query: LiteralString, parameters: list[str | None]) -> list[str]:
-    """Of a database that is told, and answers at once; of no other: nobody waits for a Tab."""
+    """Names from a database that is given and answers at once: a Tab must not wait."""
     url = ctx.params.get("url") or os.environ.get("PGQUEUE_URL")
     if not url:
         return []
@@ -40,5 +53,5 @@ def _names(ctx: typer.Context, query: LiteralString, parameters: list[str | None
         with connection.connect(url, patience=0) as conn:
             conn.execute("set statement_timeout = '2s'")
             return [name for (name,) in conn.execute(query, parameters)]
-    except Exception:  # whatever it is: a shell is no place to hear of it
+    except Exception:  # completion in a shell cannot show an error
         return []

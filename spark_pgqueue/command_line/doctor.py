@@ -1,14 +1,11 @@
-"""What this machine and its database have of what spark-pgqueue needs."""
+"""Checks whether this machine and its database have everything that spark-pgqueue needs."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -18,39 +15,30 @@ from typing import Literal
 import psycopg
 
 from spark_pgqueue import __version__
-from spark_pgqueue.postgres import connection, embedded, schema
+from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.spark import java
+from spark_pgqueue.spark.worker_python import missing_from, set_pyspark_python
 
 PYSPARK = (4, 0)
 """The lowest PySpark with which the source and the sink work ..."""
 
 ALL_OF_IT = (4, 2)
-"""... and the lowest one that gives a source all that it asks for."""
+"""... and the lowest PySpark that has all the interfaces for sources."""
 
 POSTGRES = 15
 """The lowest major version of PostgreSQL."""
 
 
-NEEDED = ("spark_pgqueue", "psycopg", "pyarrow", "adbc_driver_postgresql", "adbc_driver_manager")
-"""The modules that the Python processes of Spark import, besides Spark's own."""
-
-_FIND = """
-import sys
-from importlib.util import find_spec
-print(*[name for name in sys.argv[1:] if find_spec(name) is None])
-"""
-
-
 @dataclass(frozen=True)
 class Check:
-    """What one look found.
+    """The result of one check.
 
     Attributes:
-        status: "ok"; "warn" for what only some uses need; "fail" for what has to be put right.
-        name: what was looked at.
+        status: "ok"; "warn" for what only some uses need; "fail" for a defect.
+        name: what was checked.
         found: what was found, in a few words.
-        advice: what to do; None when there is nothing to do.
+        advice: what to do; None when nothing is to be done.
     """
 
     status: Literal["ok", "warn", "fail"]
@@ -60,13 +48,13 @@ class Check:
 
 
 def checks(url: str | None = None) -> Iterator[Check]:
-    """Look at everything, one thing after the other; changes nothing.
+    """Check everything, one thing after the other; changes nothing.
 
     Args:
         url: the database, a libpq URI or conninfo string; None for libpq's environment.
 
     Yields:
-        what was found. No password is in it.
+        the results, without passwords.
     """
     yield Check("ok", "spark-pgqueue", f"{__version__} on Python {platform.python_version()}")
     for name in ("psycopg", "pyarrow", "adbc_driver_postgresql"):
@@ -131,7 +119,7 @@ def _discovery(has_spark: bool) -> Check:
         return Check("ok", name, f"module {module}, not tried without PySpark")
     try:
         import_module(module).DefaultSource  # noqa: B018 - not there when a dependency is missing
-    except Exception as error:  # whatever it is: it disables every Python data source in Spark
+    except Exception as error:  # any error disables every Python data source in Spark
         advice = how_to_install(option="--force-reinstall")
         return Check("fail", name, f"module {module} cannot be imported: {error}", advice)
     return Check("ok", name, f"Spark finds it by itself, by module {module}")
@@ -147,43 +135,14 @@ def _workers() -> Check:
         return Check("fail" if given else "warn", name, error.message, error.hint)
     if not missing:
         return Check("ok", name, told)
-    # A program may well set it before it makes its session, as `pgqueue demo` does.
+    # A program may set the variable before it makes its session, as `pgqueue demo` does.
     status = "fail" if given else "warn"
     return Check(status, name, f"{told}, lacks {', '.join(missing)}", set_pyspark_python())
 
 
-def missing_from(python: str, needed: Iterable[str] = NEEDED) -> list[str]:
-    """The modules that a Python lacks which Spark is to start.
-
-    Args:
-        python: its program, a path or a name on the PATH.
-        needed: names of modules.
-
-    Raises:
-        PgQueueError: it does not run.
-    """
-    try:
-        found = subprocess.run(
-            [python, "-c", _FIND, *needed], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise PgQueueError(
-            f"{python}, which Spark is to start, does not run: {error}", hint=set_pyspark_python()
-        ) from None
-    return found.stdout.split()
-
-
-def set_pyspark_python() -> str:
-    """What to do about a Python that lacks something, for a hint."""
-    return (
-        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} before the session is made, or "
-        f"install there: {how_to_install()}"
-    )
-
-
 def _embedded() -> Check:
     try:
-        return Check("ok", "embedded Postgres", f"18, in {embedded.find_binaries(18)}")
+        return Check("ok", "embedded Postgres", f"18, in {binaries.find_binaries(18)}")
     except PgQueueError as error:
         return _not_needed("embedded Postgres", error.message, "embedded")
 
@@ -217,6 +176,7 @@ def _postgres(url: str | None) -> Iterator[Check]:
                 restored = _restored(conn)
                 if restored:
                     yield restored
+                yield from _foreign_rights(conn)
                 yield from _retention(conn)
                 yield from _health(conn)
 
@@ -230,7 +190,7 @@ def _schema(conn: psycopg.Connection) -> Check:
 
 
 def _restored(conn: psycopg.Connection) -> Check | None:
-    """Whether the database is where it was; None when the role may not ask, or nobody can tell."""
+    """Whether the database was restored; None when the role may not ask, or it is not known."""
     with conn.transaction():
         row = conn.execute(_MAY_ASK).fetchone()
         if row is None:
@@ -250,8 +210,24 @@ and pg_catalog.has_function_privilege(p.oid, 'execute')
 """
 
 
+def _foreign_rights(conn: psycopg.Connection) -> Iterator[Check]:
+    """Grants that this project did not make, and foreign holders of its locks; for the owner."""
+    with conn.transaction():
+        conn.execute(f"select {connection.PIN_PATH}".encode())
+        if conn.execute(_IS_OWNER).fetchone() != (True,):
+            return
+        rows = conn.execute(
+            "select what, advice from _pgqueue.foreign_rights() limit 10"
+        ).fetchall()
+    for what, advice in rows:
+        yield Check("warn", "permissions of others", what, advice)
+
+
+_IS_OWNER = "select has_schema_privilege('_pgqueue', 'usage')"
+
+
 def _retention(conn: psycopg.Connection) -> Iterator[Check]:
-    """The streams that grow for ever, or that nobody trims; none for a role that may not look."""
+    """The streams that grow for ever, or are never trimmed; none for a role without the right."""
     with conn.transaction():
         conn.execute(f"select {connection.PIN_PATH}".encode())
         if conn.execute(_MAY_LOOK).fetchone() != (True,):
@@ -270,20 +246,24 @@ where advice is not null order by bytes desc limit 10
 
 
 def _health(conn: psycopg.Connection) -> Iterator[Check]:
-    """The consumers that need somebody; none for a role that may not look."""
+    """The consumers that need attention; none for a role without the right."""
     with conn.transaction():
         conn.execute(f"select {connection.PIN_PATH}".encode())
         if conn.execute(_MAY_LOOK).fetchone() != (True,):
             return
         rows = conn.execute(_HEALTH).fetchall()
-    for consumer, status, because in rows:
+    for consumer, status, because, _ in rows:
         yield Check("warn", f"consumer {consumer}", because, _REMEDIES[status])
+    more = rows[0][3] - len(rows) if rows else 0
+    if more:
+        yield Check("warn", "consumers", f"{more} more need somebody", "pgqueue consumer health")
 
 
 _HEALTH = """
-select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because
+select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because,
+       count(*) over ()
 from pgqueue.consumer_health where status in ('full', 'unattended', 'failing')
-order by backlog desc limit 10
+order by array_position('{failing, full, unattended}', status), backlog desc limit 10
 """
 
 _REMEDIES = {

@@ -1,4 +1,4 @@
-"""What commands read: payloads from standard input, and answers."""
+"""The input of commands: payloads from standard input, and answers to questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from spark_pgqueue.command_line.app import fail
 from spark_pgqueue.postgres.errors import PgQueueError
 
-BATCH = 10_000  # lines that `send --lines` holds at once
+BATCH = 10_000  # how many lines `send --lines` holds at once
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -32,7 +32,7 @@ def standard_input() -> bytes:
     file = open_input()
     if sys.stdin.isatty():
         print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
-    # Where it holds nothing, as in a job of cron, a message was hardly meant.
+    # Empty input, as in a job of cron, is hardly meant as a message.
     data = file.read()
     if not data:
         fail("standard input is empty", hint="for an empty message, give --data ''")

@@ -1,4 +1,4 @@
-"""What commands print: lines, JSON objects and tables."""
+"""The output of commands: lines, JSON objects and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_pgqueue.printable import printable
 
 
 def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
-    """Say what a command did: an object with --json, else a line, or nothing where all is said."""
+    """Print the result of a command: an object with --json; else a line, or nothing."""
     if as_json:
         print(json_of_fields(fields), flush=True)
     elif text is not None:
@@ -33,12 +33,12 @@ def settled(count: int, claim: int, done: str, as_json: bool = False) -> None:
     told(as_json, f"{count_of(count)} {done}", **{"claim_id": claim, done: count})
 
 
-def count_of(count: int) -> str:
-    return f"{count} message" if count == 1 else f"{count} messages"
+def count_of(count: int, what: str = "message") -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class _Shown(Protocol):
-    """A message, however it was come by."""
+    """The common part of messages of all kinds."""
 
     @property
     def seq(self) -> int: ...
@@ -72,12 +72,12 @@ def json_of_fields(fields: dict[str, Any]) -> str:
     text = json.dumps(fields, default=_plain, ensure_ascii=False)
     if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
         return text
-    # All escapes that JSON has, which are exact: also of U+009B, which it otherwise leaves alone.
+    # All escapes of JSON, which are exact; also U+009B, which JSON otherwise does not escape.
     return json.dumps(fields, default=_plain)
 
 
 def ascii_json(text: str) -> str:
-    """JSON that says the same, in characters that any terminal and any encoding takes."""
+    """The same JSON in ASCII, which any terminal and any encoding can show."""
     return re.sub(r"[^\x00-\x7e]", lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -94,26 +94,26 @@ def show(rows: list[Any], kind: type, as_json: bool) -> None:
     elif not rows:
         print("Nothing to show.", file=sys.stderr)
     else:
-        # Not cut to 80 columns in a file or a pipe.
+        # In a file or a pipe the table is not cut to 80 columns.
         Console(width=None if sys.stdout.isatty() else 250).print(table(rows, kind))
 
 
 def section(title: str, rows: list[Any], kind: type) -> None:
-    """A table under a heading; nothing where it has no rows."""
+    """A table under a heading; nothing for no rows."""
     if rows:
         print(f"\n{title}")
         show(rows, kind, as_json=False)
 
 
 def details(row: Any, *hidden: str) -> None:
-    """What a row has, a line each; without what is empty."""
+    """The fields of a row, one on each line, without empty ones."""
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
-        if value not in (None, [], {}) and field.name not in hidden:
-            print(f"{field.name.replace('_', ' ')}: {_cell(value, field.name)}")
+        if value not in (None, [], {}) and field.name not in (*hidden, ESTIMATED):
+            print(f"{field.name.replace('_', ' ')}: {figure(row, field.name)}")
 
 
-# Told by other columns, or by --json; a terminal is 80 columns wide.
+# Other columns, or --json, show these; a terminal is 80 columns wide.
 _HIDDEN = {
     client.ConsumerStats: (
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
@@ -124,9 +124,22 @@ _HIDDEN = {
 }  # fmt: skip
 
 
+ESTIMATED = "estimated"
+"""The field that says of the figures `ESTIMATES` whether they are estimates."""
+
+ESTIMATES = ("new", "backlog", "behind")
+
+
+def figure(row: Any, name: str) -> str:
+    """A field of a row as text, with `~` before an estimate."""
+    about = "~" if name in ESTIMATES and getattr(row, ESTIMATED, False) else ""
+    return about + _cell(getattr(row, name), name)
+
+
 def table(rows: list[Any], kind: type) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    names = [f.name for f in dataclasses.fields(kind) if f.name not in _HIDDEN.get(kind, ())]
+    hidden = (*_HIDDEN.get(kind, ()), ESTIMATED)
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in hidden]
     for name in names:
         first = getattr(rows[0], name) if rows else None
         if isinstance(first, int) and not isinstance(first, bool):
@@ -134,12 +147,12 @@ def table(rows: list[Any], kind: type) -> Table:
         else:
             table.add_column(name.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(getattr(row, name), name)) for name in names))
+        table.add_row(*(Text(figure(row, name)) for name in names))
     return table
 
 
 def span(seconds: float | None) -> str:
-    """A time that passed, in two digits or three."""
+    """A duration in two or three digits."""
     if seconds is None:
         return ""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -149,7 +162,7 @@ def span(seconds: float | None) -> str:
 
 
 def per_second(rate: float | None) -> str:
-    """A rate, in digits that can be read while they change."""
+    """A rate in digits that are readable while they change."""
     if rate is None:
         return ""
     return f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
@@ -160,7 +173,7 @@ def _cell(value: Any, name: str = "") -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):  # the number of something, as other commands take it, or how many
+    if isinstance(value, int):  # an id without separators, as other commands take it, or a count
         return str(value) if name.endswith(("_id", "seq")) else f"{value:,}"
     if name == "seqs":  # pairs of first and last
         return ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in value)

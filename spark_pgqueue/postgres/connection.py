@@ -1,14 +1,15 @@
 """Connecting to Postgres, with psycopg and with ADBC.
 
-The functions here hold no state, and connections rely on no session settings, so that they work
-behind a transaction pooler. So the search path is what the role or the database says, and what is
-sent names its functions with their schema, or needs no better match than pg_catalog has; where that
-is too little, a transaction pins its path (see `PIN_PATH`).
+The functions here hold no state, and connections rely on no session settings but those that a
+transaction pooler carries along (see `odd_settings`). The role or the database sets the search
+path. So statements name functions with their schema, or use only names that no other schema can
+match better than pg_catalog. Where that is not enough, a transaction pins its path (see
+`PIN_PATH`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -18,15 +19,38 @@ from spark_pgqueue.postgres.url import conninfo, describe
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi as adbc
 
-__all__ = ["PIN_PATH", "connect", "connect_adbc", "conninfo", "describe"]
+__all__ = [
+    "PIN_PATH",
+    "connect",
+    "connect_adbc",
+    "connect_async",
+    "conninfo",
+    "describe",
+    "odd_settings",
+]
 
 PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
-"""For the start of a transaction: no function or operator is found where others can put one.
+"""For the start of a transaction: only pg_catalog is searched for functions and operators.
 
-Postgres takes the better match behind pg_catalog too, such as public.lower(int8range) in place of
-pg_catalog.lower(anyrange). Local to the transaction: a setting of the session would stay with a
-connection that a transaction pooler shares, and many poolers refuse one given when connecting.
+Postgres prefers a better match of another schema to pg_catalog, such as public.lower(int8range) to
+pg_catalog.lower(anyrange). The setting is local to the transaction: a session setting would stay
+with a connection that a transaction pooler shares, and many poolers refuse settings at connect.
 """
+
+_READABLE = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
+# psycopg reads no other styles. The server reports both, so a pooler carries them along.
+
+
+def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
+    """The statements that give a connection the settings that psycopg needs.
+
+    Empty where the connection has them, which costs nothing: the server reported them.
+    """
+    return b"".join(
+        f"set {name} = {value};".encode()
+        for name, value in _READABLE.items()
+        if (info.parameter_status(name) or value).partition(",")[0] != value
+    )
 
 
 def connect(
@@ -34,11 +58,11 @@ def connect(
 ) -> psycopg.Connection:
     """Connect with psycopg, waiting out a restart of Postgres.
 
-    Within 2 s the log says, once, where it is still trying to connect to.
+    Within 2 s the log says once which database is being tried.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
-        patience: seconds to go on trying for while Postgres may be restarting; 0 to try once.
+        patience: seconds to try while Postgres may be restarting; 0 to try once.
         autocommit: whether each statement is a transaction of its own.
 
     Returns:
@@ -51,11 +75,24 @@ def connect(
 
     def attempt() -> psycopg.Connection:
         with told_if_slow(url):
-            # Prepared statements would not survive the change of backend that a transaction pooler
-            # makes.
-            return psycopg.connect(info, autocommit=autocommit, prepare_threshold=None)
+            # Prepared statements would not survive when a transaction pooler changes the backend.
+            conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+            if odd := odd_settings(conn.info):
+                conn.execute(odd)
+            conn.autocommit = autocommit
+            return conn
 
     return with_backoff(attempt, url, patience)
+
+
+async def connect_async(url: str | None) -> psycopg.AsyncConnection[Any]:
+    """As `connect`, once, for a loop of asyncio. Errors are those of psycopg."""
+    conn = await psycopg.AsyncConnection.connect(
+        conninfo(url), autocommit=True, prepare_threshold=None
+    )
+    if odd := odd_settings(conn.info):
+        await conn.execute(odd)
+    return conn
 
 
 def connect_adbc(

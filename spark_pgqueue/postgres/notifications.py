@@ -1,6 +1,6 @@
-"""Waiting for publications: `pgqueue.start_waiting` makes producers notify, here it is heard.
+"""Waiting for publications: `pgqueue.start_waiting` makes producers notify, listeners hear it.
 
-Why no publication is missed is in sql/functions/waiting.sql.
+sql/functions/waiting.sql explains why no publication is missed.
 """
 
 from __future__ import annotations
@@ -13,59 +13,70 @@ from typing import Any
 
 import psycopg
 
-from spark_pgqueue.postgres.wake import Wake
+from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit
+from spark_pgqueue.postgres.wake_event import WakeEvent
 
 _FIRST_LOOK = 0.001
 _LAST_LOOK = 0.05
-"""Seconds after which is looked whether a transaction that may publish without notifying is over:
-at first, for most are over soon; and at last, for one that stays open."""
+"""Seconds between two checks whether a transaction that may publish without notifying is over: the
+first pause, as most end soon, and the longest pause, for a transaction that stays open."""
 
 _BUSY = 10
-"""How often in a row there has to be something at once, for a wait to be stopped: to start one
-again takes longer than to be notified."""
+"""After this many reads in a row that find messages at once, the subscription stops. A later start
+costs more than a notification."""
 
 
 class Listener:
-    """Which channels were heard by a connection that listens.
+    """A connection that listens, and the channels that it has heard.
 
-    It holds a name per channel, however many notifications come. Errors are those of psycopg.
+    It stores one name for each channel, however many notifications come. Errors are those of
+    psycopg.
 
     Args:
-        conn: the connection, in autocommit. What its other statements bring is heard too.
+        conn: the connection, in autocommit. Notifications that come with its other statements
+            count.
         wake: ends each wait when it is set.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any], wake: Wake | None = None):
+    def __init__(self, conn: psycopg.Connection[Any], wake: WakeEvent | None = None):
         self.conn = conn
         self._wake = wake
         self._heard: set[str] = set()
-        # Without a handler psycopg would keep what comes with the answer of a statement.
+        self._limit = TimeLimit(SHORT)
+        # Without a handler, psycopg would keep notifications that come with a statement's answer.
         conn.add_notify_handler(lambda notify: self._heard.add(notify.channel))
 
+    def row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
+        """The only row of a statement that should be short; see `TimeLimit`."""
+        with self._limit.around(self.conn):
+            row = self.conn.execute(sql, parameters).fetchone()
+        assert row is not None
+        return row
+
     def forget(self, channel: str) -> None:
-        """Forget all notifications so far. To be called before looking for what they tell of."""
+        """Forget all notifications so far. Call this before looking for messages."""
         with self.conn.lock:
             self._read()
         self._heard.discard(channel)
 
     @property
     def is_woken(self) -> bool:
-        """Whether no wait may last."""
+        """Whether the wake event is set, so that no wait may last."""
         return self._wake is not None and self._wake.wait(0)
 
     def sleep(self, seconds: float) -> None:
-        """Wait until the time is over, whatever comes but for being woken."""
+        """Sleep until the time is over or the wake event is set, whatever notifications come."""
         if self._wake is None:
             time.sleep(max(seconds, 0))
         else:
             self._wake.wait(seconds)
 
     def wait(self, channel: str, seconds: float) -> bool:
-        """Wait until the channel is heard or the time is over; returns which, and forgets it."""
+        """Wait for a notification of the channel. Returns whether one came, and forgets it."""
         return self.wait_for_any([channel], seconds)
 
     def wait_for_any(self, channels: Collection[str], seconds: float) -> bool:
-        """Wait until a channel is heard or the time is over; returns which, and forgets them."""
+        """Wait for a notification of any channel. Returns whether one came, and forgets all."""
         end = time.monotonic() + seconds
         with self.conn.lock:
             self._read()
@@ -79,7 +90,7 @@ class Listener:
         return heard
 
     def _read(self) -> None:
-        # Packet by packet, until nothing is left: what is not read fills the server's queue.
+        # Packet by packet, until nothing is left: unread notifications fill the server's queue.
         pgconn = self.conn.pgconn
         while True:
             pgconn.consume_input()
@@ -89,7 +100,7 @@ class Listener:
                 return
 
     def _readable(self, seconds: float) -> bool:
-        """Whether something came; false also when it was woken."""
+        """Whether data came; false also when the wake event was set."""
         poll = select.poll()
         socket = self.conn.pgconn.socket
         poll.register(socket, select.POLLIN)
@@ -98,16 +109,16 @@ class Listener:
         return any(descriptor == socket for descriptor, _ in poll.poll(seconds * 1000))
 
 
-class Waiter:
-    """A connection's wait for publications of a stream. Errors are those of psycopg.
+class StreamSubscription:
+    """A connection's subscription to the publications of a stream. Errors are those of psycopg.
 
-    Once started it goes on until there is much to do, or the connection is closed: so who looks,
-    finds nothing and waits, time and again, asks for no more than that.
+    A started subscription lasts until messages come often, or the connection is closed. So a caller
+    that looks, finds nothing and waits, again and again, starts it only once.
 
     Args:
-        listener: the connection's.
+        listener: the connection's listener.
         stream: the stream's name.
-        turn: held while it uses the connection, where threads share that.
+        turn: held while the connection is used, where threads share it.
     """
 
     def __init__(
@@ -123,9 +134,9 @@ class Waiter:
         self.is_started: bool = False
 
     def start(self) -> None:
-        """Wait from now on; the next look finds what was published before. Safe to repeat.
+        """Subscribe. The next look finds all messages that were published before. Safe to repeat.
 
-        Behind a pooler, and where the stream does not notify, nothing will be heard.
+        Behind a pooler, and for a stream without notifications, no publication will be heard.
         """
         pid = self._listener.conn.info.backend_pid
         self._channel, self._publishers = self._row(
@@ -137,7 +148,9 @@ class Waiter:
         self.forget()
 
     def note_messages(self) -> None:
-        """Note that there was something at once. Time and again, producers need not notify."""
+        """Note that a look found messages at once. After several in a row, producers need not
+        notify.
+        """
         self._found += 1
         if self._found >= _BUSY:
             self.stop()
@@ -150,17 +163,17 @@ class Waiter:
             self._row("select pgqueue.stop_waiting(%s::text)", [self._stream])
 
     def doubt(self) -> None:
-        """Start again before the next wait: perhaps another stream has the name now."""
+        """Subscribe anew before the next wait: another stream may have the name now."""
         self.is_started = False
 
     def forget(self) -> None:
-        """Forget what was heard. To be called before looking for messages."""
+        """Forget all notifications so far. Call this before looking for messages."""
         if self._channel is not None:
             with self._turn:
                 self._listener.forget(self._channel)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it makes sense to look, or the time is over; returns which, and forgets."""
+        """Wait until looking makes sense; returns whether it does, and forgets notifications."""
         return wait_for_any([self], seconds)
 
     def _publishes_less(self) -> bool:
@@ -175,29 +188,27 @@ class Waiter:
 
     def _row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
         with self._turn:
-            row = self._listener.conn.execute(sql, parameters).fetchone()
-        assert row is not None
-        return row
+            return self._listener.row(sql, parameters)
 
 
-def wait_for_any(waiters: Sequence[Waiter], seconds: float) -> bool:
-    """Wait until it makes sense to look for messages of one of some streams, or the time is over.
+def wait_for_any(subscriptions: Sequence[StreamSubscription], seconds: float) -> bool:
+    """Wait until looking for messages of one of several streams makes sense.
 
     Args:
-        waiters: of one connection, with one listener; at least one.
-        seconds: at most.
+        subscriptions: at least one; all of one connection and one listener.
+        seconds: the longest time to wait.
 
     Returns:
-        which; what was heard is forgotten.
+        whether looking makes sense; the notifications are forgotten.
     """
     end = time.monotonic() + seconds
-    listener, turn = waiters[0]._listener, waiters[0]._turn
-    channels = [each._channel for each in waiters if each._channel is not None]
-    for each in waiters:
+    listener, turn = subscriptions[0]._listener, subscriptions[0]._turn
+    channels = [each._channel for each in subscriptions if each._channel is not None]
+    for each in subscriptions:
         each._found = 0
     while True:
         left = end - time.monotonic()
-        publishing = [each for each in waiters if each._publishers]
+        publishing = [each for each in subscriptions if each._publishers]
         pause = min([left, *(each._look for each in publishing)])
         if channels:
             with turn:

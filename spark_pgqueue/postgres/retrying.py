@@ -1,4 +1,4 @@
-"""Patience: which errors a restart of Postgres explains, and trying again until it is back."""
+"""Patience: which errors a restart of Postgres explains, and retrying until Postgres is back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from spark_pgqueue.printable import warn
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds for which connecting is tried again while Postgres may be restarting."""
+"""Seconds for which a connection is retried while Postgres may be restarting."""
 
 _SILENT = 1.5
-"""Seconds after which somebody who waits is told so."""
+"""Seconds of waiting after which the log says so."""
 
-# A connection that is refused has no SQLSTATE in libpq, only text. What a restart, a failover or a
-# moment of too many connections explains; everything else is final.
+# libpq gives no SQLSTATE for a refused connection, only text. These texts are explained by a
+# restart, a failover or a moment of too many connections; all other errors are final.
 _PASSING = re.compile(
     r"connection refused|no such file or directory|could not connect|starting up|shutting down"
     r"|recovery|not (yet )?accepting connections|too many (clients|connections)"
@@ -42,9 +42,28 @@ _FINAL = re.compile(
     r"|not permitted to log in|no such (user|database)|permission denied|certificate|root\.crt",
     re.IGNORECASE,
 )
-# Class 08: connection exceptions. 57P01 to 57P03: shut down, crashed, cannot connect now. 53300:
-# too many connections. 25006: read-only, after a failover to a standby.
-_PASSING_SQLSTATES = ("08", "57P01", "57P02", "57P03", "53300", "25006")
+PASSING_SQLSTATES: dict[str, str] = {
+    "08": "connection exceptions, a class",
+    "57P01": "the server was shut down, or ended the session",
+    "57P02": "the server crashed",
+    "57P03": "the server does not accept connections now",
+    "57P05": "idle_session_timeout",
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "53300": "too many connections",
+    "25006": "read-only, after a failover to a standby",
+}
+"""The SQLSTATEs of errors that pass with a new connection."""
+
+STATEMENT_SQLSTATES: dict[str, str] = {
+    "40001": "a serialization failure, or a standby that had to cancel a query",
+    "40P01": "a deadlock",
+    "55P03": "a lock timeout",
+    "57014": "a statement timeout, or a statement that an administrator cancelled",
+}
+"""The SQLSTATEs of errors that concern one statement, which is made again where that is safe."""
+
+_CANCELLED = "57014"
 
 _NOT_REACHED = "08001"  # sqlclient_unable_to_establish_sqlconnection
 
@@ -52,57 +71,81 @@ _NOT_REACHED = "08001"  # sqlclient_unable_to_establish_sqlconnection
 def is_passing(error: BaseException) -> bool:
     """Whether a restart, a failover or a lost connection explains the error.
 
-    Such an error passes with a new connection, and nothing can be said about whether the statement
-    that met it took effect.
+    Such an error passes with a new connection. Nobody can say whether its statement took effect.
 
     Args:
-        error: an error of psycopg or of ADBC, or what `connect` made of it.
+        error: an error of psycopg or of ADBC, or the error that `connect` made of it.
     """
     sqlstate = sqlstate_of(error)
     if sqlstate is not None:
-        return sqlstate.startswith(_PASSING_SQLSTATES)
+        return sqlstate.startswith(tuple(PASSING_SQLSTATES))
     if not _is_database_error(error):
         return False
     text = str(error)
     return bool(_PASSING.search(text)) and not _FINAL.search(text)
 
 
+def is_worth_a_retry(error: BaseException) -> bool:
+    """Whether a worker or a query goes on after the error: it passes, or is of one statement."""
+    return is_passing(error) or sqlstate_of(error) in STATEMENT_SQLSTATES
+
+
+class Attempts:
+    """Attempts in a row at work that is safe to repeat: which errors allow one more.
+
+    A worker goes on for ever. All others make a statement that was cancelled once more, and no
+    more: what an administrator cancelled passes, a statement_timeout would end it each time.
+    """
+
+    def __init__(self) -> None:
+        self._was_cancelled = False
+
+    def may_go_on(self, error: BaseException) -> bool:
+        """Whether another attempt makes sense after this error."""
+        if sqlstate_of(error) == _CANCELLED:
+            is_first, self._was_cancelled = not self._was_cancelled, True
+            return is_first
+        return is_worth_a_retry(error)
+
+
 def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PATIENCE) -> T:
     """Call `attempt` again, with growing pauses, while it fails by errors that pass.
 
     Args:
-        attempt: connects; when it also does work, the work must be safe to repeat.
-        url: what it connects to, for messages.
-        patience: seconds from the first failure after which the error is raised.
+        attempt: connects. If it does other work too, that work must be safe to repeat, and must
+            not go on in a transaction.
+        url: the database, for messages.
+        patience: seconds after the first failure until the error is raised.
 
     Returns:
-        what `attempt` returns.
+        the return value of `attempt`.
 
     Raises:
-        PgQueueError: a connection error that does not pass, or not in time, or a known database
-            error (see `errors.translate`). Other errors come through as they are.
+        PgQueueError: a connection error that does not pass, or not in time; or a known database
+            error (see `errors.translate`). Other errors are raised as they are.
     """
-    pause, end = 0.1, None
+    pause, end, attempts = 0.1, None, Attempts()
     with _notice_of(url, patience) as notice:
         while True:
             try:
                 return attempt()
             except Exception as error:
-                if not is_passing(error):
+                if not attempts.may_go_on(error):
                     raise_clear(error, url)
                 now = time.monotonic()
                 end = now + patience if end is None else end
                 if now >= end:
                     raise_clear(error, url)
-            notice.expect()
-            # Jitter: the tasks of a cluster must not all come back at the same moment.
+                if is_passing(error):
+                    notice.expect()
+            # Jitter: the tasks of a cluster must not all reconnect at the same moment.
             time.sleep(min(pause * random.uniform(0.5, 1.0), max(end - now, 0.0)))
             pause = min(pause * 2, 2.0)
 
 
 @contextmanager
 def told_if_slow(url: str | None) -> Iterator[None]:
-    """Around one attempt to connect: when it takes long, the log says once where to."""
+    """Around one attempt to connect: if it takes long, the log names the database once."""
     with _notice_of(url, 0) as notice:
         notice.expect()
         yield
@@ -110,7 +153,7 @@ def told_if_slow(url: str | None) -> Iterator[None]:
 
 
 class _Notice:
-    """Tells the log once that Postgres is being waited for; by a timer, as who waits cannot."""
+    """Logs once that the thread waits for a connection; by a timer, as the thread cannot."""
 
     def __init__(self, url: str | None, patience: float):
         self._url = url
@@ -119,7 +162,7 @@ class _Notice:
         self._told = False
 
     def expect(self) -> None:
-        """Tell it in a moment, unless `cancel` comes first."""
+        """Log it in a moment, unless `cancel` comes first."""
         if self._timer is None and not self._told:
             self._timer = threading.Timer(_SILENT, self._tell)
             self._timer.daemon = True
@@ -136,8 +179,8 @@ class _Notice:
         warn("no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit)
 
 
-# An attempt of `with_backoff` has attempts to connect in it: only the outermost gives notice. By
-# thread, in a dict and no ContextVar: where the package travels with a query it is pickled.
+# An attempt of `with_backoff` contains attempts to connect; only the outermost gives notice. The
+# notices are in a dict by thread, and in no ContextVar, which could not be pickled by value.
 _notices: dict[int, _Notice] = {}
 
 
@@ -156,10 +199,10 @@ def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
 
 
 def raise_clear(error: Exception, url: str | None) -> NoReturn:
-    """Raise the PgQueueError that says what `error` means, or `error` itself if there is none.
+    """Raise the PgQueueError that explains `error`, or `error` itself if there is none.
 
     Raises:
-        PgQueueError: for a failure to connect, and for what `errors.translate` knows.
+        PgQueueError: for a failure to connect, and for errors that `errors.translate` knows.
     """
     clear = translate(error)
     if clear is None and _is_database_error(error) and sqlstate_of(error) is None:
@@ -167,10 +210,10 @@ def raise_clear(error: Exception, url: str | None) -> NoReturn:
         clear = PgQueueError(
             f"no connection to Postgres ({describe(url)}): {reason}",
             hint=_hint(reason),
-            # So that `is_passing` is as true of it as of the original.
+            # `is_passing` must say the same of this error as of the original.
             sqlstate=_NOT_REACHED if is_passing(error) else None,
         )
-    # "from None": the original's text may hold a password.
+    # "from None": the text of the original may hold a password.
     if clear is not None:
         raise clear from None
     raise error
@@ -189,8 +232,8 @@ def _hint(reason: str) -> str:
 
 
 def _is_database_error(error: BaseException) -> bool:
-    # ADBC's errors by name, so that its driver manager is not loaded for a psycopg error. What
-    # comes while its rows are fetched passes through Arrow, which makes it an OSError.
+    # ADBC's errors are known by name, so that a psycopg error does not load its driver manager.
+    # Arrow turns an error of ADBC while rows are fetched into an OSError.
     return (
         isinstance(error, psycopg.Error)
         or type(error).__module__.startswith("adbc_driver_manager")

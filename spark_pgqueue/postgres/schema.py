@@ -21,21 +21,24 @@ from spark_pgqueue.postgres.errors import (
     translated,
 )
 
-# By the name of the package: users filter by it.
+# The logger has the package's name, because users filter by it.
 _log = logging.getLogger("spark_pgqueue.schema")
 
 ATTEMPTS = 10
-"""How often an installation is tried where others keep locked what it needs."""
+"""How often an installation is tried while other sessions hold locks that it needs."""
 
 PAUSE = 1.0
-"""Seconds between two attempts, in which everybody else goes on."""
+"""Seconds between two attempts, in which other sessions proceed."""
 
+
+_FRAME = ("begin isolation", "commit;")
+"""How the lines begin that make a file a transaction."""
 
 _shipped_version: int | None = None
 
 
 def ship_version() -> None:
-    """Let functions of this module that are pickled by value know what the SQL files say."""
+    """Store the version of the SQL files for functions of this module that are pickled by value."""
     global _shipped_version
     _shipped_version = expected_version()
 
@@ -43,7 +46,7 @@ def ship_version() -> None:
 def sql_directory() -> Path:
     """The folder of the SQL files: inside the installed package, or beside it in a checkout.
 
-    Of a package in a zip it is a `Traversable`, a folder in that zip.
+    For a package in a zip it is a `Traversable`, a folder in that zip.
     """
     package = resources.files("spark_pgqueue")
     for folder in (package / "sql", Path(__file__).parents[2] / "sql"):
@@ -66,14 +69,14 @@ def script(*, transaction: bool = True) -> str:
     r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
 
     Args:
-        transaction: whether it begins and commits one; not for tools that run each file in a
-            transaction of their own.
+        transaction: whether the script begins and commits a transaction; not for tools that run
+            each file in a transaction of their own.
     """
     return "\n".join(text for _, text in _parts("install.sql", transaction))
 
 
 def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
-    r"""What a file of the folder runs, in order: its own lines, and the files of its `\ir`."""
+    r"""The parts of a file, in order: its own lines, and the files that its `\ir` lines name."""
     main, own = sql_directory() / name, list[str]()
     for line in main.read_text().splitlines():
         command = line.split()
@@ -81,16 +84,16 @@ def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
             yield main, "\n".join(own) + "\n"
             yield main.parent / command[1], (main.parent / command[1]).read_text()
             own = []
-        elif not line.startswith("\\") and (transaction or line not in ("begin;", "commit;")):
+        elif not line.startswith("\\") and (transaction or not line.startswith(_FRAME)):
             own.append(line)
     yield main, "\n".join(own) + "\n"
 
 
 def _run(conn: psycopg.Connection, name: str) -> None:
-    """Run a file of the folder in one transaction, also when others keep what it needs locked.
+    """Run a file of the folder in one transaction, with retries while other sessions hold locks.
 
-    What it waits for is locked for moments, or by a transaction that stays open: so it gives up
-    soon, lets those pass who wait behind it, and tries again.
+    Other sessions hold the locks for moments, or in a transaction that stays open. So each attempt
+    gives up soon, and lets the sessions pass that wait behind it.
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(
@@ -101,9 +104,10 @@ def _run(conn: psycopg.Connection, name: str) -> None:
     for left in reversed(range(ATTEMPTS)):
         try:
             with translated(), conn.transaction():
+                conn.execute("set transaction isolation level read committed read write")
                 for file, text in _parts(name, transaction=False):
                     try:
-                        # No parameters: psycopg then sends it as it is, with all its statements.
+                        # Without parameters psycopg sends the text as it is, with all statements.
                         conn.execute(text.encode(), prepare=False)
                     except psycopg.Error as error:
                         error.add_note(f"in {file}")
@@ -123,22 +127,22 @@ def _run(conn: psycopg.Connection, name: str) -> None:
 
 
 def expected_version() -> int:
-    """The schema version that this package needs: the line `-- schema version: N` of its SQL."""
+    """The schema version that this package needs: `set local pgqueue.version = N` of its SQL."""
     if _shipped_version is not None:
         return _shipped_version
-    for file in sql_files():
-        if found := re.search(r"^-- schema version: (\d+)\s*$", file.read_text(), re.MULTILINE):
-            return int(found[1])
-    raise PgQueueError(f"no line '-- schema version: N' in the SQL files of {sql_directory()}")
+    text = (sql_directory() / "schema.sql").read_text()
+    if found := re.search(r"^set local pgqueue\.version = (\d+);$", text, re.MULTILINE):
+        return int(found[1])
+    raise PgQueueError(f"schema.sql in {sql_directory()} sets no pgqueue.version")
 
 
 def installed_version(conn: psycopg.Connection) -> int | None:
-    """The schema version of the database, or None when nothing is installed.
+    """The schema version of the database; None when nothing is installed.
 
     Raises:
         PgQueueError: the role may not use the schema pgqueue.
     """
-    # Plain rows, whatever the rows of the caller's connection are.
+    # Plain rows, whatever row factory the caller's connection has.
     with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         row = cursor.execute(
             "select pg_catalog.to_regprocedure('pgqueue.schema_version()')"
@@ -159,8 +163,8 @@ def install(conn: psycopg.Connection) -> int:
         the version installed.
 
     Raises:
-        PgQueueError: the database has a newer schema, a schema of somebody else's, the role lacks a
-            permission, or somebody kept it locked. Nothing is changed then.
+        PgQueueError: the database has a newer schema or another owner's schema pgqueue, the role
+            lacks a permission, or another session holds locks. Nothing is changed then.
     """
     _run(conn, "install.sql")
     return expected_version()
@@ -173,8 +177,8 @@ def uninstall(conn: psycopg.Connection) -> None:
         conn: a connection as the owner of the schema, in no transaction.
 
     Raises:
-        PgQueueError: objects of others depend on it, the role lacks a permission, or somebody kept
-            it locked. Nothing is changed then.
+        PgQueueError: objects of others depend on the schema, the role lacks a permission, or
+            another session holds locks. Nothing is changed then.
     """
     try:
         _run(conn, "uninstall.sql")
@@ -185,10 +189,10 @@ def uninstall(conn: psycopg.Connection) -> None:
 
 
 def content(conn: psycopg.Connection) -> str | None:
-    """What goes with the schema, in a few words; None when there is none.
+    """What a removal of the schema would delete, in a few words; None without a schema.
 
     Raises:
-        PgQueueError: the role may not look at it.
+        PgQueueError: the role may not read the streams.
     """
     with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         schema = cursor.execute("select pg_catalog.to_regnamespace('pgqueue')").fetchone()
@@ -205,15 +209,15 @@ def content(conn: psycopg.Connection) -> str | None:
 
 
 def grant(conn: psycopg.Connection, group: str, role: str) -> None:
-    """Make a role a member of a group role; makes the group roles first.
+    """Make a role a member of a group role, after creating the group roles.
 
     Args:
-        conn: a connection as the owner of the schema, who may create roles.
+        conn: a connection as the owner of the schema, which may create roles.
         group: "producer", "consumer", "observer" or "admin".
         role: an existing role.
 
     Raises:
-        PgQueueError: there is no such role, or the connection's may not do that.
+        PgQueueError: the role does not exist, or the connection's role may not grant.
     """
     with translated(), conn.transaction():
         conn.execute("select pgqueue.create_roles()")
@@ -233,8 +237,16 @@ def check(conn: psycopg.Connection) -> None:
     """Check that the database has the schema version that this package needs.
 
     Raises:
-        PgQueueError: PQ011, when the schema is missing, older or newer.
+        PgQueueError: PQ011, when the schema is missing, older or newer; or the role sets
+            array_nulls to off.
     """
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        nulls = cursor.execute("select pg_catalog.current_setting('array_nulls')").fetchone()
+    if nulls == ("off",):
+        raise PgQueueError(
+            "array_nulls is off for this role or database: a key that is null would become 'NULL'",
+            hint="alter role ... reset array_nulls, or the same of the database",
+        )
     installed, expected = installed_version(conn), expected_version()
     if installed is None:
         raise PgQueueError(

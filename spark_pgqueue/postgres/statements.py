@@ -1,9 +1,9 @@
-"""One connection for statements that outlives restarts of Postgres, and explains its errors."""
+"""A connection for statements that survives restarts of Postgres, and explains its errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import RLock
 from typing import Any, LiteralString
@@ -16,27 +16,31 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
 from spark_pgqueue.postgres.loading import load_nearest
 from spark_pgqueue.postgres.retrying import PATIENCE, is_passing, with_backoff
+from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit, answers
 
 _READ_ONLY = "25006"
 _LOST = "08006"  # connection_failure
 
 
 class Statements:
-    """Runs statements, each a transaction of its own unless `transaction` is open.
+    """Runs statements, each in a transaction of its own unless `transaction` is open.
 
-    The connection is made when it is first used, and replaced when it was lost. The first statement
-    checks that the database has the schema version that this package needs. Threads can share it,
-    and then wait for each other.
+    The connection is made at its first use, and replaced when it was lost. The first statement
+    checks that the database has the schema version that this package needs. Threads may share this
+    object, and then wait for each other.
 
     Args:
         url: the database; None for libpq's environment.
-        patience: seconds to go on trying to connect for; 0 to try once.
-        repeat: whether a statement whose connection was lost is run again, also for `patience`
-            seconds. It must be safe to repeat: nobody can say whether it took effect.
-        connection: an open connection of the caller's, in place of one to `url`. It is neither
-            replaced nor closed.
-        names: what the user calls the arguments of SQL functions, for error messages.
+        patience: seconds to try to connect; 0 to try once.
+        repeat: whether a statement runs again, also for `patience` seconds, whose connection was
+            lost, or which waited for a lock for too long. It must be safe to repeat: nobody can
+            say whether it took effect.
+        connection: an open connection of the caller, instead of `url`. It is neither replaced nor
+            closed.
+        names: the user's names for the arguments of SQL functions, for error messages.
         prepare: called with each connection before its first statement.
+        limit: seconds after which a statement without an answer fails, as for a lost connection;
+            None for statements that may be long: these fail where the server is frozen.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Statements:
         connection: psycopg.Connection[Any] | None = None,
         names: Names | None = None,
         prepare: Callable[[psycopg.Connection[Any]], None] | None = None,
+        limit: float | None = None,
     ):
         self._url = url
         self._patience = patience
@@ -55,17 +60,21 @@ class Statements:
         self._conn = connection
         self._names = names
         self._prepare = prepare
+        # Of the caller's connection nothing says how to ask its server.
+        self._limit = None if connection is not None else _limit(url, limit)
         self._checked = self._closed = False
         self._transactions = 0
         self._is_own = connection is None
         self.turn: RLock = RLock()
-        """Held for each statement; by who needs several without those of other threads between."""
+        """The lock that each statement holds. A caller holds it to keep several together."""
         if connection is not None and prepare is not None:
             prepare(connection)
 
     @property
     def can_wait(self) -> bool:
-        """Whether the connection may be kept waiting: it is no caller's, and in no transaction."""
+        """Whether the connection may be used to wait: it is not the caller's, and in no
+        transaction.
+        """
         return self._is_own and not self._transactions
 
     def rows(
@@ -81,16 +90,18 @@ class Statements:
         Args:
             sql: the statement.
             parameters: its values.
-            row_factory: what makes its rows.
-            binary: in Postgres' binary format, which is faster where rows are many. The statement
-                must be safe to repeat: it is, when a value of it cannot be read so.
+            row_factory: makes the rows.
+            binary: whether to use Postgres' binary format, which is faster for many rows. The
+                statement must be safe to repeat: it runs again when a value cannot be read.
 
         Raises:
-            PgQueueError: a known database error, a lost connection, Postgres stayed away longer
-                than patience, or PQ011: the schema is missing, older or newer.
+            PgQueueError: a known database error; a lost connection; Postgres stayed away longer
+                than patience; or PQ011: the schema is missing, older or newer.
         """
         attempt = partial(self._attempt, sql, parameters, row_factory, binary)
-        return with_backoff(attempt, self._url, self._patience) if self._repeat else attempt()
+        if self._repeat and not self._transactions:
+            return with_backoff(attempt, self._url, self._patience)
+        return attempt()
 
     def row(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
         """The only row of a statement that always has one. Errors as in `rows`."""
@@ -105,14 +116,14 @@ class Statements:
         return version
 
     def connection(self) -> psycopg.Connection[Any]:
-        """The connection; a new one in place of a lost one, unless that is the caller's.
+        """The connection. A lost connection is replaced, unless it is the caller's.
 
         Raises:
-            PgQueueError: it cannot be made.
+            PgQueueError: no connection can be made.
         """
         lost = self._conn is None or self._conn.closed
         if lost and self._is_own and not self._closed and not self._transactions:
-            # When the statement is repeated, so is this.
+            # With `repeat`, the caller retries the connection together with the statement.
             self._conn = connect(self._url, patience=0 if self._repeat else self._patience)
             if self._prepare is not None:
                 self._prepare(self._conn)
@@ -127,44 +138,53 @@ class Statements:
         Raises:
             PgQueueError: the connection is lost.
         """
-        # Errors of the caller's own statements inside are the caller's.
+        # Errors of the caller's own statements inside are not explained here.
         with ExitStack() as stack:
             with self.explained():
-                stack.enter_context(self.connection().transaction())
+                conn = self.connection()
+                with self.limited(conn):
+                    stack.enter_context(conn.transaction())
             self._transactions += 1
             try:
                 yield
             finally:
                 self._transactions -= 1
-            with self.explained():
+            with self.explained(), self.limited(conn):
                 stack.close()
 
     def another(self) -> Statements:
-        """The same for another connection to the same database, which repeats its statements."""
+        """A new object for another connection to the same database, with `repeat`, for statements
+        that should be short.
+        """
         return Statements(
             self._url,
             patience=self._patience,
             repeat=True,
             names=self._names,
             prepare=self._prepare,
+            limit=SHORT,
         )
 
     def disconnect(self) -> None:
-        """Close the connection, if there is one of its own; the next statement connects again."""
+        """Close the connection, unless it is the caller's; the next statement connects again."""
         if self._is_own and self._conn is not None:
             self._conn.close()
 
     def close(self) -> None:
-        """Close the connection for good, if there is one of its own. Safe to repeat."""
+        """Close the connection for good, unless it is the caller's. Safe to repeat."""
         self.disconnect()
         self._closed = True
 
+    def limited(self, conn: psycopg.Connection[Any]) -> AbstractContextManager[None]:
+        """Around a use of the connection, which fails where no answer comes in time."""
+        return nullcontext() if self._limit is None else self._limit.around(conn)
+
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise a PgQueueError in place of every database error that has a way out.
+        """Raise a PgQueueError instead of every database error that has a way out.
 
         Raises:
-            PgQueueError: for those; every other error passes through as it is.
+            PgQueueError: for those; every other error is raised as it is.
         """
         try:
             yield
@@ -183,18 +203,19 @@ class Statements:
     ) -> list[Any]:
         with self.turn, self.explained():
             conn = self.connection()
-            if not self._checked:
-                schema.check(conn)
-                self._checked = True
-            # Not conn.cursor(): the caller's connection may have factories of its own.
-            with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
-                cursor.execute(sql, parameters, binary=binary)
-                try:
-                    return cursor.fetchall()
-                except psycopg.DataError:  # a value that Python cannot hold
-                    if binary:
-                        cursor.execute(sql, parameters)
-                    return load_nearest(cursor, row_factory)
+            with self.limited(conn):
+                if not self._checked:
+                    schema.check(conn)
+                    self._checked = True
+                # Not conn.cursor(): the caller's connection may have factories of its own.
+                with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
+                    cursor.execute(sql, parameters, binary=binary)
+                    try:
+                        return cursor.fetchall()
+                    except psycopg.DataError:  # a value that Python cannot hold
+                        if binary:
+                            cursor.execute(sql, parameters)
+                        return load_nearest(cursor, row_factory)
 
     def _explain(self, error: psycopg.Error) -> PgQueueError | None:
         sqlstate, said = sqlstate_of(error), Said.by(error)
@@ -213,9 +234,15 @@ class Statements:
             return PgQueueError(
                 f"the connection to Postgres was lost: {said.message}",
                 hint="check that Postgres runs and can be reached" if self._repeat else hint,
-                sqlstate=sqlstate or _LOST,  # so that `is_passing` is as true of it
+                sqlstate=sqlstate or _LOST,  # `is_passing` must be true of this error, too
             )
         if isinstance(error, psycopg.DataError):
             # Without the detail, which may quote a payload.
             return PgQueueError(said.message, sqlstate=sqlstate)
         return None
+
+
+def _limit(url: str | None, seconds: float | None) -> TimeLimit:
+    if seconds is not None:
+        return TimeLimit(seconds)
+    return TimeLimit(SHORT, partial(answers, url))

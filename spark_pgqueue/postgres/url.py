@@ -1,8 +1,8 @@
-"""What to connect to, and how to show it: a password is in no message.
+"""The url of a connection, and how to show it: no message holds a password.
 
 A connection is described by `url`: any libpq URI (`postgresql://user@host/db?sslmode=require`) or
-conninfo string (`host=... dbname=...`). Without one, libpq's own environment (`PGHOST`, `PGSERVICE`
-and so on), service files and password file decide.
+conninfo string (`host=... dbname=...`). Without a url, libpq's own environment (`PGHOST`,
+`PGSERVICE` and so on), service files and password file decide.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spark_pgqueue.postgres.errors import PgQueueError
 
-# Without these a connection whose server or network went away silently is never given up.
+# Without these limits, a connection whose server or network vanished silently would wait for
+# minutes or for ever: for an answer (keepalives), or to send (tcp_user_timeout, in milliseconds).
 _DEFAULTS = {
     "connect_timeout": "10",
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "20000",
 }
+
+# The server sends and takes all text in this encoding, whatever the role, the database or the
+# environment say: Arrow's text is UTF-8, and ADBC hands it on as it comes.
+_ENCODING = {"client_encoding": "UTF8"}
 
 _SECRET = re.compile(
     r"""(?ix) \b (\w*password | \w*secret | scram_\w+_key)
@@ -31,14 +37,14 @@ _SECRET = re.compile(
 _USERINFO = re.compile(r"(\w+://[^:/@\s]*):.*@")
 
 
-# What `with_credentials` adds for a password that is to be read whenever somebody connects.
+# `with_credentials` adds this for a password file, which is read at each connection.
 _PASSWORD_FILE = re.compile(r" passwordfile='((?:\\.|[^'\\])*)'\Z", re.DOTALL)
 
 
 def with_credentials(
     url: str | None, user: str | None, password: str | None, password_file: str | None
 ) -> str | None:
-    """`url` with these in it, as all of this package takes it.
+    """The `url` with user and password, in the form that all of this package takes.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment.
@@ -47,7 +53,7 @@ def with_credentials(
         password_file: a file that holds the password, read at each connection; unless None.
 
     Raises:
-        PgQueueError: it is not valid, has a user or password already, or both are given.
+        PgQueueError: the url is not valid, or user or password are given twice.
     """
     given = parse(url)
     for name, value in (("user", user), ("password", password), ("password", password_file)):
@@ -77,7 +83,7 @@ def _password_in(file: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise PgQueueError(
             f"the passwordFile {file} cannot be read on {platform.node()}: {reason}",
-            hint="it has to be there, and readable, on the driver and the executors",
+            hint="the file must exist and be readable on the driver and the executors",
         ) from None
     if not password:
         raise PgQueueError(f"the passwordFile {file} is empty", hint="write the password into it")
@@ -87,40 +93,41 @@ def _password_in(file: str) -> str:
 def conninfo(url: str | None) -> str:
     """The complete conninfo string for `url`, as psycopg and ADBC both take it.
 
-    Adds an application name and time limits where neither `url` nor the environment has them.
-    It holds the password if `url` does: do not show it, show `describe(url)`.
+    It adds an application name and time limits where neither `url` nor the environment has them.
+    The encoding is always UTF-8. The string holds the password if `url` does: never show it, show
+    `describe(url)`.
 
     Raises:
         PgQueueError: the url is not a valid libpq URI or conninfo string.
     """
     given = parse(url)
     defaults = {"fallback_application_name": "spark-pgqueue"}
-    # What a service file sets cannot be seen here, and a parameter would override it.
+    # The settings of a service file are not visible here, and a parameter would override them.
     if "service" not in given:
         defaults |= _DEFAULTS
-    return make_conninfo("", **{**defaults, **_environment(defaults), **given})
+    return make_conninfo("", **{**defaults, **_environment(defaults), **given, **_ENCODING})
 
 
 def describe(url: str | None) -> str:
-    """Where `url` leads, for messages: host, port, dbname, user and service, and nothing secret."""
+    """The target of `url`, for messages: host, port, dbname, user and service, and no secret."""
     shown = ("service", "host", "hostaddr", "port", "dbname", "user")
     target = {**_environment(shown), **parse(url)}
-    if "user" in target:  # who writes user=me:secret means a password
+    if "user" in target:  # in user=me:secret, the user meant a password
         target["user"] = re.sub(":.*", ":***", target["user"], flags=re.DOTALL)
     given = [f"{key}={redact(target[key])}" for key in shown if target.get(key)]
     return " ".join(given) or "libpq's defaults"
 
 
 def redact(text: str) -> str:
-    """`text` with `***` in place of every password that a URI or conninfo string in it holds.
+    """The text with `***` instead of every password in a URI or conninfo string.
 
-    Rather hides too much than too little: the end of an unquoted password cannot always be told.
+    It hides too much rather than too little: the end of an unquoted password is not always clear.
     """
     return _SECRET.sub(r"\1=***", _USERINFO.sub(r"\1:***@", text))
 
 
 def without_passwords(text: str, url: str | None) -> str:
-    """`text` without the passwords of `url`, and without those that any url in it holds."""
+    """The text without the passwords of `url`, and without the passwords of other urls in it."""
     given = parse(url)
     for secret in (given.get("password"), given.get("user", "").partition(":")[2]):
         text = text.replace(secret, "***") if secret else text
@@ -128,11 +135,11 @@ def without_passwords(text: str, url: str | None) -> str:
 
 
 def parse(url: str | None) -> dict[str, str]:
-    """The parameters that `url` itself gives.
+    """The parameters in `url` itself.
 
     Raises:
-        PgQueueError: it is not valid. libpq's message quotes pieces of it, which may be of the
-            password, so only the part outside quotes is repeated.
+        PgQueueError: the url is not valid. libpq's message quotes parts of the url, which may be
+            parts of the password, so only the text outside quotes is repeated.
     """
     hint = (
         "give a libpq URI (postgresql://user@host:5432/dbname) or conninfo string (host=... "
@@ -145,7 +152,7 @@ def parse(url: str | None) -> dict[str, str]:
         plain = parse(url[: file.start()])
         return {**plain, "password": _password_in(re.sub(r"\\(.)", r"\1", file[1]))}
     if url is not None and re.match(r"\s*jdbc:", url, re.IGNORECASE):
-        # Only what is surely a host, a port and a database is repeated.
+        # The hint repeats only a text that is surely host, port and database.
         same = re.match(r"\s*jdbc:(postgresql://[\w.:-]+(?:/[\w-]+)?)(?![^?])", url, re.IGNORECASE)
         instead = same[1] if same else "postgresql://host:5432/dbname"
         raise PgQueueError(
@@ -167,7 +174,7 @@ def parse(url: str | None) -> dict[str, str]:
 
 
 def _environment(keys) -> dict[str, str]:
-    """What libpq's environment and service file set for `keys`."""
+    """The values that libpq's environment and service file set for `keys`."""
     return {
         option.keyword.decode(): option.val.decode()
         for option in psycopg.pq.Conninfo.get_defaults()

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 MAX_DELAY = timedelta(minutes=15)
-"""For how long a query waits for minMessagesPerTrigger, unless maxTriggerDelay says otherwise."""
+"""The default of maxTriggerDelay."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What a query says of the size of its micro-batches. None: nothing.
+    """The limits on the size of a query's micro-batches. None stands for no limit.
 
     Attributes:
-        max_messages: messages at most.
-        max_bytes: bytes of data at most, but one message at least.
-        min_messages: with fewer it waits, ...
-        max_delay: ... but no longer than this after it last had some.
+        max_messages: the highest number of messages.
+        max_bytes: the highest number of bytes of data, but at least one message.
+        min_messages: the query waits for this many messages, ...
+        max_delay: ... but at most this long after its last batch with messages.
     """
 
     max_messages: int | None = None
@@ -30,7 +30,7 @@ class Admission:
 
         Args:
             available: how many messages there are for it.
-            since: seconds since the last one; infinity for none, which begins at once.
+            since: seconds since the last batch; infinity for the first, which begins at once.
         """
         return (
             self.min_messages is None
@@ -39,16 +39,17 @@ class Admission:
         )
 
     def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
-        """How many messages to ask for, so that what comes has about max_bytes; None: all.
+        """How many messages to ask for, to get about max_bytes; None for all.
 
-        It only has to be near: the database cuts what has more bytes, by claiming it again.
+        The number need not be exact: the database cuts a claim that has more bytes, by claiming it
+        again.
 
         Args:
-            most: never more than so many; None: any number.
-            average: bytes of data of a message; None: not known.
+            most: the highest number of messages; None for any.
+            average: mean bytes of data of a message; None where not known.
         """
         if self.max_bytes is None or average is None:
             return most
         about = max(1, int(self.max_bytes / max(average, 1.0)))
-        about -= about // 100  # one in a hundred less, and most claims need not be cut
+        about -= about // 100  # with 1% fewer messages, most claims need no cut
         return about if most is None else min(most, about)

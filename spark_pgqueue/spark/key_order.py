@@ -1,4 +1,4 @@
-"""The order of keys, for what was read in any partitions: by a shuffle of Spark's."""
+"""Restoring the order of keys after a read in any partitions, by a shuffle of Spark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NEEDED = ("seq", "key", "arrival")
 
 
 def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
-    """All messages of a key in one partition, in order; for option("keyOrder", "column").
+    """Bring the messages of a key into one partition, in order: for option("keyOrder", "column").
 
-    In a streaming query a Python worker holds a partition in memory to sort it; in foreachBatch
-    Spark sorts, and spills.
+    In a streaming query a Python worker holds a partition in memory to sort it. In foreachBatch
+    Spark sorts, and can spill to disk.
 
         >>> reader = spark.readStream.format("pgqueue").option("url", url)
         >>> reader = reader.option("stream", "orders").option("consumer", "billing")
@@ -26,11 +26,11 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
         >>> ordered = spark_pgqueue.in_key_order(frame, 4)
 
     Args:
-        frame: of a source with keyOrder column, with its columns seq, key and arrival.
-        partitions: how many; None: what spark.sql.shuffle.partitions says.
+        frame: read with keyOrder column, with the columns seq, key and arrival.
+        partitions: how many partitions; None for spark.sql.shuffle.partitions.
 
     Returns:
-        the same rows and columns. A message without a key is in no order with others.
+        the same rows and columns. Messages without a key have no order.
 
     Raises:
         PgQueueError: a column is missing, or `partitions` is less than 1.
@@ -53,7 +53,7 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     if not frame.isStreaming:
         return dealt.sortWithinPartitions("arrival")
 
-    # Spark sorts no streaming frame. A function in a function, which travels with the query.
+    # Spark does not sort a streaming frame. The inner function is pickled with the query.
     def by_arrival(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 

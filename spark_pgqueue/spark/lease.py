@@ -1,7 +1,7 @@
-"""What keeps a source alive and awake between Spark's calls: its leases, its parent, its wake-ups.
+"""The parts of a source that work between Spark's calls: its lease, its parent, and its waiting.
 
-All of it lives in the one driver-side process that Spark starts for a source and is made on first
-use, because the reader object itself is also pickled to the executors.
+All of them live in the one driver-side process that Spark starts for a source. They are made on
+first use, because Spark also pickles the reader object to executors.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from datetime import timedelta
 
 import psycopg
 
+from spark_pgqueue.postgres import clock
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.notifications import Listener, Waiter, wait_for_any
+from spark_pgqueue.postgres.notifications import Listener, StreamSubscription, wait_for_any
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.printable import warn
 
 
 class Parent:
-    """The process that started this one: Spark's JVM. When it dies, nothing here may claim more."""
+    """The process that started this one: Spark's JVM. After its death nothing here may claim
+    messages.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getppid()
 
     def lives(self) -> bool:
-        """Whether it still runs. A process whose parent died is given another one at once."""
+        """Whether the parent runs. A process whose parent died gets another parent at once."""
         return os.getppid() == self._pid
 
     def check(self) -> None:
-        """Raise when it does not.
+        """Raise when the parent is dead.
 
         Raises:
             PgQueueError: the parent died.
@@ -42,14 +46,14 @@ class Parent:
 
 
 class Lease:
-    """Extends a reader's claims every third of their visibility timeout, from a daemon thread."""
+    """Extends a checkpoint reader's claims every third of their visibility timeout, in a thread."""
 
     def __init__(self, url: str | None, visibility_timeout: timedelta, parent: Parent):
         self._every = visibility_timeout.total_seconds() / 3
-        self._statements = Statements(url, patience=self._every, repeat=True)
+        self._statements = Statements(url, patience=self._every, repeat=True, limit=SHORT)
         self._parent = parent
         self.reader: str | None = None
-        """Whose claims it extends."""
+        """The checkpoint reader whose claims are extended."""
         self._stopped = threading.Event()
 
     def hold(self, reader: str) -> None:
@@ -60,22 +64,27 @@ class Lease:
             threading.Thread(target=self._run, name="pgqueue lease", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop extending, within a beat."""
+        """Stop extending, within a third of the visibility timeout."""
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._every) and self._parent.lives():
+        due = clock.now() + self._every
+        # At most a second at a time: a wait stands still while the machine sleeps.
+        while not self._stopped.wait(min(self._every, 1.0)) and self._parent.lives():
+            if clock.now() < due:
+                continue
+            due = clock.now() + self._every
             try:
                 self._statements.row("select pgqueue.reader_extend(%s)", [self.reader])
             except Exception as error:
-                # The next beat tries again. A lease that is lost meanwhile is reported by the
-                # claim that finds it so, in the main thread.
+                # The next beat tries again. If the lease is lost meanwhile, the next claim in the
+                # main thread reports it.
                 warn("could not extend the claims of reader %s: %s", self.reader, error)
         self._statements.close()
 
 
-class Wakeup:
-    """Waits for publications of streams. What it cannot hear (a pooler, a restart) it sits out."""
+class PublicationWaiter:
+    """Waits for publications; where it cannot listen (a pooler, a restart), it sleeps."""
 
     def __init__(self, url: str | None, streams: Iterable[str], parent: Parent):
         self._url = url
@@ -83,46 +92,46 @@ class Wakeup:
         self._parent = parent
         self._conn: psycopg.Connection | None = None
         self._listener: Listener | None = None
-        self._waiters: dict[str, Waiter] = {}
+        self._subscriptions: dict[str, StreamSubscription] = {}
 
     def wait_for_streams(self, streams: Iterable[str]) -> None:
-        """Wait for these streams from now on, in place of those before."""
+        """Wait for these streams from now on, instead of the streams before."""
         self._streams = list(streams)
-        # A stream that was dropped may come back as another one.
-        self._waiters = {
-            name: self._waiters[name] for name in self._streams if name in self._waiters
+        # A stream that was dropped may come back as a new stream with the same name.
+        self._subscriptions = {
+            name: self._subscriptions[name] for name in self._streams if name in self._subscriptions
         }
 
     def forget(self) -> None:
-        """Forget what was heard so far. To be called before looking for messages."""
-        for waiter in self._current():
-            self._attempt(waiter.forget)
+        """Forget all notifications so far. Call this before looking for messages."""
+        for subscription in self._current():
+            self._attempt(subscription.forget)
 
     def start(self) -> bool:
-        """Wait from now on; returns whether that is new, and so messages have to be looked for."""
+        """Listen from now on. Returns whether that is new, so that a look is due."""
         started = [each for each in self._current() if each.is_started]
         if len(started) == len(self._streams):
             return False
         return self._attempt(self._start)
 
     def note_messages(self, streams: Iterable[str] | None = None) -> None:
-        """Note that there was something at once, of some streams or all of them.
+        """Note that streams had messages at once: the given streams, or all.
 
-        Time and again, producers need not notify.
+        After several times in a row, producers need not notify.
         """
         for name in self._streams if streams is None else streams:
-            if waiter := self._waiters.get(name):
-                self._attempt(waiter.note_messages)
+            if subscription := self._subscriptions.get(name):
+                self._attempt(subscription.note_messages)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it makes sense to look, the time is over, or the parent is gone.
+        """Wait until looking makes sense, the time is over, or the parent is dead.
 
         Returns:
-            whether it makes sense to look.
+            whether looking makes sense.
         """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._parent.lives():
-            # A second at most at a time, because nothing else shows that the parent died.
+            # At most a second at a time, because only polling shows that the parent died.
             if self._wait(min(left, 1.0)):
                 return True
         return False
@@ -132,32 +141,34 @@ class Wakeup:
         if self._conn is not None:
             self._conn.close()
         self._conn = self._listener = None
-        self._waiters = {}
+        self._subscriptions = {}
 
-    def _current(self) -> list[Waiter]:
-        return [self._waiters[name] for name in self._streams if name in self._waiters]
+    def _current(self) -> list[StreamSubscription]:
+        return [self._subscriptions[name] for name in self._streams if name in self._subscriptions]
 
     def _start(self) -> None:
         if self._conn is None or self._listener is None:
             self._conn = connect(self._url, patience=0)
             self._listener = Listener(self._conn)
         for name in self._streams:
-            waiter = self._waiters.setdefault(name, Waiter(self._listener, name))
-            if not waiter.is_started:
-                waiter.start()
+            subscription = self._subscriptions.setdefault(
+                name, StreamSubscription(self._listener, name)
+            )
+            if not subscription.is_started:
+                subscription.start()
 
     def _wait(self, seconds: float) -> bool:
-        waiters = self._current()
-        if waiters and all(each.is_started for each in waiters):
+        subscriptions = self._current()
+        if subscriptions and all(each.is_started for each in subscriptions):
             try:
-                return wait_for_any(waiters, seconds)
+                return wait_for_any(subscriptions, seconds)
             except psycopg.Error:
                 self.close()
         time.sleep(seconds)
         return False
 
     def _attempt(self, step: Callable[[], None]) -> bool:
-        """Whether it worked; if not, the connection is closed, and everything it held is gone."""
+        """Whether a step succeeded. After a failure the connection is closed."""
         try:
             step()
         except (psycopg.Error, PgQueueError):

@@ -1,4 +1,4 @@
-"""Partitions: which share of a micro-batch each task reads."""
+"""The input partitions of a micro-batch: which messages each task reads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import NamedTuple, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.spark.consumer import Consumer, Stream
-from spark_pgqueue.spark.options import CursorOptions, SourceOptions, TableOptions
+from spark_pgqueue.spark.options import OffsetSourceOptions, SourceOptions, TableOptions
 
 MESSAGES_PER_PARTITION = 125_000
-"""By default; a partition costs Spark about 25 ms, reading so many messages twenty times that."""
+"""The default. A partition costs Spark 25 ms; reading this many messages takes 20 times that."""
 
 BUCKETS = 8
-"""A batch that is read by key has so many partitions, or as many as `SCANNED` allows."""
+"""A batch that is read by key has at most this many partitions, or more if `SCANNED` allows."""
 
 SCANNED = 2_000_000
-"""How many rows the server may look at so that more partitions have their keys of a batch: some
-0.6 s of its time."""
+"""How many rows the server may scan for more partitions than `BUCKETS`: about 0.6 s of its time.
+Each partition scans the whole batch for its keys."""
 
 
 class Range(NamedTuple):
-    """Messages lo <= seq < hi, all of one priority and delivered equally often.
+    """Messages lo <= seq < hi, all of one priority and one deliver_count.
 
-    `shift` and a seq are its arrival, which grows in the order of delivery in a micro-batch.
+    A message's arrival is its seq plus `shift`; it grows in the order of delivery in a micro-batch.
     """
 
     lo: int
@@ -39,15 +39,16 @@ class Range(NamedTuple):
 
 
 class Ranges(tuple[Range, ...]):
-    """Ranges that travel fast: 200,000 of one message each in some 100 ms, and once for all
-    partitions that have the same.
+    """Ranges that pickle fast: 200,000 ranges of one message take about 100 ms.
+
+    Partitions that share the same ranges pack them once.
     """
 
     _packed: bytes | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], Ranges], tuple[bytes]]:
-        # (Not a cached_property: up to Python 3.11 that has a lock, and a class with a lock cannot
-        # travel with a query.)
+        # (Not a cached_property: up to Python 3.11 it has a lock, and a class with a lock cannot be
+        # pickled by value.)
         if self._packed is None:
             columns = [array("q", column) for column in zip(*self, strict=True)]
             self._packed = zlib.compress(b"".join(column.tobytes() for column in columns), 1)
@@ -62,7 +63,11 @@ def _unpacked(packed: bytes) -> Ranges:
 
 
 def in_order(found: Iterable[tuple[int, int, int, int]]) -> list[Range]:
-    """Ranges of lo, hi, priority and deliver_count in the order of delivery, with their shifts."""
+    """Ranges in the order of delivery, with their shifts.
+
+    Args:
+        found: lo, hi, priority and deliver_count of each range.
+    """
     ranges: list[Range] = []
     shift = last = 0
     for each in found:
@@ -73,8 +78,8 @@ def in_order(found: Iterable[tuple[int, int, int, int]]) -> list[Range]:
     return ranges
 
 
-class Run(NamedTuple):
-    """Messages lo <= seq < hi, of which the same is known: row `no` of what is known of ranges."""
+class KnownRange(NamedTuple):
+    """Messages lo <= seq < hi for which row `no` of a table has the known columns."""
 
     lo: int
     hi: int
@@ -83,13 +88,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: the claims of a reader after one and up to another.
+    """A micro-batch: the claims of a checkpoint reader after one claim and up to another.
 
     Attributes:
-        reader: the reader's uuid.
-        after: the last claim before it.
-        end: its last claim.
-        lost: how many of its messages the reader had lost when it was planned.
+        reader: the checkpoint reader's uuid.
+        after: the last claim before the batch.
+        end: the last claim of the batch.
+        lost: how many messages of the batch the reader had lost when the batch was planned.
     """
 
     reader: str
@@ -99,16 +104,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Piece(InputPartition):
-    """Messages of a stream: all that an executor needs to know to read them.
+class MessagePartition(InputPartition):
+    """Messages of a stream: all that an executor needs to read them.
 
     Attributes:
-        index: its number among the partitions of the batch; also its bucket.
-        stream_id: the stream's id; its messages are in the table messages_<stream_id>.
+        index: the partition's number in the batch; also the number of its bucket.
+        stream_id: the stream's id; the messages are in the table messages_<stream_id>.
         kind: text, json or binary.
         stream: the stream's name.
-        ranges: what to read, in the order of delivery.
-        buckets: if more than 1, read only the keys whose hash modulo buckets is index.
+        ranges: the messages to read, in the order of delivery.
+        buckets: if more than 1, read only keys whose hash modulo buckets is index.
     """
 
     index: int
@@ -120,57 +125,57 @@ class Piece(InputPartition):
 
     @property
     def messages(self) -> int:
-        """How many messages its ranges have, of all keys."""
+        """The number of messages of the ranges, of all keys."""
         return sum(each.hi - each.lo for each in self.ranges)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimedPiece(Piece):
-    """A partition of what a consumer's reader has claimed.
+class ClaimedPartition(MessagePartition):
+    """An input partition of messages that a checkpoint reader has claimed.
 
     Attributes:
-        batch: the micro-batch that it is a part of.
+        batch: the micro-batch of the partition.
     """
 
     batch: Batch
 
 
 @dataclass(frozen=True)
-class CursorPartition(InputPartition):
-    """A partition of what is read without a consumer.
+class OffsetPartition(InputPartition):
+    """An input partition of the offset source.
 
     Attributes:
-        pieces: its share of each stream.
+        parts: the messages to read of each stream.
     """
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[MessagePartition, ...]
 
 
-def cut_into_pieces(
+def cut_into_partitions(
     ranges: list[Range], batch: Batch, consumer: Consumer, options: SourceOptions
-) -> list[ClaimedPiece]:
+) -> list[ClaimedPartition]:
     """Partitions of equal size, in the order of delivery, that together read `ranges`.
 
-    With ordering by key each partition reads all of the ranges, but only a share of the keys: so
-    all messages of a key are in one partition, in order; unless keyOrder says that the query puts
-    them in order itself. With ordering by stream there is one.
+    With ordering by key, each partition reads all ranges, but only a share of the keys. So all
+    messages of a key are in one partition, in order. With keyOrder=column the query restores the
+    order itself, and the ranges are split. With ordering by stream there is one partition.
     """
     total = sum(each.hi - each.lo for each in ranges)
-    count = 1 if consumer.ordering == "stream" else piece_count(total, options)
+    count = 1 if consumer.ordering == "stream" else partition_count(total, options)
 
-    def piece(index: int, ranges: Ranges, buckets: int) -> ClaimedPiece:
-        return ClaimedPiece(
+    def partition(index: int, ranges: Ranges, buckets: int) -> ClaimedPartition:
+        return ClaimedPartition(
             *(index, consumer.stream_id, consumer.kind, options.stream, ranges, buckets),
             batch=batch,
         )
 
     if consumer.ordering == "key" and options.key_order == "partition":
-        # The server looks at every message for each partition.
+        # The server scans every message for each partition.
         count = min(count, max(BUCKETS, SCANNED // (total or 1)))
         every = Ranges(ranges)
-        return [piece(index, every, count) for index in range(count if total else 0)]
+        return [partition(index, every, count) for index in range(count if total else 0)]
     shares = split(ranges, count) if total else []
-    return [piece(index, Ranges(share), 1) for index, share in enumerate(shares)]
+    return [partition(index, Ranges(share), 1) for index, share in enumerate(shares)]
 
 
 class _RangeOf(NamedTuple):
@@ -182,22 +187,22 @@ class _RangeOf(NamedTuple):
 
 
 def cut_streams(
-    ranges: dict[str, list[Range]], streams: dict[str, Stream], options: CursorOptions
-) -> list[CursorPartition]:
-    """Partitions of equal size that together read the ranges of all streams, one after the other.
+    ranges: dict[str, list[Range]], streams: dict[str, Stream], options: OffsetSourceOptions
+) -> list[OffsetPartition]:
+    """Partitions of equal size that together read the ranges of all streams, stream by stream.
 
     Args:
-        ranges: what to read of each stream, by its name.
+        ranges: the ranges of each stream, by its name.
         streams: the streams, by their names.
-        options: the query's.
+        options: the query's options.
     """
     line = [_RangeOf(each.lo, each.hi, name) for name in ranges for each in ranges[name]]
     total = sum(each.hi - each.lo for each in line)
-    shares = split(line, piece_count(total, options)) if total else []
+    shares = split(line, partition_count(total, options)) if total else []
     return [
-        CursorPartition(
+        OffsetPartition(
             tuple(
-                Piece(
+                MessagePartition(
                     *(index, streams[name].stream_id, streams[name].kind, name),
                     Ranges(Range(each.lo, each.hi, 0, 0) for each in mine),
                 )
@@ -208,11 +213,11 @@ def cut_streams(
     ]
 
 
-R = TypeVar("R", Range, Run, _RangeOf)
+R = TypeVar("R", Range, KnownRange, _RangeOf)
 
 
 def split(ranges: list[R], count: int) -> list[list[R]]:
-    """Cut a sequence of ranges into `count` sequences that differ by one message at most."""
+    """Cut ranges into `count` lists whose numbers of messages differ by at most one."""
     total = sum(each.hi - each.lo for each in ranges)
     shares: list[list[R]] = [[] for _ in range(count)]
     share, done = 0, 0
@@ -229,15 +234,15 @@ def split(ranges: list[R], count: int) -> list[list[R]]:
     return shares
 
 
-def piece_count(total: int, options: SourceOptions | CursorOptions | TableOptions) -> int:
-    """How many partitions so many messages are read in."""
+def partition_count(total: int, options: SourceOptions | OffsetSourceOptions | TableOptions) -> int:
+    """How many partitions this many messages are read in."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))
 
 
 def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:
-    """What is left of ranges once everything up to `seq`, which is in one of them, was read."""
+    """The rest of ranges behind message `seq`, which is in one of them."""
     for index, each in enumerate(ranges):
         if each.lo <= seq < each.hi:
             rest = ranges[index + 1 :]

@@ -1,11 +1,11 @@
-"""Filters that a table evaluates in place of Spark.
+"""Filters that a table evaluates instead of Spark.
 
-What users give never becomes text of a statement as it is: numbers are of seq, texts go as
-hexadecimal digits, and times as Python writes them.
+Values of users never become text of a statement as they are: numbers are compared with seq, texts
+become hexadecimal digits, and times are written by Python.
 
-Spark (4.1 to 4.3) keeps the plan of the filters that were pushed last with what `load()` returned,
-for all that is read of it: another query would be read with the filters of that one. `Pushed`
-refuses it where it can be noticed.
+Spark (4.1 to 4.3) keeps the plan with the last pushed filters for everything that is read of one
+`load()`: another query would be read with the filters of the first. `Pushed` refuses that query
+where this can be noticed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.application import own_folder
 from spark_pgqueue.spark.filters import MOST, Filters, Seqs, both
+from spark_pgqueue.spark.registration import own_folder
 from spark_pgqueue.spark.tables import HELD, Table
 
 MOST_VALUES = 1000
-"""Of a list that is longer, Spark looks for its values itself."""
+"""Spark evaluates a list with more values itself."""
 
 REMEMBERED = 86_400.0
-"""Seconds for which it is known which filters were pushed, and who read with them."""
+"""Seconds for which the machine remembers pushed filters, and the queries that read with them."""
 
 _COMPARED = {LessThan: "<", LessThanOrEqual: "<=", GreaterThan: ">", GreaterThanOrEqual: ">="}
 
 
 def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]]:
-    """What a table takes over of filters, all of which are to hold, and what is left to Spark."""
+    """The filters that a table takes over, and the filters that are left to Spark."""
     taken, left = Filters(), []
     for each in filters:
         narrowed = _narrowed(taken, each, table)
@@ -58,36 +58,36 @@ def push(filters: Iterable[Filter], table: Table) -> tuple[Filters, list[Filter]
 
 @dataclass(frozen=True)
 class Pushed:
-    """Which filters were taken over for what one `load()` returned, and who reads with them.
+    """The filters that were taken over for one `load()`, and the query that reads with them.
 
-    Spark pushes filters in a process for each query, all of them on the driver's machine, and reads
-    in those of executors: files of the user's, on each machine, say what was there before.
+    Spark pushes filters in a process for each query, all on the driver's machine, and reads in
+    processes of executors. Files of the user, on each machine, say what happened before.
 
     Attributes:
         load: an id that no other `load()` has.
-        plan: an id that no other plan of it with filters has.
+        plan: an id that no other plan with filters has.
     """
 
     load: str
     plan: str = field(default_factory=lambda: str(uuid4()))
 
     def note(self, taken: Filters) -> None:
-        """Note that a query has these; none at all are some, too.
+        """Note that a query has these filters, or none.
 
         Raises:
-            PgQueueError: another query of the same `load()` has others.
+            PgQueueError: another query of the same `load()` has other filters.
         """
         if not _is_only(self.load, sha256(repr(taken).encode()).hexdigest()):
             raise _refusal("another query has pushed other filters into what this load() returned")
 
     def check(self, execution: str | None) -> None:
-        """Check that nobody else reads with the filters of a query, as far as this machine knows.
+        """Check that no other query reads with these filters, as far as this machine knows.
 
         Args:
-            execution: Spark's id for the query that reads.
+            execution: Spark's id of the query that reads.
 
         Raises:
-            PgQueueError: another one has read before, for which they were pushed.
+            PgQueueError: another query has read with these filters before.
         """
         with contextlib.suppress(OSError):  # no folder to write to
             if not _is_only(self.plan, str(execution)):
@@ -103,7 +103,7 @@ def _refusal(what: str) -> PgQueueError:
 
 
 def _is_only(group: str, value: str) -> bool:
-    """Whether a group has this value, or had none until now."""
+    """Whether this is the first or only value of a group."""
     folder = own_folder("pgqueue-pushed")
     old = time.time() - REMEMBERED
     for path in folder.iterdir():
@@ -119,7 +119,7 @@ def _is_only(group: str, value: str) -> bool:
 
 
 def _narrowed(filters: Filters, given: Filter, table: Table) -> Filters | None:
-    """The filters and one more; None where that is Spark's to evaluate."""
+    """The filters with one more; None where Spark evaluates it."""
     name, values = _named(given), _values(given)
     if values is not None and name in HELD and table.of_messages:
         condition = _condition(name, given, values)
@@ -143,7 +143,7 @@ def _named(given: Filter) -> str:
 
 
 def _values(given: Filter) -> list | None:
-    """The values that a filter compares with; None if it does something else, or to null."""
+    """The values that a filter compares with; None for other filters, or one with null."""
     if isinstance(given, In):
         values = list(given.value)
     elif isinstance(given, (EqualTo, StringStartsWith, *_COMPARED)):
@@ -169,15 +169,15 @@ def _numbers(given: Filter, values: list) -> Seqs | None:
 
 
 def _condition(name: str, given: Filter, values: list) -> str | None:
-    """A condition on m that is true of the same messages as the filter; None: there is none."""
+    """A condition on m that holds for the same messages as the filter; None where none exists."""
     if name == "inserted_at":
         if not all(isinstance(each, datetime) and each.tzinfo for each in values):
             return None
         return _compared("m.inserted_at", given, [f"'{each.isoformat()}'" for each in values])
     if name != "key":
         return None
-    # As bytes, which are equal where Spark's are, whatever the collation. What is less or more is
-    # for Spark to say.
+    # Bytes are equal where Spark's texts are equal, whatever the collation. Spark itself evaluates
+    # comparisons of less and more.
     texts = [_bytes(each) for each in values]
     if any(each is None for each in texts):
         return None
@@ -196,7 +196,7 @@ def _compared(column: str, given: Filter, values: list[str]) -> str | None:
 
 
 def _bytes(value: object) -> str | None:
-    """A text in hexadecimal digits; None where Spark has it and Postgres cannot."""
+    """A text in hexadecimal digits; None for a text that Postgres cannot store."""
     try:
         return value.encode().hex() if isinstance(value, str) and "\0" not in value else None
     except UnicodeEncodeError:

@@ -1,7 +1,8 @@
-"""What an executor does for the source: it reads its share of a micro-batch, by COPY into Arrow.
+"""The executor's side of the source: a task reads its partition, by COPY into Arrow.
 
-Arrow is imported where it is used, here and in the sink: Spark starts driver-side processes for
-every micro-batch, which import this package and need no Arrow; it would take 100 ms of each.
+Arrow is imported inside the functions that use it, here and in the sink. For every micro-batch
+Spark starts driver-side processes that import this package and need no Arrow; the import would cost
+each of them 100 ms.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
 from spark_pgqueue.postgres.connection import PIN_PATH
 from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueError
-from spark_pgqueue.postgres.retrying import is_passing, raise_clear, with_backoff
+from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import ClaimedPiece, Piece, Range, after
+from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, after
 from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
@@ -28,82 +29,83 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=tuple)
 
 BATCH_BYTES = 8 << 20
-"""About the size of an Arrow batch; a few of them are what a task holds in memory."""
+"""About the size of an Arrow batch. A task holds a few of them in memory."""
 
 RANGES_PER_STATEMENT = 20_000
-"""A statement of so many ranges has some 500 kB of text."""
+"""A statement with this many ranges has about 500 kB of text."""
 
 FEW_RANGES = 16
-"""Fewer are read one by one. (Postgres makes no hash table of fewer than 9 numbers.)"""
+"""Fewer ranges are read one by one. (Postgres makes no hash table of fewer than 9 numbers.)"""
 
 WALKED = 4
-"""How many messages are worth walking along for each range that need not be looked up."""
+"""Walking past this many messages costs less than looking up one range in the index."""
 
 FAILURES_IN_A_ROW = 5
-"""How often a read may break off without having got any further."""
+"""How often in a row a read may break off without progress."""
 
 
-def read_piece(
-    options: SourceOptions, piece: ClaimedPiece, schema: StructType, query_id: str | None
+def read_claimed(
+    options: SourceOptions, partition: ClaimedPartition, schema: StructType, query_id: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition that a reader has claimed, in order.
+    """The messages of a partition that a checkpoint reader has claimed, in order.
 
     Args:
-        options: the source's.
-        piece: what to read.
+        options: the source's options.
+        partition: the messages to read.
         schema: the columns to return.
-        query_id: the Spark query's id, by which two readers of one consumer in it are noticed.
+        query_id: the Spark query's id; the database notices two readers of one consumer in a query
+            by it.
 
     Raises:
         PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the consumer
-            twice; the lease ended and others have messages of the batch; or Postgres stayed away
-            too long.
+            twice; the lease ended and another claimer has messages of the batch; or Postgres stayed
+            away too long.
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
 
     def check_lease() -> None:
-        with_backoff(lambda: _check_lease(url, piece), url, patience)
+        with_backoff(lambda: _check_lease(url, partition), url, patience)
 
     def check_query(cursor: dbapi.Cursor) -> None:
-        if piece.index == 0:
-            _check_query(cursor, piece, query_id)
+        if partition.index == 0:
+            _check_query(cursor, partition, query_id)
 
-    check_lease()  # a task that failed for it fails again, before it reads anything
-    rows = yield from read_rows(url, patience, piece, schema, prepare=check_query)
-    if piece.buckets > 1 and piece.index == 0:
-        # The first of them counts for all: it alone cannot tell from its share what is missing.
-        rows = with_backoff(lambda: _count(url, piece), url, patience)
-    if piece.buckets == 1 or piece.index == 0:
-        check_complete(piece, rows, options.fail_on_data_loss)
+    check_lease()  # a task that failed for a lost lease fails again before it reads anything
+    rows = yield from read_rows(url, patience, partition, schema, prepare=check_query)
+    if partition.buckets > 1 and partition.index == 0:
+        # The first partition counts for all: no partition sees from its own keys what is missing.
+        rows = with_backoff(lambda: _count(url, partition), url, patience)
+    if partition.buckets == 1 or partition.index == 0:
+        check_complete(partition, rows, options.fail_on_data_loss)
     check_lease()
 
 
 def read_rows(
     url: str | None,
     patience: float,
-    piece: Piece,
+    partition: MessagePartition,
     schema: StructType,
     constant: dict[str, Any] | None = None,
     prepare: Callable[[dbapi.Cursor], None] | None = None,
 ) -> Generator[pa.RecordBatch, None, int]:
-    """The messages of a piece, in order; goes on where it was when the connection breaks.
+    """The messages of a partition, in order; resumes behind the last row if the connection breaks.
 
     Args:
         url: the database.
-        patience: seconds to go on trying to connect for.
-        piece: what to read.
+        patience: seconds to try to connect.
+        partition: the messages to read.
         schema: the columns to return.
-        constant: columns that are the same in every row, and no message's.
+        constant: columns with the same value in every row, which no message stores.
         prepare: called with each connection before it reads.
 
     Returns:
-        how many there were.
+        how many rows there were.
 
     Raises:
         PgQueueError: Postgres stayed away too long.
     """
     target = arrow_schema(schema)
-    ranges, rows, last = piece.ranges, 0, None
+    ranges, rows, last = partition.ranges, 0, None
 
     def rest() -> Generator[pa.RecordBatch]:
         nonlocal ranges, rows, last
@@ -114,18 +116,18 @@ def read_rows(
         with kept_connection(url, patience) as conn, conn.cursor() as cursor:
             if prepare is not None:
                 prepare(cursor)
-            for batch in _select(cursor, piece, ranges, target, constant or {}):
+            for batch in _select(cursor, partition, ranges, target, constant or {}):
                 last, rows = batch["seq"][-1].as_py(), rows + batch.num_rows
                 yield batch
 
-    yield from going_on(rest, url, f"stream {piece.stream}")
+    yield from going_on(rest, url, f"stream {partition.stream}")
     return rows
 
 
 def closing_after(
     batches: Iterator[pa.RecordBatch], url: str | None, max_connections: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches; with maxConnections the connection that they came by is not kept for other tasks."""
+    """The batches. With maxConnections, the connection is closed afterwards, and not kept."""
     try:
         yield from batches
     finally:
@@ -136,37 +138,37 @@ def closing_after(
 def going_on(
     rest: Callable[[], Generator[pa.RecordBatch]], url: str | None, what: str
 ) -> Iterator[pa.RecordBatch]:
-    """Batches, also after a connection broke.
+    """Arrow batches, resumed after a broken connection.
 
     Args:
-        rest: reads, with a connection of its own, what was not read by the calls before.
+        rest: reads what the calls before have not read, with a connection of its own.
         url: the database.
-        what: is read, for the log.
+        what: a name of what is read, for the log.
 
     Raises:
-        PgQueueError: a known error, or a connection that cannot be made or breaks time and again.
+        PgQueueError: a known error; or the connection cannot be made, or breaks time and again.
     """
-    failures = 0
+    failures, attempts = 0, Attempts()
     while True:
         try:
             with closing(rest()) as batches:
                 for batch in batches:
-                    failures = 0
+                    failures, attempts = 0, Attempts()
                     yield batch
             return
         except Exception as error:
             failures += 1
-            # What breaks in the middle of a COPY is an OSError without a code.
-            passing = isinstance(error, OSError) or is_passing(error)
-            final = isinstance(error, PgQueueError)  # also a connection that took too long
+            # A connection that breaks during a COPY raises an OSError without a code.
+            passing = isinstance(error, OSError) or attempts.may_go_on(error)
+            final = isinstance(error, PgQueueError)  # also where connecting took too long
             if final or not passing or failures > FAILURES_IN_A_ROW:
                 raise_clear(error, url)
             warn("reading %s broke off and goes on: %s", what, error)
 
 
-def _check_lease(url: str | None, piece: ClaimedPiece) -> None:
+def _check_lease(url: str | None, partition: ClaimedPartition) -> None:
     """Fail when the reader has lost messages since the batch was planned."""
-    batch = piece.batch
+    batch = partition.batch
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
         ((lost,),) = call(
             cursor,
@@ -175,25 +177,25 @@ def _check_lease(url: str | None, piece: ClaimedPiece) -> None:
         )
     if lost > batch.lost:
         raise PgQueueError(
-            f"{lost - batch.lost} messages of this batch of stream {piece.stream} were taken over "
-            "by another claimer, because the query's lease ended while the batch was read",
+            f"{lost - batch.lost} messages of this batch of stream {partition.stream} were taken "
+            "over by another claimer, because the query's lease ended while the batch was read",
             hint=CODES[LEASE_LOST].way_out,
             sqlstate=LEASE_LOST,
         )
 
 
-def check_complete(piece: Piece, rows: int, fail: bool) -> None:
-    """Fail, or warn, when a piece had fewer rows than messages.
+def check_complete(partition: MessagePartition, rows: int, fail: bool) -> None:
+    """Fail or warn when a partition had fewer rows than messages.
 
     Raises:
         PgQueueError: PQ010, if `fail`.
     """
-    if rows < piece.messages:
-        report_loss(piece.messages - rows, piece.stream, fail)
+    if rows < partition.messages:
+        report_loss(partition.messages - rows, partition.stream, fail)
 
 
 def report_loss(count: int, stream: str, fail: bool) -> None:
-    """Fail, or warn, because messages that were to be read do not exist any more.
+    """Fail or warn because messages were deleted before they could be read.
 
     Raises:
         PgQueueError: PQ010, if `fail`.
@@ -208,42 +210,42 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
     warn("%s", message)
 
 
-def _check_query(cursor: dbapi.Cursor, piece: ClaimedPiece, query_id: str | None) -> None:
+def _check_query(cursor: dbapi.Cursor, partition: ClaimedPartition, query_id: str | None) -> None:
     if query_id is not None:
         call(
             cursor,
             "select pgqueue.reader_query($1::text::uuid, $2::text) is null",
-            (piece.batch.reader, query_id),
+            (partition.batch.reader, query_id),
         )
         cursor.connection.commit()
 
 
 def _select(
     cursor: dbapi.Cursor,
-    piece: Piece,
+    partition: MessagePartition,
     ranges: tuple[Range, ...],
     target: pa.Schema,
     given: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
     set_up(cursor)
     for some in slices(ranges):
-        # Nearly always all messages have the same, and COPY need not repeat it in every row.
+        # Nearly always all messages have one value, which COPY need not repeat in every row.
         constant = given | {
             name: values.pop()
             for name in ("priority", "deliver_count")
             if len(values := {getattr(each, name) for each in some}) == 1
         }
         columns = [name for name in target.names if name not in constant]
-        cursor.execute(select_sql(piece, some, columns))
+        cursor.execute(select_sql(partition, some, columns))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _as_spark(batch, constant, target)
 
 
 def set_up(cursor: dbapi.Cursor) -> None:
-    """Set the transaction up for statements with `ranges_sql`."""
-    # Only one plan is right, whatever the statistics say: for each range in order, the index.
-    # Settings local to the transaction, because a transaction pooler keeps no others.
+    """Prepare the transaction for statements with `ranges_sql`."""
+    # Only one plan is right, whatever the statistics say: an index scan for each range, in order.
+    # The settings are local to the transaction, because a transaction pooler keeps no others.
     cursor.execute(
         f"select {PIN_PATH}, "
         + ", ".join(
@@ -261,37 +263,37 @@ def set_up(cursor: dbapi.Cursor) -> None:
 
 
 def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
-    """Ranges in as many lists as there are statements to read them with."""
+    """The ranges in lists, one for each statement."""
     for first in range(0, len(ranges), RANGES_PER_STATEMENT):
         yield ranges[first : first + RANGES_PER_STATEMENT]
 
 
-def select_sql(piece: Piece, ranges: tuple[Range, ...], columns: list[str]) -> str:
-    """The statement that reads ranges, in order. COPY takes no parameters; all are integers."""
+def select_sql(partition: MessagePartition, ranges: tuple[Range, ...], columns: list[str]) -> str:
+    """The statement that reads ranges in order, without parameters: COPY takes none."""
     of_ranges = {"arrival": "m.seq + r.shift as arrival"} | {
         name: f"r.{name}" for name in ("priority", "deliver_count")
     }
-    # One shift is as good as another, and nearly always there is only one.
+    # Nearly always all ranges have one shift; then it is a constant.
     if len({each.shift for each in ranges}) == 1:
         of_ranges["arrival"] = f"m.seq + {ranges[0].shift} as arrival"
-    listed = [of_ranges.get(name) or expression(name, piece.kind) for name in columns]
+    listed = [of_ranges.get(name) or expression(name, partition.kind) for name in columns]
     wanted = [name for name in ("priority", "deliver_count") if name in columns]
     if "r.shift" in of_ranges["arrival"] and "arrival" in columns:
         wanted.append("shift")
-    source = _walk_sql(piece.stream_id, ranges) if not wanted else None
+    source = _walk_sql(partition.stream_id, ranges) if not wanted else None
     if source is None:
         told = [(each.lo, each.hi, *(getattr(each, name) for name in wanted)) for each in ranges]
         types = {name: "int8" if name == "shift" else "int4" for name in wanted}
-        source = ranges_sql(piece.stream_id, told, **types) + " where true"
-    return f"select {', '.join(listed)} from {source}{_bucket_sql(piece)}"
+        source = ranges_sql(partition.stream_id, told, **types) + " where true"
+    return f"select {', '.join(listed)} from {source}{_bucket_sql(partition)}"
 
 
 def expression(column: str, kind: str) -> str:
-    """A column of a message, as it is read from m of `ranges_sql`."""
+    """The SQL of a message's column, read from m of `ranges_sql`."""
     if column == "data" and kind == "binary":
         return "m.data_bytes as data"
     if column == "headers":
-        # Names and values in turn: one column is cheaper than two, above all where all are null.
+        # One array with names and values in turn is cheaper than two arrays, above all for nulls.
         return (
             "case when m.headers is not null then array(select x from "
             "jsonb_each_text(m.headers) h, unnest(array[h.key, h.value]) x) end as headers"
@@ -299,21 +301,21 @@ def expression(column: str, kind: str) -> str:
     return f"m.{column}"
 
 
-def _bucket_sql(piece: Piece) -> str:
-    if piece.buckets == 1:
+def _bucket_sql(partition: MessagePartition) -> str:
+    if partition.buckets == 1:
         return ""
-    # A message without a key is in no order with others.
+    # A message without a key may go to any partition.
     return (
-        f" and (hashtext(coalesce(m.key, m.seq::text))::int8 & 2147483647) % {piece.buckets}"
-        f" = {piece.index}"
+        f" and (hashtext(coalesce(m.key, m.seq::text))::int8 & 2147483647) % {partition.buckets}"
+        f" = {partition.index}"
     )
 
 
 def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
-    """What to select from, and where: m, messages in order, by one walk along the index.
+    """The from clause for one walk along the index: m, the messages in order.
 
-    None where there is no such walk, or it reads too much that is not wanted: a probe of the index
-    for each range costs as much as some five messages of the walk.
+    None where no such walk exists, or where it would read too many unwanted messages. An index
+    lookup for each range costs as much as about five messages of the walk.
     """
     lo, hi = ranges[0][0], ranges[-1][1]
     count, end = 0, lo
@@ -325,7 +327,7 @@ def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
     if len(ranges) < FEW_RANGES or hi - lo > WALKED * len(ranges) or count > WALKED * len(ranges):
         return None
     seqs = ",".join(str(seq) for each in ranges for seq in range(each[0], each[1]))
-    # "+ 0", so that these are looked up in a hash table, and no condition of the index.
+    # "+ 0" makes Postgres look the numbers up in a hash table, and not in the index.
     return (
         f"(select * from pgqueue.messages_{stream_id} where seq >= {lo} and seq < {hi}"
         f" and seq + 0 = any ('{{{seqs}}}'::int8[]) order by seq) m where true"
@@ -333,19 +335,19 @@ def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
 
 
 def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -> str:
-    """What to select from: r, the ranges, and m, the messages of each, in order.
+    """The from clause for ranges: r, the ranges, and m, the messages of each, in order.
 
     Args:
-        stream_id: the stream's.
-        ranges: for each lo and hi, and what `more` says.
-        more: names and types of what the ranges have beside.
+        stream_id: the stream's id.
+        ranges: lo and hi of each range, and the values of `more`.
+        more: names and types of further columns of r.
     """
     names = {"lo": "int8", "hi": "int8", **more}
     lists = ", ".join(
         f"'{{{','.join(str(value) for value in values)}}}'::{type_}[]"
         for values, type_ in zip(zip(*ranges, strict=True), names.values(), strict=True)
     )
-    # The bounds of all are for the planner: it leaves out the other tables of a stream.
+    # The bounds of all ranges let the planner leave out the other segments of the stream.
     lo, hi = min(r[0] for r in ranges), max(r[1] for r in ranges)
     return (
         f"unnest({lists}) as r ({', '.join(names)}) cross join lateral "
@@ -354,16 +356,16 @@ def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -
     )
 
 
-def _count(url: str | None, piece: Piece) -> int:
-    """How many messages of the ranges there are, whatever their keys."""
+def _count(url: str | None, partition: MessagePartition) -> int:
+    """How many messages of the partition's ranges exist, of all keys."""
     with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
-        return count_messages(cursor, piece.stream_id, piece.ranges)
+        return count_messages(cursor, partition.stream_id, partition.ranges)
 
 
 def count_messages(
     cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple[Any, ...], ...]
 ) -> int:
-    """How many messages of ranges there are."""
+    """How many messages of the ranges exist."""
     count = 0
     set_up(cursor)
     for some in slices(ranges):
@@ -374,7 +376,7 @@ def count_messages(
 
 
 def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
-    """The columns that Spark expects, of exactly its types; copies nothing that COPY returned."""
+    """The columns with exactly Spark's types; the data of COPY is not copied."""
     import pyarrow as pa
 
     def column(field: pa.Field) -> pa.Array:
@@ -388,7 +390,7 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema
 
 
 def headers_map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
-    """Headers as Spark takes them, from names and values in turn."""
+    """Headers as Spark's map, from an array with names and values in turn."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

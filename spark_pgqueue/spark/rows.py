@@ -1,37 +1,39 @@
-"""Rows of the sink, from Arrow as Spark has it to Arrow as the stream's table takes it."""
+"""The rows of the sink: from Spark's Arrow to the Arrow that the stream's table takes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.errors import UNFIT_DATA, PgQueueError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 16 << 20
-"""A task holds a chunk in memory, which it copies again if Postgres goes away, and the next one."""
+"""The limits of the rows that a task copies in one transaction. A task holds these rows in memory,
+to copy them again if Postgres goes away, and the next ones."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Group:
-    """The rows of a chunk that are published with one priority, time and so on.
+class StagedChunk:
+    """Rows that are published together, with one priority, time and so on.
 
     Attributes:
-        seqs: their numbers, as the text of an int8multirange.
-        priority: theirs.
+        seqs: the sequence numbers, as the text of an int8multirange.
+        priority: the priority of the messages.
         deliver_at: seconds since 1970; None for at once.
-        expires_at: likewise; None for never.
-        consumers: to these; None for what the sink's options say.
-        dedup_keys: one per number; None where the rows have no such column.
+        expires_at: seconds since 1970; None for never.
+        consumers: the consumers of the messages; None for those of the sink's options.
+        dedup_keys: one for each number; None where the rows have no such column.
     """
 
     seqs: str
@@ -42,7 +44,7 @@ class Group:
     dedup_keys: list[str | None] | None = None
 
 
-def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Join small Arrow batches, up to CHUNK_ROWS or CHUNK_BYTES, whichever is reached first."""
     import pyarrow as pa
 
@@ -61,7 +63,7 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, the next of them being made, in a thread, while one is used.
+    """The same items; a thread makes the next item while the caller uses one.
 
     So Spark goes on reading while Postgres writes.
     """
@@ -72,15 +74,42 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             coming = pool.submit(next, items, None)
             yield item
     finally:
-        # Not waited for: what comes next may take Spark long, and nobody wants it any more.
+        # No wait: the next item may take Spark long, and is not needed any more.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def naming_the_column(rows: pa.Table) -> Iterator[None]:
+    """Around work with columns: an error of Arrow, or of Python's text, names the column.
+
+    Raises:
+        PgQueueError: a column holds text that is not UTF-8, or a time out of range.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (UnicodeDecodeError, pa.ArrowInvalid) as error:
+        for name in rows.column_names:
+            try:
+                rows[name].validate(full=True)
+                if name in ("deliver_at", "expires_at"):
+                    _rounded_up(rows[name])
+            except pa.ArrowInvalid as reason:
+                raise PgQueueError(
+                    f"column {name} has a value that does not fit: {reason}",
+                    hint="text is UTF-8 (a binary column that was cast to string may not be), and "
+                    "times are of the years 1 to 9999",
+                    sqlstate=UNFIT_DATA,
+                ) from None
+        raise PgQueueError(f"a row does not fit: {error}", sqlstate=UNFIT_DATA) from None
 
 
 def to_messages(rows: pa.Table, kind: str) -> pa.Table:
     """Rows as the stream's table takes them: data_bytes for a binary stream, headers as jsonb.
 
     Raises:
-        PgQueueError: data is null somewhere.
+        PgQueueError: data is null in a row.
     """
     nulls = rows["data"].null_count
     if nulls:
@@ -97,14 +126,14 @@ def to_messages(rows: pa.Table, kind: str) -> pa.Table:
     return rows.rename_columns(names)
 
 
-def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
-    """Rows as messages have them, in the order given, and which of them go together, and how.
+def to_staged_chunks(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[StagedChunk]]:
+    """The rows without the columns of publications, and the staged chunks that have these columns.
 
-    Each group becomes a publication of its own, so times are rounded up to full seconds.
+    Each staged chunk becomes a publication of its own, so times are rounded up to full seconds.
 
     Args:
-        rows: the rows of a chunk.
-        seqs: their numbers, ascending: the order of the rows is that of the messages of a key.
+        rows: the rows of one transaction.
+        seqs: their sequence numbers, ascending: the messages of a key keep the order of the rows.
     """
     import pyarrow as pa
 
@@ -115,7 +144,7 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
         dedup_keys = rows["dedup_key"]
         rows = rows.drop_columns(["dedup_key"])
     if not given:
-        return rows, [Group(multirange(seqs), dedup_keys=_unless_null(dedup_keys))]
+        return rows, [StagedChunk(multirange(seqs), dedup_keys=_unless_null(dedup_keys))]
     keys = pa.table({"seq": seqs, "dedup_key": dedup_keys})
     if "priority" in given:
         keys = keys.append_column("priority", rows["priority"].cast(pa.int64()).fill_null(0))
@@ -124,32 +153,32 @@ def group(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[Group]]:
             keys = keys.append_column(name, _rounded_up(rows[name]))
     if "consumers" in given:
         keys = keys.append_column("consumers", _joined(rows["consumers"]))
-    # In one thread, which keeps the numbers of a group in their order.
+    # One thread keeps the numbers of a chunk in order.
     lists = [("seq", "list"), ("dedup_key", "list")]
     found = keys.group_by(given, use_threads=False).aggregate(lists).combine_chunks()
     values = found.select(given).to_pylist()
     for each in values:
         if each.get("consumers") is not None:
             each["consumers"] = each["consumers"].split("\0")
-    groups = [
-        Group(multirange(numbers.values), **each, dedup_keys=_unless_null(of_these.values))
+    chunks = [
+        StagedChunk(multirange(numbers.values), **each, dedup_keys=_unless_null(of_these.values))
         for numbers, of_these, each in zip(
             found["seq_list"], found["dedup_key_list"], values, strict=True
         )
     ]
-    return rows.drop_columns(given), groups
+    return rows.drop_columns(given), chunks
 
 
 def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
     """Lists of names as texts, which can be compared: no name has a NUL character.
 
     Raises:
-        PgQueueError: a list is empty, or one of its names null.
+        PgQueueError: a list is empty, or has a null name.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Of Spark's lists that hold no null, Arrow joins none.
+    # Arrow joins no lists whose type says that they hold no null, as Spark's may.
     whole = consumers.combine_chunks().cast(pa.list_(pa.string()))
     named = pc.call_function("list_value_length", [whole])
     empty = pc.call_function("sum", [pc.call_function("equal", [named, 0])]).as_py()
@@ -182,14 +211,14 @@ def multirange(seqs: pa.Int64Array) -> str:
 
 
 def numbers(ranges: Sequence[tuple[int, int]]) -> pa.Int64Array:
-    """The numbers of ascending ranges lo <= number < hi, of at least one; there may be many."""
+    """The numbers of ascending ranges lo <= number < hi, at least one; there may be many."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     ends = list(accumulate(hi - lo for lo, hi in ranges))
     ones = pa.repeat(pa.scalar(1, pa.int64()), ends[-1])
     places = pc.call_function("cumulative_sum", [ones])
-    # Of each range, by how much its numbers are ahead of their places, which count from 1 on.
+    # For each range, the difference between its numbers and their places, which count from 1.
     ahead = [hi - 1 - end for (_, hi), end in zip(ranges, ends, strict=True)]
     runs = pa.RunEndEncodedArray.from_arrays(
         pa.array(ends, pa.int64()), pa.array(ahead, pa.int64())

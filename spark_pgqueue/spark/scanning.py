@@ -1,8 +1,8 @@
-"""Reading tables: what the driver plans, and what an executor reads of it.
+"""Reading tables: the driver plans a table, and executors read its partitions.
 
-What is known of messages, such as their state, comes as ranges of numbers with what is known of
-each (`pgqueue.scan_...`); what messages hold comes from the stream's table, by COPY into Arrow, and
-never changes. So what was planned is one state of the queue, however long it takes to read.
+What the database knows about messages, such as their state, comes as ranges of numbers with columns
+(`pgqueue.scan_...`). The content of messages comes from the stream's table, by COPY into Arrow, and
+never changes. So a planned table shows one state of the queue, however long the reading takes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.filters import Filters
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
-from spark_pgqueue.spark.partitions import MESSAGES_PER_PARTITION, Run, piece_count, split
+from spark_pgqueue.spark.partitions import (
+    MESSAGES_PER_PARTITION,
+    KnownRange,
+    partition_count,
+    split,
+)
 from spark_pgqueue.spark.reading import (
     count_messages,
     expression,
@@ -42,11 +47,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROWS_PER_BATCH = 50_000
-"""Of rows that are made here."""
+"""The size of Arrow batches of rows that no COPY returns."""
 
 
 class Place(NamedTuple):
-    """A part of what happened, as `pgqueue.scan_parts` shares it out."""
+    """A part of the history, as `pgqueue.scan_parts` cuts it."""
 
     consumer: str | None
     from_place: int
@@ -56,23 +61,23 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
-    """A partition.
+class TablePartition(InputPartition):
+    """An input partition of a table.
 
     Attributes:
-        runs: its messages; none where there are places, until these were looked up.
-        known: what is known of each of the runs.
+        ranges: the messages; none where there are places, until an executor has looked them up.
+        known: the known columns of each range.
         places: what an executor looks up first.
     """
 
-    runs: tuple[Run, ...] = ()
+    ranges: tuple[KnownRange, ...] = ()
     known: pa.Table | None = None
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What is read of a table: the same for all partitions."""
+    """What to read of a table: the same for all partitions."""
 
     options: TableOptions
     stream: Stream | None
@@ -90,7 +95,7 @@ class Scan:
 
     @property
     def told(self) -> list[str]:
-        """The columns that are known of ranges, or of rows that are no messages."""
+        """The columns that the database knows of ranges, or of rows that are no messages."""
         names = [*self.schema.names, *(name for name, _ in self.filters.told)]
         return [name for name in dict.fromkeys(names) if name not in ("seq", *self.held)]
 
@@ -99,8 +104,8 @@ class Scan:
         return bool(self.held)
 
 
-def plan(scan: Scan) -> list[Part]:
-    """The partitions of a table, as it is now.
+def plan(scan: Scan) -> list[TablePartition]:
+    """The partitions of a table, as the queue is now.
 
     Raises:
         PgQueueError: the stream or the consumer was dropped, the role may not read it, or Postgres
@@ -109,23 +114,23 @@ def plan(scan: Scan) -> list[Part]:
     return _asked(scan.options, lambda cursor: _plan(cursor, scan))
 
 
-def _plan(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
+def _plan(cursor: dbapi.Cursor, scan: Scan) -> list[TablePartition]:
     options, stream = scan.options, scan.stream
     if stream is None or options.table == "stats":
-        return [Part()]
+        return [TablePartition()]
     if scan.reads_messages:
         _check_rights(cursor, scan, stream)
     if scan.table.shared_out:
         return _share_out(cursor, scan)
     known = _known(cursor, scan, None)
-    runs = _runs(known)
-    total = sum(each.hi - each.lo for each in runs)
-    count = piece_count(total, options)
-    return [_part(share, known) for share in (split(runs, count) if total else [])]
+    ranges = _ranges(known)
+    total = sum(each.hi - each.lo for each in ranges)
+    count = partition_count(total, options)
+    return [_part(share, known) for share in (split(ranges, count) if total else [])]
 
 
-def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
-    """Parts that are looked up by executors, as many as there are to be partitions."""
+def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[TablePartition]:
+    """Partitions that executors look up."""
     options = scan.options
     size = options.max_records_per_partition or MESSAGES_PER_PARTITION
     found = call(
@@ -148,45 +153,49 @@ def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[Part]:
         room -= count
     count = min(len(parts), options.max_connections or len(parts))
     return [
-        Part(places=tuple(chain(*parts[len(parts) * i // count : len(parts) * (i + 1) // count])))
+        TablePartition(
+            places=tuple(chain(*parts[len(parts) * i // count : len(parts) * (i + 1) // count]))
+        )
         for i in range(count)
     ]
 
 
-def _part(runs: list[Run], known: pa.Table) -> Part:
-    """A part that has no more of what is known than it needs."""
-    mine = known.drop_columns(["lo", "hi"]).take([each.no for each in runs])
-    return Part(tuple(each._replace(no=no) for no, each in enumerate(runs)), mine)
+def _part(ranges: list[KnownRange], known: pa.Table) -> TablePartition:
+    """A partition with its ranges and only their known columns."""
+    mine = known.drop_columns(["lo", "hi"]).take([each.no for each in ranges])
+    return TablePartition(tuple(each._replace(no=no) for no, each in enumerate(ranges)), mine)
 
 
-def read_part(scan: Scan, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition; goes on where it was when the connection breaks.
+def read_table(scan: Scan, part: TablePartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, resumed after a broken connection.
 
     Raises:
-        PgQueueError: messages were deleted since they were planned, and failOnDataLoss is true;
-            or Postgres stayed away too long.
+        PgQueueError: messages were deleted after the plan was made, and failOnDataLoss is true; or
+            Postgres stayed away too long.
     """
     target = arrow_schema(scan.schema)
     if not scan.table.of_messages:
         rows = _asked(scan.options, lambda cursor: _rows(cursor, scan, part.places))
         rows = scan.filters.of(rows).select(target.names).cast(target).combine_chunks()
         return iter(rows.to_batches())
-    runs, known = part.runs, part.known
+    ranges, known = part.ranges, part.known
     if part.places:
         known = _asked(scan.options, lambda cursor: _looked_up(cursor, scan, part.places))
-        runs = tuple(_runs(known))
-    if known is None or not runs:
+        ranges = tuple(_ranges(known))
+    if known is None or not ranges:
         return iter(())
     rows = _Rows(known, target)
     if not scan.reads_messages:
-        return map(rows.of, _unfolded(runs))
-    return _read_messages(scan, runs, rows)
+        return map(rows.of, _unfolded(ranges))
+    return _read_messages(scan, ranges, rows)
 
 
-def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _read_messages(
+    scan: Scan, ranges: tuple[KnownRange, ...], rows: _Rows
+) -> Iterator[pa.RecordBatch]:
     options, stream = scan.options, scan.stream
     assert stream is not None
-    left, last, seen = runs, (0, 0), 0
+    left, last, seen = ranges, (0, 0), 0
     read: list[pa.RecordBatch] = []
 
     def rest() -> Generator[pa.RecordBatch]:
@@ -208,36 +217,38 @@ def _read_messages(scan: Scan, runs: tuple[Run, ...], rows: _Rows) -> Iterator[p
                         yield made
 
     yield from going_on(rest, options.url, f"table {options.table} of stream {options.stream}")
-    total = sum(each.hi - each.lo for each in runs)
+    total = sum(each.hi - each.lo for each in ranges)
     if scan.table.outlives:
         if not scan.filters.conditions and seen < total:
-            yield from map(rows.of, _missing(runs, read))
+            yield from map(rows.of, _missing(ranges, read))
     else:
         if scan.filters.conditions:
-            seen = _asked(options, lambda cursor: count_messages(cursor, stream.stream_id, runs))
+            seen = _asked(options, lambda cursor: count_messages(cursor, stream.stream_id, ranges))
         if seen < total:
             report_loss(total - seen, options.stream or "", options.fail_on_data_loss)
 
 
-def _select_sql(scan: Scan, stream: Stream, runs: tuple[Run, ...]) -> str:
+def _select_sql(scan: Scan, stream: Stream, ranges: tuple[KnownRange, ...]) -> str:
     wanted = ["m.seq", *(expression(name, stream.kind) for name in scan.held)]
-    if len(runs) > 1:
+    if len(ranges) > 1:
         wanted.append("r.no")
     conditions = "".join(f" and {each}" for each in scan.filters.conditions)
     return (
-        f"select {', '.join(wanted)} from {ranges_sql(stream.stream_id, runs, no='int4')}"
+        f"select {', '.join(wanted)} from {ranges_sql(stream.stream_id, ranges, no='int4')}"
         f" where true{conditions}"
     )
 
 
-def _missing(runs: tuple[Run, ...], read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages of runs that are not among those that were read: they are not stored any more.
+def _missing(
+    ranges: tuple[KnownRange, ...], read: list[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The messages of ranges that were not read, because they are not stored any more.
 
-    It does not ask the database again, where retention may have gone on since.
+    It does not ask the database again, as retention may have gone on since.
     """
     import pyarrow as pa
 
-    for batch in _unfolded(runs):
+    for batch in _unfolded(ranges):
         wanted = pa.Table.from_batches([batch])
         if read:
             wanted = wanted.join(pa.Table.from_batches(read), ["no", "seq"], join_type="left anti")
@@ -245,15 +256,15 @@ def _missing(runs: tuple[Run, ...], read: list[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def _numbers(batch: pa.RecordBatch, no: int | None) -> pa.RecordBatch:
-    """Which messages a batch has; `no` as in `_Rows.of`."""
+    """The numbers of the messages of a batch; `no` as in `_Rows.of`."""
     import pyarrow as pa
 
     nos = batch["no"] if no is None else pa.repeat(pa.scalar(no, pa.int32()), batch.num_rows)
     return pa.RecordBatch.from_arrays([nos, batch["seq"]], ["no", "seq"])
 
 
-def _unfolded(runs: tuple[Run, ...]) -> Iterator[pa.RecordBatch]:
-    """The messages of runs, by their numbers."""
+def _unfolded(ranges: tuple[KnownRange, ...]) -> Iterator[pa.RecordBatch]:
+    """The messages of ranges, by their numbers."""
     import pyarrow as pa
 
     def batch() -> pa.RecordBatch:
@@ -262,11 +273,11 @@ def _unfolded(runs: tuple[Run, ...]) -> Iterator[pa.RecordBatch]:
 
     nos: list[int] = []
     seqs: list[int] = []
-    for run in runs:
-        for lo in range(run.lo, run.hi, ROWS_PER_BATCH):
-            some = range(lo, min(lo + ROWS_PER_BATCH, run.hi))
+    for each in ranges:
+        for lo in range(each.lo, each.hi, ROWS_PER_BATCH):
+            some = range(lo, min(lo + ROWS_PER_BATCH, each.hi))
             seqs.extend(some)
-            nos.extend(repeat(run.no, len(some)))
+            nos.extend(repeat(each.no, len(some)))
             if len(seqs) >= ROWS_PER_BATCH:
                 yield batch()
                 nos, seqs = [], []
@@ -275,7 +286,7 @@ def _unfolded(runs: tuple[Run, ...]) -> Iterator[pa.RecordBatch]:
 
 
 class _Rows:
-    """Makes the columns that Spark expects, of exactly its types."""
+    """Makes the columns with exactly Spark's types."""
 
     def __init__(self, known: pa.Table, target: pa.Schema):
         self._target = target
@@ -284,7 +295,7 @@ class _Rows:
             for field in target
             if field.name in known.column_names and field.name not in HELD
         }
-        # Nearly always all ranges have the same.
+        # Nearly always all ranges have one value.
         self._constant = {
             name: values[0]
             for name, values in self._known.items()
@@ -292,11 +303,11 @@ class _Rows:
         }
 
     def of(self, batch: pa.RecordBatch, no: int | None = None) -> pa.RecordBatch:
-        """The rows of a batch with seq, and what messages hold.
+        """The rows of a batch with seq and the content of messages.
 
         Args:
-            batch: it.
-            no: the number of the run of all of them; None: the batch has them.
+            batch: the batch.
+            no: the number of the range of all messages; None where the batch has a column no.
         """
         import pyarrow as pa
 
@@ -327,23 +338,23 @@ def _is_constant(values: pa.Array) -> bool:
     return not pa.types.is_nested(values.type) and len(pc.call_function("unique", [values])) == 1
 
 
-def _runs(known: pa.Table) -> list[Run]:
-    """The ranges of what is known, each with its row."""
+def _ranges(known: pa.Table) -> list[KnownRange]:
+    """The known ranges, each with its row."""
     lo, hi = (known[name].to_pylist() for name in ("lo", "hi"))
-    return [Run(*each) for each in zip(lo, hi, range(len(lo)), strict=True)]
+    return [KnownRange(*each) for each in zip(lo, hi, range(len(lo)), strict=True)]
 
 
-def _behind(runs: tuple[Run, ...], no: int, seq: int) -> tuple[Run, ...]:
-    """What is left of runs behind a message of the one with a number."""
-    for index, each in enumerate(runs):
+def _behind(ranges: tuple[KnownRange, ...], no: int, seq: int) -> tuple[KnownRange, ...]:
+    """The rest of ranges behind a message of range `no`."""
+    for index, each in enumerate(ranges):
         if each.no == no:
-            rest = runs[index + 1 :]
+            rest = ranges[index + 1 :]
             return (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
-    return runs
+    return ranges
 
 
 def _known(cursor: dbapi.Cursor, scan: Scan, place: Place | None) -> pa.Table:
-    """The ranges of a table, or of a place of it, and what is wanted of what is known of them."""
+    """The ranges of a table, or of a place of it, with the wanted known columns."""
     options, filters = scan.options, scan.filters
     wanted = "".join(f", {name}" for name in scan.told)
     if place is not None:
@@ -366,7 +377,7 @@ def _looked_up(cursor: dbapi.Cursor, scan: Scan, places: Sequence[Place]) -> pa.
 
 
 def _rows(cursor: dbapi.Cursor, scan: Scan, places: Sequence[Place]) -> pa.Table:
-    """The rows of a table that are no messages."""
+    """The rows of a table whose rows are no messages."""
     import pyarrow as pa
 
     columns, options = ", ".join(scan.told), scan.options

@@ -1,9 +1,8 @@
-"""A reader's driver-side state: it claims micro-batches and plans how executors read them.
+"""The driver-side state of the source: it claims micro-batches and plans how executors read them.
 
-An offset is `{"reader": uuid, "claim": id, "messages": count}`: the highest claim of the
-micro-batch, by the reader that the checkpoint belongs to, and how many messages it has claimed
-since its start. The claims of a reader are numbered under a lock, so the claims between two offsets
-never change.
+An offset is `{"reader": uuid, "claim": id, "messages": count}`: the checkpoint reader, the last
+claim of the micro-batch, and how many messages the reader has claimed since its start. The database
+numbers the claims of a reader under a lock, so the claims between two offsets never change.
 """
 
 from __future__ import annotations
@@ -18,28 +17,29 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, READ_TWICE, PgQueueError
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
-from spark_pgqueue.spark.application import Seat
 from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
 from spark_pgqueue.spark.consumer import open_consumer
-from spark_pgqueue.spark.lease import Lease, Parent, Wakeup
+from spark_pgqueue.spark.lease import Lease, Parent, PublicationWaiter
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
-from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, cut_into_pieces, in_order
+from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, cut_into_partitions, in_order
 from spark_pgqueue.spark.reading import report_loss
+from spark_pgqueue.spark.registration import ReaderRegistration
 
 BACKLOG_SECONDS = 10
-"""How old the backlog that an idle query reports may be."""
+"""The highest age in seconds of the backlog that an idle query reports."""
 
 BRIEFLY = 0.05
-"""Seconds that a source without messages waits while others of its application have some: Spark
+"""Seconds that a source without messages waits while others of its application have messages: Spark
 asks the sources of a query one after the other."""
 
 ENDING_SECONDS = 10.0
-"""How long a source that ends tries to reach Postgres."""
+"""Seconds for which a source tries to reach Postgres when its query ends."""
 
 ASKS = 1000
-"""How often a query that ends when it finds nothing asks again, when it is told to."""
+"""How often in a row the source repeats a claim that the database tells it to repeat."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ class Offset:
 
     @classmethod
     def parse(cls, offset: dict[str, Any]) -> Offset:
-        """From what Spark read in the checkpoint.
+        """The offset that Spark read in the checkpoint.
 
         Raises:
-            PgQueueError: another source, or a newer version of this one, has written it.
+            PgQueueError: another source, or a newer version of this one, has written the
+                checkpoint.
         """
         if not isinstance(offset, dict):
             raise unknown_offset(offset)
@@ -73,28 +74,29 @@ class Offset:
 
 
 class Session:
-    """A reader's driver-side state: its connections, its lease, and what it last claimed."""
+    """The driver-side state of a checkpoint reader: connections, lease, and the last claim."""
 
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
         self._parent = Parent()
         patience = options.retry_timeout.total_seconds()
         self._statements = Statements(
-            options.url, patience=patience, repeat=True, names=SOURCE_NAMES.get
+            options.url, patience=patience, repeat=True, names=SOURCE_NAMES.get, limit=SHORT
         )
         self._consumer = open_consumer(self._statements, options)
         self._check_kind(schema)
-        self._seat = Seat(self._consumer.identity, options.share_consumer)
-        self._take_seat()
+        self._registration = ReaderRegistration(self._consumer.identity, options.share_consumer)
+        self._register()
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
-        self._wakeup = Wakeup(options.url, [options.stream], self._parent)
+        self._waiter = PublicationWaiter(options.url, [options.stream], self._parent)
         self._process = str(uuid4())
         self._bound: int | None = None
         self._backlog, self._lag, self._backlog_until = 0, None, 0.0
-        self._told_of_others = False
-        self._had_messages = -math.inf  # when
-        self._average: float | None = None  # bytes of data of a message
+        self._is_estimate = False
+        self._told_of_others = self._told_of_the_start = False
+        self._had_messages = -math.inf  # the time of the last claim
+        self._average: float | None = None  # mean bytes of data of a message
         self._acknowledged: Offset | None = None
         self._planned: Offset | None = None
         self.committed: Offset | None = None
@@ -104,62 +106,70 @@ class Session:
 
     def stop_at_what_is_published(self) -> None:
         """Set the bound of `claim` to the last publication."""
+        if self._consumer.paused:
+            warn(
+                "consumer %s is paused, and a run with availableNow ends without its messages: "
+                "resume it, and run the query again",
+                self._options.consumer,
+            )
         (self._bound,) = self._statements.row(
             "select pgqueue.last_publication(%s)", [self._consumer.stream_id]
         )
 
     @property
     def position(self) -> Offset:
-        """Up to where the query is finished, where Spark does not say it (4.0, 4.1).
+        """The end of the last finished batch, for Spark 4.0 and 4.1, which do not say it.
 
-        It asks for more only when the micro-batch that it planned last is finished. A query that is
-        started again first plans what its log ends with as empty, and once more if it is not
-        finished: then it asks after that, or, with triggers of one micro-batch, not at all.
+        These versions ask for the next batch only when the last planned batch is finished. A
+        restarted query first plans the last batch of its log as empty, and then once more if it is
+        not finished. After that it asks for the next batch; with a trigger of one micro-batch it
+        does not ask.
         """
         return self._planned_to or self.initial
 
     def claim(self, start: Offset, admission: Admission) -> Offset:
-        """Acknowledge up to `start` and claim what `admission` lets in, waiting for it a while."""
+        """Acknowledge up to `start`, and claim what `admission` allows, waiting for messages."""
+        self._tell_of_the_start(start)
         self._lease.hold(start.reader)
-        others_are_busy = self._seat.others_had_messages()
+        others_are_busy = self._registration.others_had_messages()
         if self._bound is None and not self._is_enough(start, admission, others_are_busy):
             self._last = start
             return start
-        self._wakeup.forget()
+        self._waiter.forget()
         self._last, wait = self._claim(start, admission)
         if self._last != start:
-            self._wakeup.note_messages()
+            self._waiter.note_messages()
         elif self._bound is None:
             self._wait_and_claim(start, admission, min(wait, BRIEFLY) if others_are_busy else wait)
         if self._last == start:
             self._tell_of_others(start)
         else:
-            self._seat.note_messages()
+            self._registration.note_messages()
             self._had_messages = time.monotonic()
         return self._last
 
     def _wait_and_claim(self, start: Offset, admission: Admission, at_most: float) -> None:
-        if self._wakeup.start():
+        if self._waiter.start():
             self._last, wait = self._claim(start, admission)
             at_most = min(at_most, wait)
-        if self._last == start and self._wakeup.wait(at_most):
+        if self._last == start and self._waiter.wait(at_most):
             self._last, _ = self._claim(start, admission)
 
     def _is_enough(self, start: Offset, admission: Admission, others_are_busy: bool) -> bool:
-        """Whether there is what a batch begins with; acknowledges up to `start` if there is not."""
+        """Whether a batch may begin; if not, acknowledges up to `start`."""
         wait_time = self._options.wait_time.total_seconds()
         end = time.monotonic() + (min(wait_time, BRIEFLY) if others_are_busy else wait_time)
         while not admission.begins(self._available(admission), self._since_messages()):
             self._acknowledge(start)
-            if self._wakeup.start():
+            if self._waiter.start():
                 continue
             left = end - time.monotonic()
             if left <= 0:
                 return False
             left = min(left, admission.max_delay.total_seconds() - self._since_messages())
-            if self._wakeup.wait(left):
-                time.sleep(BRIEFLY)  # not to count for each of many publications
-            self._wakeup.forget()
+            if self._waiter.wait(left):
+                time.sleep(BRIEFLY)  # do not count again for each of many publications
+            self._waiter.forget()
         return True
 
     def _since_messages(self) -> float:
@@ -167,9 +177,10 @@ class Session:
 
     def _available(self, admission: Admission) -> int:
         if admission.min_messages is None or self._had_messages == -math.inf:
-            return 0  # nobody asks
+            return 0  # no limit needs the number
         return self._statements.row(
-            "select pgqueue.reader_available(%s)", [self._consumer.consumer_id]
+            "select pgqueue.consumer_available(%s, %s)",
+            [self._consumer.consumer_id, admission.min_messages],
         )[0]
 
     def _acknowledge(self, start: Offset) -> None:
@@ -182,13 +193,15 @@ class Session:
             self._tell_of_loss(lost)
 
     def latest(self) -> dict[str, Any]:
-        """For the query's progress: the last offset with the backlog added, whose it is, and the
-        backlog in messages and seconds (of the oldest that could be delivered).
+        """For the query's progress: the last offset plus the backlog, the names, and the backlog.
+
+        The backlog is in messages, and in seconds: the age of the oldest message that can be
+        delivered.
         """
         if time.monotonic() >= self._backlog_until:
-            self._backlog, self._lag = self._statements.row(
+            self._backlog, self._lag, self._is_estimate = self._statements.row(
                 "select backlog, greatest(0, extract(epoch from clock_timestamp() - oldest_at))"
-                "::float8 from pgqueue.reader_lag(%s)",
+                "::float8, estimated from pgqueue.consumer_lag(%s)",
                 [self._consumer.consumer_id],
             )
             self._backlog_until = time.monotonic() + BACKLOG_SECONDS
@@ -196,13 +209,14 @@ class Session:
             "stream": self._options.stream,
             "consumer": self._options.consumer,
             "backlog": self._backlog,
+            "backlogIsEstimate": self._is_estimate,
             "lagSeconds": round(self._lag or 0.0, 3),
         }
 
-    def plan(self, start: Offset, end: Offset) -> list[ClaimedPiece]:
+    def plan(self, start: Offset, end: Offset) -> list[ClaimedPartition]:
         """The partitions of the batch between two offsets."""
         self._planned_to = end
-        # Replaying the first batch, Spark gives a start that was made anew and never stored.
+        # When Spark replays the first batch, it gives a new start, which was never stored.
         after = start.claim if start.reader == end.reader else 0
         if end.claim <= after:
             return []
@@ -247,19 +261,19 @@ class Session:
             [end.reader, after, end.claim],
         )
         batch = Batch(end.reader, after, end.claim, lost=taken_over + gone)
-        return cut_into_pieces(in_order(ranges), batch, self._consumer, self._options)
+        return cut_into_partitions(in_order(ranges), batch, self._consumer, self._options)
 
     def close(self) -> None:
-        """Stop the lease and close the connections; acknowledge what the query has finished."""
+        """Stop the lease, close the connections, and acknowledge the finished micro-batches."""
         self._lease.stop()
-        self._wakeup.close()
+        self._waiter.close()
         self._statements.close()
-        self._seat.leave()
+        self._registration.unregister()
         if self._options.checkpoint_location is not None and self._lease.reader is not None:
             self._acknowledge_finished(str(self._options.checkpoint_location), self._lease.reader)
 
     def _acknowledge_finished(self, checkpoint: str, reader: str) -> None:
-        # What is in Spark's commit log never comes again, however the query ends.
+        # Spark never repeats a batch of its commit log, however the query ends.
         statements = Statements(self._options.url, patience=ENDING_SECONDS, repeat=True)
         try:
             finished = Checkpoint.read(checkpoint).finished_offsets.values()
@@ -274,8 +288,8 @@ class Session:
         finally:
             statements.close()
 
-    def _take_seat(self) -> None:
-        if not self._seat.take():
+    def _register(self) -> None:
+        if not self._registration.register():
             self._statements.close()
             raise PgQueueError(
                 f"consumer {self._options.consumer!r} of stream {self._options.stream!r} is read "
@@ -287,8 +301,20 @@ class Session:
                 sqlstate=READ_TWICE,
             )
 
+    def _tell_of_the_start(self, start: Offset) -> None:
+        """Warn once when a new query has a start that is for new consumers."""
+        if self._told_of_the_start or start.claim:
+            return
+        self._told_of_the_start = True
+        if self._options.starting_position is not None and not self._consumer.is_new:
+            warn(
+                "consumer %s exists, so option startingPosition does nothing: the query goes on "
+                "where the consumer is; pgqueue.seek moves it",
+                self._options.consumer,
+            )
+
     def _tell_of_others(self, start: Offset) -> None:
-        """Say once why a new query finds nothing, where a failed one holds the messages."""
+        """Warn once when a new query finds nothing as another checkpoint holds the messages."""
         if self._told_of_others or start.claim:
             return
         self._told_of_others = True
@@ -305,9 +331,9 @@ class Session:
             )
 
     def _claim(self, start: Offset, admission: Admission) -> tuple[Offset, float]:
-        """The new end, and for how many seconds it makes no sense to ask again."""
-        # A claim looks at a bounded part of a long line of messages that it may not have, and says
-        # so: the next one goes on there.
+        """Claim messages; returns the new end, and the seconds until another claim makes sense."""
+        # A claim scans a bounded part of a long line of messages that it may not take. It says so,
+        # and the next claim goes on there.
         end, wait = self._ask(start, admission)
         asked = 1
         while end == start and wait <= 0 and asked < ASKS:
@@ -348,7 +374,7 @@ class Session:
         return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
 
     def _note_claimed(self, claimed: int, some_may_be_left: bool) -> None:
-        # Where it took all there was, the batch does not wait for a look at what is left.
+        # Where the claim took all messages, the batch need not wait for a count of the rest.
         self._backlog = max(0, self._backlog - claimed)
         self._lag = self._lag if self._backlog else None
         soon = 0.0 if some_may_be_left else time.monotonic() + 1
@@ -374,14 +400,15 @@ class Session:
 
 
 def asynchronous_progress(done: str) -> PgQueueError:
-    """For a query that begins a batch before its log has the one before.
+    """The error of a query that begins a batch before its log has the batch before.
 
-    Spark commits an offset to its source once its log has it. With asynchronous progress the log
-    falls behind what Postgres was told is done, and after a crash the query could not go on from
-    there. It cannot be seen earlier: see "Asynchronous progress" in the README of this package.
+    Spark commits an offset to its source once its log has the offset. With asynchronous progress
+    the log falls behind what Postgres was told is done, and after a crash the query could not
+    resume. The source cannot see it earlier: see "Asynchronous progress" in the README of this
+    package.
 
     Args:
-        done: what Postgres was told, in a word.
+        done: what the source told Postgres about the batch before, in a word.
     """
     return PgQueueError(
         "the query began a micro-batch before the one before it was in its checkpoint, as with "

@@ -1,10 +1,10 @@
-"""The writers: rows are staged by the executors and published by the driver.
+"""The writers: executors stage rows, and the driver publishes them.
 
-Executors copy their rows into the stream's table, chunk by chunk, each in a short transaction with
-a row that says which sequence numbers it used. Nobody sees such messages before the driver
-publishes them: one short transaction that names all staged chunks of the batch, and does nothing
-when the same sink has published that batch before. What was staged and never published is deleted
-by `pgqueue.maintain()`.
+Executors copy their rows into Postgres, chunk by chunk, each in a short transaction with a row that
+notes the sequence numbers. Nobody sees these messages before the driver publishes them, in one
+short transaction that names all staged chunks of the batch. It does nothing when the same sink has
+published the batch before. A write that fails deletes its chunks. The next write of the batch
+deletes those of a write that was killed, or `pgqueue.maintain()` does after a day.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
-from spark_pgqueue.spark.plain import plain_errors
+from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.staging import Staged, Target
 from spark_pgqueue.spark.versions import DataSourceStreamArrowWriter
 
@@ -52,17 +52,21 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         return self._target.stage(iterator, query_id, int(batch), query_id)
 
     def commit(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
-        """Publish what the tasks staged, on the driver. Does nothing when it was published before.
+        """Publish the staged chunks, on the driver. Does nothing for a batch that was published
+        before.
 
         Raises:
-            PgQueueError: PQ010 when the batch is older than the last one, or is that one with
-                another number of rows; PQ001 when the stream was dropped and made again since;
-                or Postgres stayed away too long.
+            PgQueueError: PQ010 when the batch is older than the last published batch, or is the
+                last one with other rows or to another stream; PQ001 when the stream was dropped
+                and made again since; or Postgres stayed away too long.
         """
         self._target.publish(messages, batchId)
 
     def abort(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
-        """Nothing: it is also called after a commit that failed, and may run beside one."""
+        """Delete what the tasks have staged. Spark also calls this after a commit that failed, and
+        maybe while it runs: then the batch is either published or deleted as a whole.
+        """
+        self._target.abort(messages, batchId)
 
 
 @plain_errors
@@ -71,8 +75,8 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType):
         self._target = Target(options, schema)
-        # Spark pickles this object, so tasks and commit see one identity. The query id that a task
-        # finds in foreachBatch is none: a second write in the same batch has it too.
+        # Spark pickles this object, so tasks and commit see one identity. The query id is no
+        # identity in foreachBatch: a second write in the same batch has it too.
         self._sink = f"txn:{options.txn_app_id}" if options.txn_app_id else f"write:{uuid4()}"
         self._batch = options.txn_version or 0
 
@@ -83,7 +87,7 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
         return self._target.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
-        """Publish what the tasks staged, on the driver. Errors as in `PgQueueStreamWriter`."""
+        """Publish the staged chunks, on the driver. Errors as in `PgQueueStreamWriter`."""
         if not self._target.publish(messages, self._batch):
             warn(
                 "txnVersion %s of %s, or a later one, was published before: nothing was written",
@@ -91,4 +95,5 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
-        """Nothing, as in `PgQueueStreamWriter`."""
+        """Delete what the tasks have staged, as in `PgQueueStreamWriter`."""
+        self._target.abort(messages, self._batch)

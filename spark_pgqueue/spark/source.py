@@ -1,9 +1,9 @@
-"""The stream reader: from options to claims, from claims to partitions, from partitions to rows.
+"""The stream reader of the source: options become claims, claims partitions, and partitions rows.
 
-Spark makes two of these objects. One lives in a driver-side process for as long as the query
-runs; there `latestOffset` claims messages and `partitions` plans how to read them. The other is
-pickled to the executors, where `read` sees nothing but its partition. `Session` holds what only the
-first needs.
+Spark makes two of these objects. One lives in a driver-side process as long as the query runs;
+there `latestOffset` claims messages and `partitions` plans how to read them. Spark pickles the
+other to the executors, where `read` sees nothing but its partition. `Session` holds the state of
+the first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import ClaimedPiece
-from spark_pgqueue.spark.plain import plain_errors
-from spark_pgqueue.spark.reading import closing_after, read_piece
+from spark_pgqueue.spark.partitions import ClaimedPartition
+from spark_pgqueue.spark.plain_errors import plain_errors
+from spark_pgqueue.spark.reading import closing_after, read_claimed
 from spark_pgqueue.spark.session import Offset, Session
 from spark_pgqueue.spark.versions import (
     ReadAllAvailable,
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NO_LIMIT = 2**62
-"""As many rows as there are, for Spark."""
+"""The number of rows that stands for no limit, for Spark."""
 
 
 @plain_errors
 class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the messages of one consumer. See `DataSourceStreamReader` for who calls what."""
+    """Reads the messages of one consumer. `DataSourceStreamReader` says when Spark calls which
+    method.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
@@ -61,27 +63,31 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._session
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first batch, with a new reader's id; one a process."""
+        """The offset before the first batch, with the id of a new checkpoint reader; one for each
+        process.
+        """
         return asdict(self.session.initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What maxMessagesPerTrigger says; never all, which is what trigger(once=True) asks for."""
+        """The limit of maxMessagesPerTrigger; never ReadAllAvailable, which means
+        trigger(once=True).
+        """
         return ReadMaxRows(self._options.max_messages_per_trigger or NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on claim what is published now, and nothing that is published later."""
+        """Claim no message that is published later than now."""
         self.session.stop_at_what_is_published()
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Acknowledge everything up to `start`, claim the next micro-batch, and say where it ends.
+        """Acknowledge all messages up to `start`, claim the next micro-batch, and return its end.
 
         PySpark 4.0 and 4.1 give no arguments: see `Session.position`.
 
         Raises:
-            PgQueueError: the consumer is gone, the checkpoint belongs to another one, or Postgres
-                stayed away too long.
+            PgQueueError: the consumer is gone, the checkpoint belongs to another consumer, or
+                Postgres stayed away too long.
         """
         admission = self._options.admission
         if isinstance(limit, ReadAllAvailable):
@@ -91,7 +97,7 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asdict(self.session.claim(begin, admission))
 
     def _warn_of_the_end(self, start: dict[str, Any] | None, limit: ReadLimit | None) -> None:
-        """Say once what becomes of the last micro-batch where nobody will say that it is done."""
+        """Warn once if the last micro-batch will stay claimed, because Spark will not commit it."""
         if self._options.checkpoint_location is not None or self._told_of_the_end:
             return
         if start is None:
@@ -114,11 +120,11 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What the query's progress shows: see `Session.latest`."""
+        """The figures for the query's progress: see `Session.latest`."""
         return self.session.latest()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ClaimedPiece]:
-        """Plan how the executors read the messages claimed between two offsets.
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ClaimedPartition]:
+        """Plan how executors read the messages that were claimed between two offsets.
 
         Raises:
             PgQueueError: messages are gone, and failOnDataLoss is true; the query has asynchronous
@@ -127,10 +133,10 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.session.plan(Offset.parse(start), Offset.parse(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark is done with everything up to `end`; it is acknowledged when more is asked for."""
+        """Note that Spark is done with messages up to `end`; the next claim acknowledges them."""
         self.session.committed = Offset.parse(end)
 
-    def read(self, partition: ClaimedPiece) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: ClaimedPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor.
 
         Raises:
@@ -140,21 +146,21 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batches = read_piece(self._options, partition, self._schema, query_id)
+        batches = read_claimed(self._options, partition, self._schema, query_id)
         return closing_after(batches, self._options.url, self._options.max_connections)
 
     def stop(self) -> None:
-        """Let go of connections and of the lease."""
+        """Close the connections, and stop the lease."""
         if self._session is not None:
             self._session.close()
 
 
 def _end_at_sigterm() -> None:
-    """Let `stop` be called when the query ends: Spark sends SIGTERM then, and another at once."""
+    """Let `stop` run when the query ends: Spark sends SIGTERM then, and again at once."""
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(0)
 
-    with contextlib.suppress(ValueError):  # not in the main thread: then there is no process to end
+    with contextlib.suppress(ValueError):  # in another thread there is no process to end
         signal.signal(signal.SIGTERM, end)

@@ -1,4 +1,4 @@
-"""Staging rows, on executors, and publishing what was staged, on the driver."""
+"""Staging rows on executors, and publishing the staged chunks on the driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from spark_pgqueue.postgres.errors import (
     NOT_ALLOWED,
     UNFIT_DATA,
@@ -24,10 +25,17 @@ from spark_pgqueue.postgres.errors import (
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.acting import Action, Actions, as_json, merged
+from spark_pgqueue.spark.actions import Action, Actions, as_json, merged
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
-from spark_pgqueue.spark.rows import ahead, chunks, group, numbers, to_messages
+from spark_pgqueue.spark.rows import (
+    ahead,
+    joined,
+    naming_the_column,
+    numbers,
+    to_messages,
+    to_staged_chunks,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,16 +44,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task tells the driver.
+    """The message of a task to the driver.
 
     Attributes:
         sink: the sink's identity.
-        staged: the ids of its staged chunks.
-        rows: how many rows they hold.
-        actions: what other rows want to be done, and with which messages.
-        query_id: the Spark query's whose write it is; None where that is not known.
-        is_repeated: whether nothing was staged because the batch, or a later one, was published
-            before.
+        staged: the ids of the task's staged chunks.
+        rows: how many rows the chunks have.
+        actions: the actions of other rows, with their messages.
+        query_id: the id of the Spark query that writes; None where that is not known.
+        is_repeated: whether the task staged nothing because the batch, or a later one, was
+            published before.
     """
 
     sink: str
@@ -57,16 +65,24 @@ class Staged(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class To:
-    """A stream that rows are sent to."""
+class TargetStream:
+    """A stream to which rows are sent.
+
+    Attributes:
+        name: its name.
+        stream_id: its id.
+        kind: text, json or binary.
+        table: the table that rows are copied into, in the schema pgqueue.
+    """
 
     name: str
     stream_id: int
     kind: str
+    table: str
 
 
 class Target:
-    """Where rows go, and the columns that they have."""
+    """The destination of rows, and their columns."""
 
     def __init__(self, options: SinkOptions, schema: StructType):
         self._options = options
@@ -76,7 +92,7 @@ class Target:
         self._is_binary = "data" in self._columns and isinstance(
             schema.fields[self._columns.index("data")].dataType, BinaryType
         )
-        self._to = self._find_stream()
+        self._stream, self._write_no = self._begin()
 
     def stage(
         self,
@@ -86,40 +102,72 @@ class Target:
         query_id: str | None,
         skip_published: bool = False,
     ) -> Staged:
-        """Copy rows into the tables of their streams, unpublished; and note those with an action.
+        """Copy rows into the tables of their streams, unpublished; note the rows with an action.
 
         Args:
             batches: the rows.
             sink: the sink's identity.
-            batch: the number of its batch.
-            query_id: the Spark query's whose write it is; None where that is not known.
-            skip_published: whether to stage nothing where the batch, or a later one, was published
-                before. A query's batch is counted once more instead: whether it is the same.
+            batch: the number of the sink's batch.
+            query_id: the id of the Spark query that writes; None where that is not known.
+            skip_published: whether to stage nothing if the batch, or a later one, was published
+                before. For a query's batch, the rows are staged and counted instead, to see whether
+                the batch is the same.
         """
         sends = self._options.action is None
         is_repeated = sends and skip_published and self._is_published(sink, batch)
         staged, rows, actions = [], 0, Actions(self._options)
-        streams: dict[str, To] = {}
-        for chunk in ahead(chunks(batches)):
-            sent, acting = self._split(chunk.rename_columns(self._columns))
-            actions.add(acting)
-            for to, some in [] if is_repeated else self._by_stream(sent, streams):
-                messages = to_messages(some, to.kind)
-                # A chunk is staged again when its connection broke, even if it had been committed:
-                # only the ids that reach `publish` count.
-                staged += with_backoff(
-                    lambda messages=messages, to=to: self._store(messages, to, sink, batch),
-                    self._options.url,
-                    self._patience,
-                )
-                rows += some.num_rows
+        streams: dict[str, TargetStream] = {}
+        try:
+            for rows_read in ahead(joined(batches)):
+                sent, with_action = self._split(rows_read.rename_columns(self._columns))
+                with naming_the_column(rows_read.rename_columns(self._columns)):
+                    actions.add(with_action)
+                    parts = [] if is_repeated else list(self._by_stream(sent, streams))
+                for target, some in parts:
+                    with naming_the_column(some):
+                        messages = to_messages(some, target.kind)
+                    # After a broken connection the rows are staged again, even if they were
+                    # committed: only the ids that reach `publish` count.
+                    staged += with_backoff(
+                        lambda messages=messages, target=target: self._store(
+                            messages, target, sink, batch
+                        ),
+                        self._options.url,
+                        self._patience,
+                    )
+                    rows += some.num_rows
+        except Exception:
+            self._unstage(sink, batch, staged)
+            raise
         return Staged(sink, tuple(staged), rows, actions.staged(), query_id, is_repeated)
 
+    def abort(self, messages: list[Staged | None], batch: int) -> None:
+        """Delete what the tasks of a failed write have staged; what is left, `maintain` deletes."""
+        tasks = [message for message in messages if message is not None]
+        staged = [each for task in tasks for each in task.staged]
+        if staged:
+            self._unstage(tasks[0].sink, batch, staged)
+
+    def _unstage(self, sink: str, batch: int, staged: list[int]) -> None:
+        """Delete staged chunks of this attempt if that can be done at once: the write has failed
+        already, and its own error is to be seen.
+        """
+        if staged:
+            statements = Statements(self._options.url, patience=0)
+            try:
+                statements.row(
+                    "select pgqueue.unstage(%s, %s, %s::bigint[])", [sink, batch, staged]
+                )
+            except Exception:
+                return
+            finally:
+                statements.close()
+
     def publish(self, messages: list[Staged | None], batch: int) -> bool:
-        """Make everything that the tasks staged visible at once, and do what else they want.
+        """Publish all staged chunks at once, and carry out the actions.
 
         Returns:
-            whether it was this call; False when the batch, or a later one, was published before.
+            whether this call did it; False when the batch, or a later one, was published before.
         """
         tasks = [message for message in messages if message is not None]
         staged = [each for task in tasks for each in task.staged]
@@ -128,7 +176,8 @@ class Target:
             return not any(task.is_repeated for task in tasks)
         statements = Statements(self._options.url, patience=0, names=self._name)
         rows = sum(task.rows for task in tasks)
-        home = None if self._is_routed or self._to is None else self._to.stream_id
+        home = None if self._is_routed or self._stream is None else self._stream.stream_id
+        compares = self._options.compare_repeats != "count"
         sent = 0
 
         def publish() -> bool:
@@ -139,15 +188,15 @@ class Target:
             with statements.transaction():
                 if staged:
                     done += statements.row(
-                        "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s)",
-                        [tasks[0].sink, batch, home, staged, rows],
+                        "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s, %s)",
+                        [tasks[0].sink, batch, home, staged, rows, compares],
                     )
                 # A role may have the rights for one of these only.
                 if some := {each: s for each, s in actions.items() if not each.revives}:
-                    done.append(self._act(statements, some, tasks[0], batch))
+                    done.append(self._settle(statements, some, tasks[0], batch))
                 if some := {each: s for each, s in actions.items() if each.revives}:
-                    done.append(self._act(statements, some, tasks[0], batch))
-            # When it is sent again, what was published before is what was sent the first time.
+                    done.append(self._settle(statements, some, tasks[0], batch))
+            # In a second attempt, a batch that is published already was published by the first.
             return any(done) or sent > 1
 
         try:
@@ -155,10 +204,10 @@ class Target:
         finally:
             statements.close()
 
-    def _act(
+    def _settle(
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
     ) -> bool:
-        """Whether it was this call that did it."""
+        """Carry out actions; returns whether this call did it."""
         if next(iter(actions)).revives:
             done, changed, passed_over = statements.row(
                 "select done, changed, passed_over from pgqueue.revive_messages(%s, %s, %s::jsonb)",
@@ -170,7 +219,7 @@ class Target:
                 "from pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)",
                 [
                     *(task.sink, batch, as_json(actions), task.query_id),
-                    # A write that may be repeated as a whole, with its batch.
+                    # Whether the write may be repeated as a whole, with its batch.
                     task.query_id is not None or task.sink.startswith("txn:"),
                 ],
             )
@@ -184,7 +233,7 @@ class Target:
         return done
 
     def _split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Those to send, with the columns of messages; and those with an action."""
+        """The rows to send, with the columns of messages; and the rows with an action."""
         import pyarrow.compute as pc
 
         if self._options.action is not None:
@@ -203,25 +252,32 @@ class Target:
         sent = sent.drop_columns([name for name in sent.column_names if name in none_of_it])
         return sent, rows.filter(pc.call_function("invert", [is_sent]))
 
-    def _by_stream(self, rows: pa.Table, streams: dict[str, To]) -> Iterator[tuple[To, pa.Table]]:
-        """The rows for each stream, in their order; those that were found before are `streams`."""
+    def _by_stream(
+        self, rows: pa.Table, streams: dict[str, TargetStream]
+    ) -> Iterator[tuple[TargetStream, pa.Table]]:
+        """The rows for each stream, in their order.
+
+        Args:
+            rows: the rows.
+            streams: the streams that were found before; new streams are added.
+        """
         import pyarrow.compute as pc
 
         if not rows.num_rows:
             return
         if not self._is_routed:
-            assert self._to is not None
-            yield self._to, rows
+            assert self._stream is not None
+            yield self._stream, rows
             return
         names = rows["stream"]
         if names.null_count:
-            if self._to is None:
+            if self._stream is None:
                 raise PgQueueError(
                     f"column stream is null in {names.null_count} of {rows.num_rows} rows, and "
                     "there is no option stream",
                     hint='say where these go: option("stream", ...)',
                 )
-            names = names.fill_null(self._to.name)
+            names = names.fill_null(self._stream.name)
         rows = rows.drop_columns(["stream"])
         found = pc.call_function("unique", [names]).to_pylist()
         for name in found:
@@ -233,27 +289,27 @@ class Target:
                 some = rows.filter(pc.call_function("equal", [names, name]))
             yield streams[name], some
 
-    def _open(self, stream: str) -> To:
-        """A stream that rows name."""
+    def _open(self, stream: str) -> TargetStream:
+        """Find a stream that a row names."""
 
-        def find() -> To:
+        def find() -> TargetStream:
             with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
-                sql = "select stream_id, kind from pgqueue.open_sink($1)"
-                return To(stream, *call(cursor, sql, (stream,))[0])
+                sql = f"select stream_id, kind, {COPY_TARGET} from pgqueue.open_sink($1)"
+                return TargetStream(stream, *call(cursor, sql, (stream,))[0])
 
         try:
-            to = with_backoff(find, self._options.url, self._patience)
+            target = with_backoff(find, self._options.url, self._patience)
         except PgQueueError as error:
             if error.sqlstate != UNKNOWN_STREAM:
                 raise
             raise PgQueueError(
                 f"{error.message} in column stream", hint=error.hint, sqlstate=UNKNOWN_STREAM
             ) from None
-        check_kind(self._is_binary, to.name, to.kind)
-        return to
+        check_kind(self._is_binary, target.name, target.kind)
+        return target
 
     def _is_published(self, sink: str, batch: int) -> bool:
-        home = None if self._is_routed or self._to is None else self._to.stream_id
+        home = None if self._is_routed or self._stream is None else self._stream.stream_id
 
         def ask() -> bool:
             with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
@@ -262,52 +318,61 @@ class Target:
 
         return with_backoff(ask, self._options.url, self._patience)
 
-    def _store(self, rows: pa.Table, to: To, sink: str, batch: int) -> list[int]:
-        """Copy one chunk in one transaction; returns the ids under which its groups are staged."""
+    def _store(self, rows: pa.Table, target: TargetStream, sink: str, batch: int) -> list[int]:
+        """Copy rows in one transaction; returns the ids of their staged chunks."""
+        import pyarrow as pa
+
         try:
             with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
-                seqs = reserve(cursor, to.stream_id, rows.num_rows)
-                rows, groups = group(rows, seqs)
+                seqs = reserve(cursor, target.stream_id, rows.num_rows)
+                with naming_the_column(rows):
+                    rows, chunks = to_staged_chunks(rows, seqs)
+                home = pa.repeat(pa.scalar(target.stream_id, pa.int32()), len(seqs))
                 cursor.adbc_ingest(
-                    f"messages_{to.stream_id}",
-                    rows.append_column("seq", seqs),
+                    target.table,
+                    rows.append_column("seq", seqs).append_column("stream_id", home),
                     mode="append",
                     db_schema_name="pgqueue",
                 )
                 default = self._options.consumers
-                blocks = json.dumps(
-                    [{**asdict(each), "consumers": each.consumers or default} for each in groups]
+                described = json.dumps(
+                    [{**asdict(each), "consumers": each.consumers or default} for each in chunks]
                 )
                 staged = call(
                     cursor,
                     "select pgqueue.stage($1, $2, $3::int4, b.seqs::int8multirange, "
                     "b.priority::int4, to_timestamp(b.deliver_at), b.dedup_keys, b.consumers, "
-                    "to_timestamp(b.expires_at), $5) from json_to_recordset($4::text::json) "
+                    "to_timestamp(b.expires_at), $5, $6) from json_to_recordset($4::text::json) "
                     "as b (seqs text, priority int8, deliver_at int8, dedup_keys text[], "
                     "consumers text[], expires_at int8)",
-                    (sink, batch, to.stream_id, blocks, self._is_routed),
+                    (sink, batch, target.stream_id, described, self._is_routed, self._write_no),
                 )
                 conn.commit()
-                return [block for (block,) in staged]
+                return [chunk for (chunk,) in staged]
         except Exception as error:
-            self._raise_unfit(error, to)
+            self._raise_unfit(error, target)
 
-    def _find_stream(self) -> To | None:
-        """The stream of the options; None where rows name theirs, or none is sent to."""
+    def _begin(self) -> tuple[TargetStream | None, int | None]:
+        """The stream of the options, and the number of this write.
+
+        There is no stream where rows name their streams, and neither of the two where no rows are
+        sent.
+        """
         options = self._options
         statements = Statements(options.url, patience=self._patience, repeat=True, names=self._name)
         try:
-            if options.action is not None or options.stream is None:
+            if options.action is not None:
                 statements.row("select pgqueue.schema_version()")
-                return None
+                return None, None
+            if options.stream is None:
+                return None, statements.row("select pgqueue.begin_write()")[0]
             consumers = None if options.consumers is None else list(options.consumers)
-            to = To(
-                options.stream,
-                *statements.row(
-                    "select stream_id, kind from pgqueue.open_sink(%s, %s::text[])",
-                    [options.stream, None if self._is_routed else consumers],
-                ),
+            stream_id, kind, table, write_no = statements.row(
+                f"select stream_id, kind, {COPY_TARGET}, pgqueue.begin_write() "
+                "from pgqueue.open_sink(%s, %s::text[])",
+                [options.stream, None if self._is_routed else consumers],
             )
+            target = TargetStream(options.stream, stream_id, kind, table)
         except PgQueueError as error:
             if error.argument == "p_consumers":
                 error.hint = "name consumers of this stream, or remove the option to publish to all"
@@ -315,17 +380,17 @@ class Target:
         finally:
             statements.close()
         if "data" in self._columns:
-            check_kind(self._is_binary, to.name, to.kind)
-        return to
+            check_kind(self._is_binary, target.name, target.kind)
+        return target, write_no
 
     def _name(self, argument: str) -> str | None:
-        """What the user calls an argument of SQL."""
+        """The user's name for an argument of SQL."""
         if argument == "p_consumers" and "consumers" in self._columns:
             return "column consumers"
         return SINK_NAMES.get(argument)
 
-    def _raise_unfit(self, error: Exception, to: To) -> NoReturn:
-        """Name column or stream when Postgres refused a row; else raise the error as it is."""
+    def _raise_unfit(self, error: Exception, target: TargetStream) -> NoReturn:
+        """Raise an error that names a refused row's column or stream; else the error as it is."""
         if (known := translate(error, self._name)) is not None:
             raise known from None
         code, said = sqlstate_of(error), Said.by(error)
@@ -334,14 +399,14 @@ class Target:
                 f"column priority holds a number that is no priority: {said.message}",
                 sqlstate=NOT_ALLOWED,
             ) from None
-        # Not valid JSON, not valid text (a NUL character), or a check of the stream's table.
-        if code in ("22P02", "22021", "22P05", "23502", "23514"):
-            # The rest of the context quotes what is in the row.
+        # Invalid JSON, invalid text (a NUL character), or a check constraint of the stream's table.
+        if code in ("22P02", "22021", "22P05", "23502", "23514", "54001"):
+            # The rest of the context quotes the row.
             where = re.search(
                 r"^COPY \w+, line \d+, (column \w+)", said.context or "", re.MULTILINE
             )
             raise PgQueueError(
-                f"a row does not fit stream {to.name} of kind {to.kind}: "
+                f"a row does not fit stream {target.name} of kind {target.kind}: "
                 f"{said.message}" + (f" ({where[1]})" if where else ""),
                 hint="text and json hold no NUL character, json must be valid, headers are an "
                 "object and a key has at most 1024 bytes; a binary stream takes any bytes",
@@ -351,7 +416,7 @@ class Target:
 
 
 def reserve(cursor: dbapi.Cursor, stream_id: int, count: int) -> pa.Int64Array:
-    """So many new sequence numbers of a stream, ascending."""
+    """Reserve new sequence numbers of a stream, ascending."""
     ranges = call(
         cursor,
         "select lower(r), upper(r) from unnest(pgqueue.reserve($1::int4, $2::int4)) r",

@@ -1,4 +1,4 @@
-"""The tables that `spark.read` has: their columns, and where these come from."""
+"""The tables of `spark.read`: their columns, and where the columns come from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 
 HELD = ("key", "data", "headers", "inserted_at")
-"""The columns that are stored with a message, and cost to read it."""
+"""The columns that are stored with a message: to have them, the message must be read."""
 
 _LONG, _INT, _STRING, _TIME = LongType(), IntegerType(), StringType(), TimestampType()
 _NAMES = ArrayType(StringType(), containsNull=True)
@@ -35,14 +35,14 @@ _NAMES = ArrayType(StringType(), containsNull=True)
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
-        name: its name, in SQL too.
-        type: its type; of `data` that of a stream of text.
-        help: what it is; null where that is not so.
-        nullable: whether it may be null.
-        usual: whether it is there when no columns are named.
+        name: the column's name, also in SQL.
+        type: the column's type; for `data`, the type for a stream of text.
+        help: the meaning of the column, and of null in it.
+        nullable: whether the column may be null.
+        usual: whether the table has the column when option columns is not given.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Table:
     """A table.
 
     Attributes:
-        rows: what a row is.
-        columns: all that it has, in their order.
-        shared_out: by parts (`pgqueue.scan_parts`), and not as a whole when it is planned.
-        of_messages: a row is a message; its numbers come as ranges.
-        outlives: its rows are there even when their messages were deleted.
+        rows: the meaning of a row.
+        columns: all columns, in order.
+        shared_out: whether executors look up parts of the table (`pgqueue.scan_parts`).
+        of_messages: whether a row is a message, so that the numbers come as ranges.
+        outlives: whether rows stay when their messages are deleted.
     """
 
     rows: str
@@ -91,7 +91,7 @@ _OF_THE_VIEW = "as in the view"
 
 
 def _held(deleted: bool) -> tuple[Column, ...]:
-    """The columns of what messages hold, and whether these may be deleted."""
+    """The columns with the content of messages, which may be deleted."""
     return (
         Column("key", _STRING, ABOUT["key"]),
         Column("data", _STRING, ABOUT["data"], nullable=deleted),
@@ -127,7 +127,7 @@ TABLES = {
             Column(
                 "state",
                 _STRING,
-                "new, ready, delayed, waiting, claimed or unsifted",
+                "new, ready, delayed, waiting, claimed or unfiltered",
                 nullable=False,
             ),
             _PRIORITY,
@@ -227,6 +227,7 @@ TABLES = {
             Column("settled", _LONG, _OF_THE_VIEW, nullable=False),
             Column("oldest_at", _TIME, _OF_THE_VIEW),
             Column("oldest_claim_at", _TIME, _OF_THE_VIEW),
+            Column("estimated", BooleanType(), _OF_THE_VIEW, nullable=False),
         ),
         of_messages=False,
     ),
@@ -234,13 +235,13 @@ TABLES = {
 
 
 def find_for(options: TableOptions) -> Stream | None:
-    """The stream of a table, None where there is none; also checks that the consumer exists.
+    """The stream of a table, None for all streams; also checks that the consumer exists.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when one does not exist; PQ011 for another schema version; or
-            Postgres cannot be reached.
+        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ011 for
+            another schema version; or Postgres cannot be reached.
     """
-    # No patience: this is load(), and whoever mistyped the host waits for the answer.
+    # No patience: this is load(), and a user who mistyped the host waits for the error.
     statements = Statements(options.url, patience=0, names=TABLE_NAMES.get)
     try:
         if options.stream is None:
@@ -259,11 +260,11 @@ def table_schema(options: TableOptions, kind: str | None) -> StructType:
     """The columns that are read.
 
     Args:
-        options: of the table.
-        kind: of the stream: text, json or binary; None where there is none.
+        options: the options of the table.
+        kind: the stream's kind: text, json or binary; None for all streams.
 
     Raises:
-        PgQueueError: option columns names what the table does not have, or something twice.
+        PgQueueError: option columns names an unknown column, or a column twice.
     """
     table = TABLES[options.table]
     names = options.columns
@@ -300,10 +301,10 @@ def _check_names(names: Sequence[str], table: str) -> None:
 
 
 def check_table_schema(schema: StructType, expected: StructType) -> None:
-    """Refuse a schema that the user has given, and that is not the table's.
+    """Refuse a schema of the user that is not the table's.
 
     Raises:
-        PgQueueError: it is another one.
+        PgQueueError: it is another schema.
     """
 
     def types(each: StructType) -> list[tuple]:

@@ -1,8 +1,8 @@
-"""What PySpark 4.0 and 4.1 lack, so that the source and the sink can be written for 4.2 alone.
+"""What PySpark 4.0 and 4.1 lack, so that source and sink can be written for 4.2 alone.
 
-There Spark asks a source for its latest offset without saying where the query is: a reader learns
-that from `partitions`, which Spark calls first for what its log ends with (`partitions(x, x)`), and
-then for each batch. The trigger availableNow is one micro-batch, as once is.
+These versions ask a source for its latest offset without saying where the query is. A reader learns
+that from `partitions`, which Spark calls first for the last offset of its log (`partitions(x, x)`),
+and then for each batch. The trigger availableNow runs one micro-batch, as once does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 TELLS_START = find_spec("pyspark.sql.streaming.datasource") is not None
-"""Whether Spark tells a source where the query is when it asks for more: 4.2 and later."""
+"""Whether Spark tells a source where the query is, as 4.2 and later do."""
 
 if TYPE_CHECKING or TELLS_START:
     from pyspark.sql.streaming.datasource import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING or TELLS_START:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-else:  # names alone: these versions ask for no limits
+else:  # only names: these versions ask for no limits
 
     class ReadLimit: ...
 
@@ -40,7 +40,7 @@ else:  # names alone: these versions ask for no limits
 
 if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-else:  # PySpark 4.0, which gives Arrow to whatever is also a DataSourceArrowWriter
+else:  # PySpark 4.0 gives Arrow to a writer that is also a DataSourceArrowWriter
 
     class DataSourceStreamArrowWriter(
         datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
@@ -64,5 +64,5 @@ _NAMES_TIMEZONE = "timezone" in inspect.signature(to_arrow_schema).parameters
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow types that Spark expects of a source; times are of UTC."""
+    """The Arrow types that Spark expects of a source; times are in UTC."""
     return to_arrow_schema(schema, timezone="UTC") if _NAMES_TIMEZONE else to_arrow_schema(schema)

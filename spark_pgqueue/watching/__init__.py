@@ -1,4 +1,4 @@
-"""Looking at a running query: what it did lately, live or as a DataFrame."""
+"""Watching a running query: its last micro-batches, live or as a DataFrame."""
 
 from spark_pgqueue.watching.history import history
 from spark_pgqueue.watching.watch import watch

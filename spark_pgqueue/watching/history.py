@@ -1,11 +1,11 @@
-"""What a query did lately, as a DataFrame."""
+"""The last progress events of a query, as a DataFrame."""
 
 from __future__ import annotations
 
 from dataclasses import astuple, fields
 from typing import TYPE_CHECKING
 
-from spark_pgqueue.watching.progress import Look, Query, looks
+from spark_pgqueue.watching.progress import Query, Sample, samples
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,6 +17,7 @@ _TYPES = {
     "per_second": "double",
     "seconds": "double",
     "backlog": "long",
+    "is_estimate": "boolean",
     "lag_seconds": "double",
 }
 
@@ -35,12 +36,12 @@ def history(query: Query) -> DataFrame:
         query: a `StreamingQuery`.
 
     Returns:
-        columns at, batch, source, stream, consumer, messages, per_second, seconds, backlog and
-        lag_seconds, as in `spark_pgqueue.watching.progress.Look`.
+        columns at, batch, source, stream, consumer, messages, per_second, seconds, backlog,
+        is_estimate and lag_seconds, as in `spark_pgqueue.watching.progress.Sample`.
     """
     from pyspark.sql import SparkSession
 
-    names = [field.name for field in fields(Look)]
+    names = [field.name for field in fields(Sample)]
     schema = ", ".join(f"{name} {_TYPES.get(name, 'string')}" for name in names)
-    rows = [astuple(look) for look in looks(query.recentProgress)]
+    rows = [astuple(sample) for sample in samples(query.recentProgress)]
     return SparkSession.active().createDataFrame(rows, schema)

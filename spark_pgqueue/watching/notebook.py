@@ -6,42 +6,42 @@ import html
 import io
 from importlib.util import find_spec
 
-from spark_pgqueue.watching.sight import Sight, count, duration
+from spark_pgqueue.watching.progress_history import ProgressHistory, backlog_of, count, duration
 
 
-def page(sight: Sight) -> str:
-    """A piece of HTML; with plots of backlog and throughput where there is matplotlib."""
-    rows = "".join(_row(sight, source) for source in sight.sources())
+def page(history: ProgressHistory) -> str:
+    """A piece of HTML, with plots of backlog and throughput where matplotlib is installed."""
+    rows = "".join(_row(history, source) for source in history.sources())
     head = "".join(
         f"<th>{heading}</th>"
         for heading in ("source", "batch", "per second", "backlog", "lag", "done")
     )
     table = f"<table><tr>{head}</tr>{rows}</table>"
-    return f"<p>{html.escape(sight.headline)}</p>{table}{_plots(sight)}"
+    return f"<p>{html.escape(history.headline)}</p>{table}{_plots(history)}"
 
 
-def _row(sight: Sight, source: str) -> str:
-    last = sight.sources()[source][-1]
+def _row(history: ProgressHistory, source: str) -> str:
+    last = history.sources()[source][-1]
     cells = (
         html.escape(source),
         str(last.batch),
         count(last.per_second),
-        count(last.backlog),
+        backlog_of(last),
         duration(last.lag_seconds),
-        f'<progress max="1" value="{sight.done(source):.3f}"></progress>',
+        f'<progress max="1" value="{history.done(source):.3f}"></progress>',
     )
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def _plots(sight: Sight) -> str:
+def _plots(history: ProgressHistory) -> str:
     if find_spec("matplotlib") is None:
         return "<p>pip install matplotlib to see plots</p>"
     from matplotlib.figure import Figure
 
-    # Not pyplot: a figure of its own touches none of the notebook's.
+    # Not pyplot: a separate figure does not change the notebook's figures.
     figure = Figure(figsize=(10, 2.6), layout="constrained")
     backlog, speed = figure.subplots(1, 2)
-    for source, seen in sight.sources().items():
+    for source, seen in history.sources().items():
         at = [each.at for each in seen]
         speed.plot(at, [each.per_second for each in seen], label=source)
         if seen[-1].backlog is not None:
@@ -50,7 +50,7 @@ def _plots(sight: Sight) -> str:
         axes.set_title(title)
         axes.set_ylim(bottom=0)
         axes.tick_params(axis="x", rotation=30)
-    if sight.sources():
+    if history.sources():
         speed.legend()
     text = io.StringIO()
     figure.savefig(text, format="svg")

@@ -1,4 +1,4 @@
-"""What a query's progress says of its sources."""
+"""The progress of a query, for each of its sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Query(Protocol):
-    """What is needed of a `StreamingQuery`, classic or of Spark Connect."""
+    """The part of a `StreamingQuery` that is needed here, classic or of Spark Connect."""
 
     @property
     def name(self) -> str | None: ...
@@ -24,20 +24,22 @@ class Query(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one micro-batch, or a moment without one, says of one source.
+class Sample:
+    """The figures of one source in one progress event: a micro-batch, or a moment without one.
 
     Attributes:
         at: when the trigger began.
         batch: the number of the micro-batch, or of the next one where there was none.
-        source: `stream / consumer`; of other formats their description.
+        source: `stream / consumer`; for other formats their description.
         stream: the stream; None for other formats.
-        consumer: the consumer; None for other formats, and where a stream is read without one.
-        messages: how many the micro-batch had.
+        consumer: the consumer; None for other formats, and for a stream without a consumer.
+        messages: how many messages the micro-batch had.
         per_second: messages processed per second.
-        seconds: how long the trigger took.
-        backlog: messages that were not claimed yet; None where the source does not say it.
-        lag_seconds: how old the oldest of these was that could be delivered; None likewise.
+        seconds: the duration of the trigger.
+        backlog: messages that were not claimed yet; None where the source does not report them.
+        is_estimate: whether backlog is an estimate; None where not reported.
+        lag_seconds: the age of the oldest message of the backlog that could be delivered; None
+            where not reported.
     """
 
     at: datetime
@@ -49,20 +51,21 @@ class Look:
     per_second: float
     seconds: float
     backlog: int | None
+    is_estimate: bool | None
     lag_seconds: float | None
 
 
-def looks(progress: Iterable[Any]) -> list[Look]:
-    """A look for each source of each progress event, in their order."""
+def samples(progress: Iterable[Any]) -> list[Sample]:
+    """A sample for each source of each progress event, in order."""
     events = [json.loads(each.json) for each in progress]
-    return [_look(event, source) for event in events for source in event["sources"]]
+    return [_sample(event, source) for event in events for source in event["sources"]]
 
 
-def _look(event: dict[str, Any], source: dict[str, Any]) -> Look:
+def _sample(event: dict[str, Any], source: dict[str, Any]) -> Sample:
     latest = _object(source.get("latestOffset"))
     names = [latest[name] for name in ("stream", "consumer") if latest.get(name)]
     seconds = event.get("batchDuration", 0) / 1000
-    return Look(
+    return Sample(
         at=datetime.fromisoformat(event["timestamp"]),
         batch=event["batchId"],
         source=" / ".join(names) or source["description"],
@@ -72,11 +75,12 @@ def _look(event: dict[str, Any], source: dict[str, Any]) -> Look:
         per_second=round(source["numInputRows"] / seconds, 1) if seconds else 0.0,
         seconds=seconds,
         backlog=latest.get("backlog"),
+        is_estimate=latest.get("backlogIsEstimate"),
         lag_seconds=latest.get("lagSeconds"),
     )
 
 
 def _object(offset: Any) -> dict[str, Any]:
-    # Other sources have numbers, or nothing; some versions of Spark give JSON as text.
+    # Offsets of other sources are numbers, or missing; some versions of Spark give JSON as text.
     value = json.loads(offset) if isinstance(offset, str) else offset
     return value if isinstance(value, dict) else {}

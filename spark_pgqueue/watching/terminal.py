@@ -8,19 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_pgqueue.printable import printable
-from spark_pgqueue.watching.sight import Sight, count, duration
+from spark_pgqueue.watching.progress_history import ProgressHistory, backlog_of, count, duration
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def picture(sight: Sight) -> RenderableType:
-    """The last look at each source, and the throughput of the last ones as small bars."""
+def picture(history: ProgressHistory) -> RenderableType:
+    """The last sample of each source, and the throughput of the last samples as small bars."""
     table = Table(box=None, pad_edge=False)
     for heading in ("source", "batch", "messages", "per second", "seconds", "backlog", "lag"):
         table.add_column(heading, justify="left" if heading == "source" else "right")
     table.add_column("done since the start of watching", min_width=20)
     table.add_column("per second, lately")
-    for source, seen in sight.sources().items():
+    for source, seen in history.sources().items():
         last = seen[-1]
         table.add_row(
             Text(printable(source)),
@@ -28,12 +28,12 @@ def picture(sight: Sight) -> RenderableType:
             count(last.messages),
             count(last.per_second),
             f"{last.seconds:.2f}",
-            count(last.backlog),
+            backlog_of(last),
             duration(last.lag_seconds),
-            ProgressBar(total=100, completed=100 * sight.done(source), width=20),
+            ProgressBar(total=100, completed=100 * history.done(source), width=20),
             Text(_bars([each.per_second for each in seen[-30:]])),
         )
-    return Group(Text(printable(sight.headline)), table)
+    return Group(Text(printable(history.headline)), table)
 
 
 def _bars(values: list[float]) -> str:

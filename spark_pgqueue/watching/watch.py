@@ -13,7 +13,7 @@ from rich.live import Live
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.watching import notebook, terminal
 from spark_pgqueue.watching.progress import Query
-from spark_pgqueue.watching.sight import Sight
+from spark_pgqueue.watching.progress_history import ProgressHistory
 
 
 def watch(
@@ -23,11 +23,11 @@ def watch(
     every: float = 1.0,
     console: Console | None = None,
 ) -> None:
-    """Show what a query does, until it ends: messages per second, backlog, lag and a bar.
+    """Show the progress of a query until it ends: messages per second, backlog, lag and a bar.
 
-    In a terminal as a table, in a notebook with plots. Interrupting it (Ctrl-C, or the notebook's
-    stop button) ends the watching, and the query goes on. An idle query says something new
-    each 10 seconds (`spark.sql.streaming.noDataProgressEventInterval`).
+    A terminal shows a table, a notebook also plots. An interrupt (Ctrl-C, or the notebook's stop
+    button) ends the watching, and the query goes on. An idle query reports progress every 10
+    seconds (`spark.sql.streaming.noDataProgressEventInterval`).
 
         >>> spark_pgqueue.watch(query)  # doctest: +ELLIPSIS
         query ... has ended
@@ -35,9 +35,9 @@ def watch(
 
     Args:
         query: a `StreamingQuery`.
-        seconds: for how long; by default until the query ends.
-        every: seconds from one look to the next.
-        console: where to show it; by default the notebook, or standard output.
+        seconds: how long to watch; by default until the query ends.
+        every: seconds between two updates.
+        console: where to show the progress; by default the notebook, or standard output.
 
     Raises:
         PgQueueError: an argument is out of range.
@@ -46,12 +46,12 @@ def watch(
         if value is not None and not value > 0:
             raise PgQueueError(f"{name} is {value}, and must be more than 0")
     until = None if seconds is None else time.monotonic() + seconds
-    sight = Sight(query)
-    show, showing = _shown(console, sight)
+    history = ProgressHistory(query)
+    show, showing = _shown(console, history)
     with showing, suppress(KeyboardInterrupt):
         active = True
         while active:
-            active = sight.update()
+            active = history.update()
             show()
             left = every if until is None else min(every, until - time.monotonic())
             if left <= 0:
@@ -61,16 +61,16 @@ def watch(
 
 
 def _shown(
-    console: Console | None, sight: Sight
+    console: Console | None, history: ProgressHistory
 ) -> tuple[Callable[[], None], AbstractContextManager]:
-    """What shows the sight once more, and within what."""
+    """A function that shows the history again, and the context in which it works."""
     if console is None and _in_a_notebook():
         from IPython.display import HTML, display
 
-        if (handle := display(HTML(notebook.page(sight)), display_id=True)) is not None:
-            return lambda: handle.update(HTML(notebook.page(sight))), nullcontext()
-    live = Live(terminal.picture(sight), console=console, auto_refresh=False)
-    return lambda: live.update(terminal.picture(sight), refresh=True), live
+        if (handle := display(HTML(notebook.page(history)), display_id=True)) is not None:
+            return lambda: handle.update(HTML(notebook.page(history))), nullcontext()
+    live = Live(terminal.picture(history), console=console, auto_refresh=False)
+    return lambda: live.update(terminal.picture(history), refresh=True), live
 
 
 def _in_a_notebook() -> bool:

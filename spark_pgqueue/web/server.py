@@ -1,9 +1,9 @@
-"""The server behind the page: figures as JSON, and, where it is told so, a few actions.
+"""The server behind the page: figures as JSON, and, where allowed, a few actions.
 
-It has no users and no passwords. So it is for this machine alone unless it is told otherwise, and
-whoever reaches it may see what the role of its connection may see. What another page in the same
-browser could do is refused: to read by a name that was made to lead here (Host), and to act in the
-user's name (a token that only our page has, and Origin).
+It has no users and no passwords. So it serves only this machine by default, and everyone who
+reaches it sees all that the role of its connection may see. It refuses attacks by other pages in
+the same browser: reading by a foreign name that resolves to this server (it checks Host), and
+acting in the user's name (it checks Origin, and a token that only its own page has).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 import psycopg
 
-from spark_pgqueue import serving
+from spark_pgqueue import metrics, serving
 from spark_pgqueue.client import Client
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.serving import Answer, Request, as_json
 
 PORT = 9188
 PAGE = Path(__file__).with_name("page.html")
-LISTED = 50  # claims and dead letters that the page shows at once
-SHOWN = 2000  # characters of a payload, or bytes
+LISTED = 50  # how many claims and dead letters the page shows at once
+SHOWN = 2000  # how many characters or bytes of a payload it shows
 
 Actions = dict[str, Callable[[Client, dict[str, Any]], str]]
 
@@ -46,22 +46,22 @@ def serve(
     """A server of the page; call its `serve_forever`.
 
     Args:
-        queue: what it asks; threads share it.
-        where: to listen.
-        title: of the database, without a password.
+        queue: the client that it asks; threads share it.
+        where: the address to listen on.
+        title: the name of the database, without a password.
         names: see `serving.Server`.
-        allow_actions: whether the page may change something; the role of `queue` has to be allowed
-            to as well.
+        allow_actions: whether the page may change something; the role of `queue` needs the rights,
+            too.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the server cannot listen there.
     """
     page = Page(queue, title, allow_actions)
     return serving.Server(where, page.answer, names=names, headers=page.headers)
 
 
 class Page:
-    """What is answered to the page.
+    """Answers the requests of the page.
 
     Args:
         queue, title, allow_actions: see `serve`.
@@ -72,8 +72,9 @@ class Page:
         self._allow_actions = allow_actions
         self._token = secrets.token_urlsafe(32)
         self._look = serving.Shared(queue.look)
+        self._scrape = metrics.scraping(lambda: queue)
         text = PAGE.read_text()
-        # What runs and how it looks is in the page itself, and nothing else is let in.
+        # The page holds its script and its style; the policy lets no others in.
         self.headers: dict[str, str] = {
             "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:;"
             f" script-src {_hash_of(text, 'script')}; style-src {_hash_of(text, 'style')};"
@@ -92,10 +93,11 @@ class Page:
         self._page = Answer(text.encode(), "text/html; charset=utf-8")
 
     def answer(self, request: Request) -> Answer:
-        """The page, what it asks for, or what it asks to be done."""
+        """The page, the figures that it asks for, or the result of an action."""
         if request.method == "GET" and request.path == "/":
             return self._page
         paths = {
+            ("GET", "/metrics"): lambda _: self._scrape(),
             ("GET", "/api/look"): self._answer_look,
             ("GET", "/api/consumer"): self._answer_consumer,
             ("GET", "/api/message"): self._answer_message,
@@ -193,7 +195,7 @@ ACTIONS: Actions = {
 
 
 def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[str, Any]]:
-    """Some dead letters, with the beginnings of what they hold."""
+    """Some dead letters, with the beginnings of their content."""
     names = (
         "seq", "key", "data", "hex", "bytes", "cut", "headers", "reason", "error",
         "deliver_count", "owner", "died_at",
@@ -222,6 +224,6 @@ def _plain(value: Any) -> Any:
 
 
 def _hash_of(page: str, tag: str) -> str:
-    """How a Content-Security-Policy names the page's only script or style."""
+    """The hash of the page's only script or style, for the Content-Security-Policy."""
     (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The worker: calls a handler for each message of a consumer, and settles what comes of it.
+"""The worker: it calls a handler for each message of a consumer, and settles the message.
 
 from spark_pgqueue import Consumer, Reject
 

@@ -1,22 +1,29 @@
-"""One call of the handler, and what it means for the messages. It raises nothing."""
+"""A call of the handler, and the outcome that the call has for its messages."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from spark_pgqueue.client.results import Message
+import psycopg
+
+from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import (
-    Fate,
+    Defer,
+    DeliveryState,
     Outcome,
     Reject,
     Result,
     Retry,
     Verdict,
+    clean,
     of_error,
     of_result,
 )
@@ -25,16 +32,21 @@ if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
 ACK = "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
-"""What ends the transaction of a handler."""
+"""The acknowledgement, with which the transaction of a handler ends."""
+
+_MOST_LOSSES = 3
+"""How many lost connections one thread lets pass for a message."""
+
+_PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
 logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Hooks:
-    """What is called after each call of the handler. An error of it is logged.
+    """Calls the user's hooks after each call of the handler. An error of a hook is logged.
 
     Args:
-        options: those of the worker.
+        options: the worker's options.
     """
 
     def __init__(self, options: Options):
@@ -43,8 +55,8 @@ class Hooks:
         self._is_batch = options.batch is not None
 
     def after(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
-        """Call the hook for an outcome; `result` is what was returned, or the error."""
-        if outcome in (Fate.done, Fate.settled) or isinstance(outcome, Result):
+        """Call the hook for an outcome; `result` is the handler's return value, or its error."""
+        if outcome in (DeliveryState.done, DeliveryState.settled) or isinstance(outcome, Result):
             hook = self._on_success
         else:
             hook = self._on_failure if isinstance(outcome, Retry | Reject) else None
@@ -56,13 +68,13 @@ class Hooks:
 
 
 class Attempt:
-    """Calls a handler, in one thread. It can be pickled before `start`, if the handler can.
+    """Calls a handler, in one thread. Before `start` it can be pickled, if the handler can.
 
     Args:
-        handler: called with a message, or with a list of them where there are batches; and with
-            a connection, where it is transactional.
-        options: those of the worker.
-        url: of that connection.
+        handler: called with a message, or with a list of messages for batches; a transactional
+            handler also gets a connection.
+        options: the worker's options.
+        url: the database of that connection.
     """
 
     def __init__(self, handler: Callable[..., Any], options: Options, url: str | None):
@@ -72,15 +84,16 @@ class Attempt:
         self._is_transactional = options.transactional
         self._url = url
         self._client: Client | None = None
+        self._losses = LostConnections()
 
     def start(self) -> None:
-        """Begin; there is nothing to be begun."""
+        """Do nothing: a call in the same process needs no preparation."""
 
     def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
-        """Call the handler for messages of a claim. It raises nothing.
+        """Call the handler for messages of a claim. The method raises nothing.
 
         Returns:
-            what becomes of the messages; and what the handler returned, or its error.
+            the outcome for the messages; and the handler's return value, or its error.
         """
         given = list(messages) if self._is_batch else messages[0]
         try:
@@ -89,7 +102,7 @@ class Attempt:
                     return self._in_transaction(claim_id, messages, given)
                 result = self._handler(given)
                 return of_result(result), result
-        except BaseException as error:  # also one that would end the thread
+        except BaseException as error:  # also SystemExit, which would end the thread
             return failed(messages, error), error
 
     def interrupt(self) -> bool:
@@ -97,7 +110,7 @@ class Attempt:
         return False
 
     def close(self) -> None:
-        """Close its connection, if it has one."""
+        """Close the connection, if there is one."""
         if self._client is not None:
             self._client.close()
 
@@ -106,43 +119,86 @@ class Attempt:
     ) -> tuple[Outcome, Any]:
         from spark_pgqueue.client.client import connect
 
-        client = self._client = self._client or connect(self._url)
+        conn: psycopg.Connection[Any] | None = None
         try:
+            client = self._client = self._client or connect(self._url)
             with client.transaction():
-                result = self._handler(given, client._statements.connection())
+                conn = client._statements.connection()
+                result = self._handler(given, conn)
                 seqs = None if self._is_batch else [message.seq for message in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
                 if client._statements.row(ACK, ack)[0] < len(messages):
                     raise _Lost
         except _Lost:
             return lost(messages), None
-        return Fate.settled, result
+        except Exception as error:
+            return self._losses.outcome(messages, error, conn), error
+        return DeliveryState.settled, result
 
 
 class _Lost(Exception):
-    """The claim was taken over, so that the transaction must not be committed."""
+    """Another worker took over the claim, so the transaction must not be committed."""
+
+
+class LostConnections:
+    """Judges errors of transactional handlers: a lost connection is no failure of its messages.
+
+    The transaction was undone then, or was committed with its acknowledgement. But a message whose
+    handler loses its connection again and again has failed: it may be what ends the connection.
+    """
+
+    def __init__(self):
+        self._times: Counter[int] = Counter()  # by the first message of a call
+
+    def outcome(
+        self,
+        messages: Sequence[Message],
+        error: Exception,
+        conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None,
+    ) -> Verdict:
+        """The verdict for messages.
+
+        Args:
+            messages: the messages of a call.
+            error: the error that the call raised.
+            conn: the handler's connection; None when the handler was not called.
+        """
+        is_lost = is_passing(error) if conn is None else conn.closed
+        if isinstance(error, Verdict) or not is_lost:
+            return failed(messages, error)
+        first = messages[0].seq
+        if conn is not None:
+            self._times[first] += 1
+            if self._times[first] > _MOST_LOSSES:
+                del self._times[first]
+                return failed(messages, error)
+        logger.warning(
+            "%s: given back, the connection of its transaction was lost: %s",
+            *(name_of(messages), clean(str(error))),
+        )
+        return Defer(_PAUSE)
 
 
 def failed(messages: Sequence[Message], error: BaseException) -> Verdict:
-    """What an error means; one that is no verdict is logged."""
+    """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
         logger.warning("%s: %s", name_of(messages), type(error).__name__, exc_info=error)
     return of_error(error)
 
 
 def lost(messages: Sequence[Message]) -> Outcome:
-    """What becomes of messages whose transaction was undone, as the claim was taken over."""
+    """The outcome for messages whose transaction was undone, because the claim was taken over."""
     logger.warning("%s: undone, another worker has the claim now", name_of(messages))
-    return Fate.gone
+    return DeliveryState.gone
 
 
 def json_of(outcome: Outcome) -> str | None:
-    """What is kept of an outcome."""
+    """The JSON that the history keeps of an outcome; None for nothing."""
     return outcome.json if isinstance(outcome, Result) else None
 
 
 def name_of(messages: Sequence[Message]) -> str:
-    """What messages are called in the log."""
+    """The name of messages in the log."""
     first = messages[0].seq
     return f"message {first}" if len(messages) == 1 else f"{len(messages)} messages from {first}"
 

@@ -14,20 +14,20 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.client import arguments
-from spark_pgqueue.client.results import Message
+from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
-from spark_pgqueue.postgres.wake import Wake
+from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks, is_async
-from spark_pgqueue.worker.board import Board, Job, Slot
-from spark_pgqueue.worker.keeper import Keeper
+from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
 from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
 from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
-from spark_pgqueue.worker.verdicts import Fate
+from spark_pgqueue.worker.verdicts import DeliveryState
 
 logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
@@ -45,13 +45,13 @@ class Consumer:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
         stream: the stream's name.
         name: the consumer's name.
-        worker: what claims, history and dead letters say of who it was; by default the machine and
-            the number of the process, or the application_name of url.
-        patience: seconds to go on trying to connect for at first. Later a connection that is lost
-            is made again, however long that takes.
+        worker: the worker's name in claims, history and dead letters; by default the machine and
+            the process number, or the application_name of url.
+        patience: seconds to try for the first connection. A connection that is lost later is tried
+            again without end.
 
     Raises:
-        PgQueueError: an argument of the wrong type.
+        PgQueueError: an argument has the wrong type.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Consumer:
         self._stream = arguments.text("stream", stream)
         self._name = arguments.text("name", name)
         self._patience = patience
-        self._keepers: set[Keeper] = set()
+        self._pollers: set[Poller] = set()
 
     def __repr__(self) -> str:
         return f"<consumer {self._name!r} of stream {self._stream!r}>"
@@ -75,13 +75,13 @@ class Consumer:
     def run(self, handler: Callable[..., Any], **options: Any) -> int:
         """Call a handler for each message, until `stop`, SIGTERM or SIGINT.
 
-        A message is acknowledged when the handler has returned. It raises `Retry` for a message
-        that failed, `Reject` for one to be dead-lettered; any other exception is as Retry, with
-        the exception as the reason. With ordering, messages of a key are worked on one after the
-        other, those of other keys beside them.
+        A message is acknowledged when the handler has returned. The handler raises `Retry` for a
+        message that failed, and `Reject` to dead-letter it; any other exception counts as Retry,
+        with the exception as the reason. With ordering, the messages of a key are handled one
+        after the other, and different keys in parallel.
 
-        To stop, messages that were not begun are given back, and calls that run may end within
-        `grace`. A second signal stops at once. (Signals come to the main thread alone.)
+        When the worker stops, messages that were not begun are given back, and running calls have
+        the time `grace` to end. A second signal stops at once. (Only the main thread gets signals.)
 
             >>> def bill(message):
             ...     if message.key == "customer 8":
@@ -90,44 +90,45 @@ class Consumer:
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
             >>> billing.run(bill, wait=timedelta(0))
             billed order 1
-            2
+            1
 
         Args:
-            handler: called with a `Message`; a function, or one that is awaited.
+            handler: called with a `Message`; a function, or a coroutine function.
             options: keywords:
-                concurrency (int): so many calls at a time, in threads; by default one. A handler
-                    that is awaited: in tasks of one loop.
-                processes (int): so many calls at a time, each in a process of its own. One that
-                    dies has failed the message that it had, and is replaced. The handler must be a
-                    function of a module.
-                batch (int): the handler is called with a list of up to so many messages. An error
-                    is one of all of them, unless it names `messages`.
-                prefetch (int): claim at most so many messages that are not begun, 500 by default.
-                    As many are claimed as will be begun within a tenth of a second.
-                transactional (bool): the handler is called with a connection too, which is in a
-                    transaction; that ends with the acknowledgement, or is undone. So what it does
-                    there happens once. It must not commit. Of a batch with an error that names
-                    `messages` the others are given back: what was done for them is undone too.
+                concurrency (int): how many calls run at a time, in threads; by default one. A
+                    coroutine function runs in tasks of one loop.
+                processes (int): how many calls run at a time, each in a process of its own. When a
+                    process dies, its message has failed, and the process is replaced. The handler
+                    must be a function of a module.
+                batch (int): the handler is called with a list of at most this many messages. An
+                    error concerns all of them, unless it names `messages`.
+                prefetch (int): claim at most this many messages ahead, 500 by default. The worker
+                    claims as many messages as it will begin within a tenth of a second.
+                transactional (bool): the handler is also called with a connection that is in a
+                    transaction. The transaction ends with the acknowledgement, or is undone, so
+                    its effects happen once. The handler must not commit. After an error that names
+                    `messages` of a batch, the other messages are given back, because their effects
+                    are undone too.
                 timeout (timedelta): of a call. A message that takes longer has failed: its process
-                    is killed, its task cancelled. A thread cannot be ended; it goes on, another one
-                    takes its place, and what it returns is ignored.
-                grace (timedelta): for the calls that run when it is stopped; 25 s by default.
-                visibility_timeout (timedelta): after how long other workers take over from one
-                    that died; None for the consumer's. Claims are extended meanwhile.
-                wait (timedelta): the run ends when there was nothing for so long; None for never.
+                    is killed, or its task cancelled. A thread cannot be ended; it goes on, another
+                    thread takes its place, and its return value is ignored.
+                grace (timedelta): the time for running calls after a stop; 25 s by default.
+                visibility_timeout (timedelta): how long after a worker died other workers take
+                    over its messages; None for the consumer's. A living worker extends its claims.
+                wait (timedelta): the run ends when no message came for this time; None for never.
                 on_start, on_stop: called without arguments, before the first and after the last
                     message.
-                on_success, on_failure: called after the handler, with the message and what it
-                    returned, or its error: not for messages that were given back.
-                wrap: called with the message; returns a context manager to be entered around the
+                on_success, on_failure: called after the handler, with the message and the return
+                    value or the error, but not for messages that were given back.
+                wrap: called with the message; returns a context manager that is entered around the
                     handler, for a span or a timer.
 
         Returns:
-            how many messages were handled, one way or the other.
+            how many messages were handled and acknowledged; those that failed do not count.
 
         Raises:
-            PgQueueError: an option that is not allowed, PQ001 unknown stream, PQ002 unknown
-                consumer, no connection at first, and what has no connection with messages.
+            PgQueueError: an option is not allowed, PQ001 unknown stream, PQ002 unknown consumer,
+                the first connection could not be made, or an error that no message caused.
         """
         if is_async(handler):
             return asyncio.run(self.run_async(handler, **options))
@@ -135,21 +136,21 @@ class Consumer:
         _check_handler(handler)
         hooks = Hooks(chosen)
         timeout = None if chosen.timeout is None else chosen.timeout.total_seconds()
-        with self._kept(chosen, hooks) as (keeper, board, wake):
+        with self._polling(chosen, hooks) as (poller, queue, wake):
 
             def attempt() -> Attempt | Child:
                 attempt = Attempt(handler, chosen, self._url)
                 return attempt if chosen.processes is None else Child(attempt, chosen.timeout)
 
-            crew = Threads(board, chosen.slots, attempt, hooks, timeout)
-            with stopped_by_signals(keeper.stop, wake.writable):
-                keeper.run(crew)
-        return keeper.handled
+            executor = Threads(queue, chosen.slots, attempt, hooks, timeout)
+            with stopped_by_signals(poller.stop, wake.writable):
+                poller.run(executor)
+        return poller.handled
 
     async def run_async(self, handler: Callable[..., Any], **options: Any) -> int:
-        """The same in the loop that is running, for a handler that is awaited.
+        """Run a coroutine function as the handler, in the running loop; otherwise as `run`.
 
-        Where the task is cancelled, it stops, and cancels the calls that run.
+        When the task is cancelled, the worker stops, and cancels the running calls.
 
             >>> async def bill(message):
             ...     await asyncio.sleep(0)
@@ -159,11 +160,11 @@ class Consumer:
 
         Args:
             handler: called with a `Message`, and awaited.
-            options: as in `run`, but for processes. The connection of a transactional handler is
-                psycopg's AsyncConnection.
+            options: as in `run`, without processes. The connection of a transactional handler is a
+                psycopg AsyncConnection.
 
         Returns:
-            as `run`; so are the errors.
+            as `run`. The errors are the same, too.
         """
         chosen = _options(options)
         _check_handler(handler)
@@ -174,26 +175,26 @@ class Consumer:
         if chosen.processes is not None:
             raise PgQueueError("processes are for handlers that are not awaited")
         hooks = Hooks(chosen)
-        with self._kept(chosen, hooks) as (keeper, board, _):
-            crew = Tasks(board, handler, chosen, hooks, self._url)
-            with stopped_by_signals(keeper.stop):
-                kept = asyncio.get_running_loop().run_in_executor(None, keeper.run, crew)
+        with self._polling(chosen, hooks) as (poller, queue, _):
+            executor = Tasks(queue, handler, chosen, hooks, self._url)
+            with stopped_by_signals(poller.stop):
+                kept = asyncio.get_running_loop().run_in_executor(None, poller.run, executor)
                 try:
                     await asyncio.shield(kept)
                 except asyncio.CancelledError:
-                    keeper.stop(0)
+                    poller.stop(0)
                     await kept
                     raise
                 finally:
-                    await crew.join()
-        return keeper.handled
+                    await executor.join()
+        return poller.handled
 
     def listen(self, **options: Any) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
-        A message is done when the next one is asked for, and acknowledged a moment later. Who
-        leaves the loop, by break or by an error, gives back the message at hand and those that
-        were claimed ahead. The claim is extended meanwhile, by a thread.
+        A message is done when the loop asks for the next, and acknowledged a moment later. Leaving
+        the loop, by break or by an error, gives back the current message and the messages that
+        were claimed ahead. A thread extends the claims meanwhile.
 
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
             >>> for message in billing.listen(wait=timedelta(0)):
@@ -213,59 +214,59 @@ class Consumer:
         return self._listen(_options(options))
 
     def stop(self) -> None:
-        """End all runs, from another thread, a handler of a signal, or the handler itself.
+        """End all runs. May be called from another thread, a signal handler, or the handler.
 
         >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
         >>> billing.run(lambda message: billing.stop() if message.seq == 2 else None)
         2
         """
-        for keeper in list(self._keepers):
-            keeper.stop()
+        for poller in list(self._pollers):
+            poller.stop()
 
     def _listen(self, options: Options) -> Iterator[Message]:
-        with self._kept(options, Hooks(options)) as (keeper, board, _):
+        with self._polling(options, Hooks(options)) as (poller, queue, _):
             failed: list[BaseException] = []
 
             def keep() -> None:
                 try:
-                    keeper.run(_Nobody())
+                    poller.run(_Nobody())
                 except BaseException as error:
                     failed.append(error)
 
-            thread = threading.Thread(target=keep, name="pgqueue keeper", daemon=True)
+            thread = threading.Thread(target=keep, name="pgqueue poller", daemon=True)
             thread.start()
-            slot = Slot(board)
+            slot = WorkerSlot(queue)
             try:
-                while (job := board.take()) is not None:
+                while (job := queue.take()) is not None:
                     yield from _messages(slot, job)
             finally:
-                keeper.stop(0)
+                poller.stop(0)
                 thread.join()
             if failed:
                 raise failed[0]
 
     @contextmanager
-    def _kept(
+    def _polling(
         self, options: Options, hooks: Hooks
-    ) -> Generator[tuple[Keeper, Board, Wake], None, None]:
-        """A keeper and its board, for one run, and the hooks around it."""
-        wake = Wake()
-        board = Board(wake)
-        keeper = Keeper(
-            self._url, self._stream, self._name, options, hooks, board, wake, self._patience
+    ) -> Generator[tuple[Poller, JobQueue, WakeEvent], None, None]:
+        """A poller and its queue for one run, and the hooks around the run."""
+        wake = WakeEvent()
+        queue = JobQueue(wake)
+        poller = Poller(
+            self._url, self._stream, self._name, options, hooks, queue, wake, self._patience
         )
-        self._keepers.add(keeper)
+        self._pollers.add(poller)
         try:
-            yield keeper, board, wake
+            yield poller, queue, wake
         finally:
-            self._keepers.discard(keeper)
+            self._pollers.discard(poller)
             wake.close()
             if options.on_stop is not None:
                 options.on_stop()
 
 
 class _Nobody:
-    """The crew of `listen`: the caller works by itself."""
+    """The executor of `listen`, where the caller handles the messages."""
 
     def start(self) -> None: ...
     def feed(self) -> None: ...
@@ -276,15 +277,15 @@ class _Nobody:
         return []
 
 
-def _messages(slot: Slot, job: Job) -> Iterator[Message]:
-    """The messages of a job, one after the other: each is done when the next is asked for."""
+def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
+    """The messages of a job, one after the other; asking for the next reports the last as done."""
     calls = slot.calls(job)
     messages = next(calls, None)
     while messages is not None:
-        outcome = Fate.unstarted
+        outcome = DeliveryState.unstarted
         try:
             yield messages[0]
-            outcome = Fate.done
+            outcome = DeliveryState.done
         finally:
             try:
                 messages = calls.send(outcome)
@@ -293,7 +294,7 @@ def _messages(slot: Slot, job: Job) -> Iterator[Message]:
 
 
 def _named(url: str | None, worker: str | None) -> str:
-    """The url with the name of a worker, for who looks at claims."""
+    """The url with the worker's name, which observers of claims see."""
     given = {key: value for key, value in parse(url).items() if key != "application_name"}
     if worker is None:
         worker = parse(url).get("application_name") or os.environ.get("PGAPPNAME")

@@ -1,4 +1,4 @@
-"""What `run` and its like take, checked once."""
+"""The options of `Consumer.run` and its variants, checked once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spark_pgqueue.client import arguments
 from spark_pgqueue.postgres.errors import PgQueueError
 
 MOST = 10_000
-"""Slots, and messages of a batch."""
+"""The highest number of slots, and of messages of a batch."""
 
 Wrap = Callable[[Any], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a worker works; `Consumer.run` says what each is.
+    """The options of a worker; `Consumer.run` explains each.
 
     Raises:
-        PgQueueError: one has a value that is not allowed, or contradicts another.
+        PgQueueError: an option has a value that is not allowed, or contradicts another option.
     """
 
     concurrency: int = 1
@@ -65,5 +65,5 @@ class Options:
 
     @property
     def slots(self) -> int:
-        """How many calls of the handler there are at a time."""
+        """How many calls of the handler run at a time."""
         return self.processes or self.concurrency

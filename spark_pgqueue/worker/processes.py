@@ -14,23 +14,23 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from spark_pgqueue.client.results import Message
+from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.worker.attempts import Attempt, name_of
 from spark_pgqueue.worker.verdicts import Outcome, Retry, clean
 
-_PATIENCE = 60.0  # seconds for a process to import what the handler needs
-_PAUSE = 1.0  # seconds, after one that could not be started
+_PATIENCE = 60.0  # seconds for a process to import the handler's modules
+_PAUSE = 1.0  # seconds after a failed start of a process
 
 logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Child:
-    """Calls the handler in a process, which is replaced when it dies. Used by one thread.
+    """Calls the handler in a process, which is replaced when it dies. One thread uses it.
 
     Args:
-        attempt: what is called there.
-        timeout: of a call, for messages.
+        attempt: called in the process.
+        timeout: of a call, for error messages.
 
     Raises:
         PgQueueError: the handler cannot be sent to another process.
@@ -54,15 +54,19 @@ class Child:
         """Start the process.
 
         Raises:
-            PgQueueError: it ended, or it was not ready in a minute.
+            PgQueueError: the system makes no process, it ended, or was not ready within a minute.
         """
         context = multiprocessing.get_context("spawn")  # this process has threads
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, self._attempt), name="pgqueue worker", daemon=True
-        )
-        self._process.start()
-        theirs.close()  # or its end would not be noticed
+        try:
+            self._pipe, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, self._attempt), name="pgqueue worker", daemon=True
+            )
+            process.start()
+        except OSError as error:
+            raise PgQueueError(f"a process for the handler could not be started: {error}") from None
+        self._process = process
+        theirs.close()  # else the end of the process would not be noticed
         try:
             if self._pipe.poll(_PATIENCE) and self._pipe.recv():
                 return
@@ -74,7 +78,7 @@ class Child:
         )
 
     def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
-        """Call the handler; see `Attempt`. Of an error only its verdict comes back."""
+        """Call the handler; see `Attempt`. Of an error, only the verdict comes back."""
         try:
             if self._process is None:
                 self.start()
@@ -106,7 +110,7 @@ class Child:
         return True
 
     def close(self) -> None:
-        """End the process, after the call at hand."""
+        """End the process, after the running call."""
         if self._process is not None:
             self._reap()
 
@@ -126,8 +130,8 @@ class Child:
 
 
 def _serve(pipe: Connection, attempt: Attempt) -> None:
-    """In the process: call the handler as often as one asks."""
-    # Ctrl-C, and whoever stops a service, signal all processes: the worker decides when to end.
+    """Call the handler for each request, in the child process."""
+    # Ctrl-C, and a stop of a service, signal all processes. The worker decides when this one ends.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     try:
@@ -136,12 +140,12 @@ def _serve(pipe: Connection, attempt: Attempt) -> None:
             claim_id, messages = pipe.recv()
             outcome, result = attempt(claim_id, messages)
             pipe.send((outcome, outcome if isinstance(result, BaseException) else _sent(result)))
-    except (EOFError, OSError):  # the worker is over
+    except (EOFError, OSError):  # the worker has ended
         attempt.close()
 
 
 def _sent(result: Any) -> Any:
-    """What a handler returned, if it can be sent; else how it shows itself."""
+    """The handler's return value, if it can be pickled; else its repr."""
     try:
         pickle.dumps(result)
     except Exception:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop a worker; the second one at once."""
+"""SIGTERM and SIGINT stop a worker; the second signal stops it at once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 def stopped_by_signals(
     stop: Callable[[float | None], None], descriptor: int | None = None
 ) -> Iterator[None]:
-    """Call `stop` at the first signal, with None, and at each that follows with 0, for no grace.
+    """Call `stop` at the first signal with None, and at each later signal with 0, for no grace.
 
-    Only in the main thread, which alone gets signals; elsewhere nothing is done.
+    Outside of the main thread this does nothing: only the main thread gets signals.
 
     Args:
         stop: what to call.
-        descriptor: written to at a signal, for a main thread that waits for it: the system may
-            give the signal to another thread, which would not wake it. None: a loop of asyncio is
-            running, and sees to that.
+        descriptor: written to at a signal, to wake a main thread that waits for it: the system may
+            deliver the signal to another thread, which would not wake the main thread. None where
+            an asyncio loop is running, which handles that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

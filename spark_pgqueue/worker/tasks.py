@@ -1,4 +1,4 @@
-"""A crew of asyncio tasks: calls of a handler that is awaited."""
+"""An executor of asyncio tasks, for a handler that is a coroutine function."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from typing import Any
 
 import psycopg
 
-from spark_pgqueue.postgres.url import conninfo
-from spark_pgqueue.worker.attempts import ACK, Hooks, failed, json_of, lost
-from spark_pgqueue.worker.board import Board, Job, Messages, Slot
+from spark_pgqueue.postgres.connection import connect_async
+from spark_pgqueue.worker.attempts import ACK, Hooks, LostConnections, failed, json_of, lost
+from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.options import Options
-from spark_pgqueue.worker.verdicts import Fate, Outcome, Retry, of_result
+from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
 
 AsyncHandler = Callable[..., Awaitable[Any]]
 
 
 class Tasks:
-    """So many tasks at a time, in the loop that is running.
+    """Runs calls in tasks of the running loop.
 
     Args:
-        board: where the jobs are.
-        handler: called with a message, or with a list of them; and with a connection, where it is
-            transactional.
-        options: those of the worker.
-        hooks: to be called after a call.
-        url: of the connections that a transactional handler gets.
+        queue: holds the jobs.
+        handler: called with a message, or with a list of messages; a transactional handler also
+            gets a connection.
+        options: the worker's options.
+        hooks: called after a call.
+        url: the database of the connections for a transactional handler.
     """
 
     def __init__(
-        self, board: Board, handler: AsyncHandler, options: Options, hooks: Hooks, url: str | None
+        self,
+        queue: JobQueue,
+        handler: AsyncHandler,
+        options: Options,
+        hooks: Hooks,
+        url: str | None,
     ):
-        self._board = board
+        self._queue = queue
         self._handler = handler
         self._options = options
         self._hooks = hooks
@@ -41,37 +46,38 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._url = url
-        self._connections: list[psycopg.AsyncConnection[Any]] = []  # at rest
+        self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
+        self._losses = LostConnections()
 
     def start(self) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
 
     def feed(self) -> None:
-        """See `Crew`. Called by another thread than the loop's."""
+        """See `Executor`. Another thread than the loop's calls it."""
         self._loop.call_soon_threadsafe(self._begin)
 
     def next_timeout(self) -> float | None:
-        """See `Crew`: tasks look after that by themselves."""
+        """See `Executor`: each task has a timeout of its own."""
         return None
 
     def give_up(self, now: float) -> list[tuple[Job, Messages]]:
-        """See `Crew`: what is over its time is cancelled."""
+        """See `Executor`: a call that exceeds its timeout is cancelled by its task."""
         return []
 
     def end(self) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     async def join(self) -> None:
-        """Wait until all of them are over, and close their connections."""
+        """Wait until all tasks are over, and close their connections."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         for conn in self._connections:
             await conn.close()
 
     def _begin(self) -> None:
-        todo = self._board.todo
-        while len(self._tasks) < self._options.slots and not self._board.is_closed:
+        todo = self._queue.todo
+        while len(self._tasks) < self._options.slots and not self._queue.is_closed:
             try:
                 job = todo.popleft()
             except IndexError:
@@ -90,7 +96,7 @@ class Tasks:
             task.cancel()
 
     async def _work(self, job: Job) -> None:
-        calls = Slot(self._board).calls(job)
+        calls = WorkerSlot(self._queue).calls(job)
         messages = next(calls, None)
         while messages is not None:
             outcome, result = await self._call(job.claim.claim_id, messages)
@@ -124,9 +130,10 @@ class Tasks:
     async def _in_transaction(
         self, claim_id: int, messages: Messages, given: Any
     ) -> tuple[Outcome, Any]:
-        """As `Attempt` does it, on one of the connections that are at rest, or a new one."""
-        conn = self._connections.pop() if self._connections else await self._connect()
+        """Do as `Attempt` does, on an idle connection or on a new one."""
+        conn: psycopg.AsyncConnection[Any] | None = None
         try:
+            conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
                 result = await self._handler(given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
@@ -135,15 +142,9 @@ class Tasks:
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
                     raise psycopg.Rollback(transaction)
+        except Exception as error:
+            return self._losses.outcome(messages, error, conn), error
         finally:
-            if conn.closed or conn.broken:
-                await conn.close()
-            else:
+            if conn is not None and not conn.closed:
                 self._connections.append(conn)
-        return (Fate.settled, result) if count == len(messages) else (lost(messages), None)
-
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        # As `connection.connect` does; who waits for a restart is the message, by its retries.
-        return await psycopg.AsyncConnection.connect(
-            conninfo(self._url), autocommit=True, prepare_threshold=None
-        )
+        return (DeliveryState.settled, result) if count == len(messages) else (lost(messages), None)

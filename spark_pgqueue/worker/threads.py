@@ -1,4 +1,4 @@
-"""A crew of threads. What each does with a call, by itself or in a process, is its attempt's."""
+"""An executor that calls the handler in threads; an attempt makes each call."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from spark_pgqueue.worker.attempts import Hooks
-from spark_pgqueue.worker.board import Board, Job, Messages, Slot
+from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.verdicts import Outcome
 
 
 class Attempts(Protocol):
-    """Calls of the handler, in one thread."""
+    """Makes the calls of the handler, in one thread."""
 
     def start(self) -> None: ...
     def __call__(self, claim_id: int, messages: Messages) -> tuple[Outcome, Any]: ...
     def interrupt(self) -> bool:
-        """End the call at hand, if that is possible; returns whether it is."""
+        """End the running call, if that is possible; returns whether it is."""
         ...
 
     def close(self) -> None: ...
 
 
 class Threads:
-    """So many threads.
+    """Runs calls in threads.
 
     Args:
-        board: where the jobs are.
-        count: how many.
-        attempts: makes what calls the handler, for a thread.
-        hooks: to be called after a call.
-        timeout: seconds of a call; None for any.
+        queue: holds the jobs.
+        count: how many threads.
+        attempts: makes the object that calls the handler, for one thread.
+        hooks: called after a call.
+        timeout: seconds of a call; None for no limit.
     """
 
     def __init__(
         self,
-        board: Board,
+        queue: JobQueue,
         count: int,
         attempts: Callable[[], Attempts],
         hooks: Hooks,
         timeout: float | None,
     ):
-        self._board = board
+        self._queue = queue
         self._count = count
         self._attempts = attempts
         self._hooks = hooks
         self._timeout = timeout
-        self._slots: dict[Slot, tuple[Attempts, threading.Thread]] = {}
+        self._slots: dict[WorkerSlot, tuple[Attempts, threading.Thread]] = {}
 
     def start(self) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         ready = [self._attempts() for _ in range(self._count)]
         for attempts in ready:
             attempts.start()
@@ -58,17 +58,17 @@ class Threads:
             self._add(attempts)
 
     def feed(self) -> None:
-        """See `Crew`: threads wait at the board."""
+        """See `Executor`: the threads wait for the queue themselves."""
 
     def next_timeout(self) -> float | None:
-        """See `Crew`."""
+        """See `Executor`."""
         if self._timeout is None:
             return None
         begun = [at[2] for slot in self._slots if (at := slot.at) is not None]
         return min(begun) + self._timeout if begun else None
 
     def give_up(self, now: float) -> list[tuple[Job, Messages]]:
-        """See `Crew`. A thread cannot be ended: another one takes its place."""
+        """See `Executor`. A thread cannot be ended: another thread takes its place."""
         left: list[tuple[Job, Messages]] = []
         if self._timeout is None:
             return left
@@ -84,7 +84,7 @@ class Threads:
         return left
 
     def end(self) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         for attempts, _ in self._slots.values():
             attempts.interrupt()
         for slot, (_, thread) in self._slots.items():
@@ -92,17 +92,17 @@ class Threads:
                 thread.join(5)
 
     def _add(self, attempts: Attempts) -> None:
-        slot = Slot(self._board)
-        # A daemon: who wants to end is not kept by a call that does not.
+        slot = WorkerSlot(self._queue)
+        # A daemon: a call that does not end must not keep the program from ending.
         thread = threading.Thread(
             target=self._work, args=(slot, attempts), name="pgqueue worker", daemon=True
         )
         self._slots[slot] = (attempts, thread)
         thread.start()
 
-    def _work(self, slot: Slot, attempts: Attempts) -> None:
+    def _work(self, slot: WorkerSlot, attempts: Attempts) -> None:
         try:
-            while not slot.is_given_up and (job := self._board.take()) is not None:
+            while not slot.is_given_up and (job := self._queue.take()) is not None:
                 calls = slot.calls(job)
                 messages = next(calls, None)
                 while messages is not None:

@@ -1,4 +1,4 @@
-"""What becomes of a message: what handlers raise, and what else there is."""
+"""The outcomes of a message: the verdicts that handlers raise, and the outcomes without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
-from spark_pgqueue.client.results import Message
+from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable, warn
@@ -17,16 +17,18 @@ _LONGEST = 2000  # characters of a reason
 
 
 class Verdict(Exception):
-    """Raised by a handler: what becomes of its message. Arguments are keywords but the first.
+    """Raised by a handler: what the worker does with the message. All arguments but the first are
+    keywords.
 
     Attributes:
         reason: why, for people.
-        seqs: of a batch, the messages that it is about; None for all. The others are done; or,
-            where the batch is a transaction, which is undone, given back.
+        seqs: for a batch, the messages of the verdict; None for all of them. The other messages of
+            the batch are acknowledged. Where the batch is a transaction, which is undone, they are
+            given back.
     """
 
     takes_followers = True
-    """Whether later messages of its key leave the claim with it."""
+    """Whether later messages of the same key leave the claim with the message."""
 
     def __init__(self, reason: str | None, messages: Iterable[Message] | None):
         super().__init__(reason or "")
@@ -41,24 +43,25 @@ class Verdict(Exception):
         return _rebuild, (type(self), self.__dict__)
 
     def as_group(self) -> tuple[Any, ...]:
-        """The same for verdicts that one call can settle."""
+        """A value that is equal for verdicts that one call can settle."""
         return type(self), self.reason
 
 
 class Retry(Verdict):
-    """The message has failed: it is delivered again, or dies as its consumer says.
+    """The message has failed: it is delivered again, or dies by the consumer's settings.
 
         >>> def bill(message):
         ...     raise spark_pgqueue.Retry("no answer", delay=timedelta(minutes=1))
         >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
-        2
+        0
         >>> queue.stats("orders")[0].delayed
         2
 
     Args:
-        reason: kept as its last error.
-        delay: deliver it after that; None: as the consumer's backoff says.
-        messages: of a batch, those that have failed; None for the whole batch.
+        reason: kept as the last error of the message.
+        delay: the time until the next delivery; None for the consumer's backoff. Where the consumer
+            sets none, the backoff is exponential, from 1 s up to its backoff_cap.
+        messages: for a batch, the messages that have failed; None for the whole batch.
     """
 
     def __init__(
@@ -76,19 +79,19 @@ class Retry(Verdict):
 
 
 class Reject(Verdict):
-    """The message will never do: it is dead-lettered at once.
+    """The message can never be handled: it becomes a dead letter at once.
 
         >>> def bill(message):
         ...     raise spark_pgqueue.Reject("no such customer", details={"customer": message.key})
         >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
-        2
+        0
         >>> queue.stats("orders")[0].dead
         2
 
     Args:
         reason: why, for people.
         details: why, for programs: a value that JSON can hold.
-        messages: of a batch, those that will not do; None for the whole batch.
+        messages: for a batch, the messages to dead-letter; None for the whole batch.
     """
 
     takes_followers = False
@@ -110,7 +113,7 @@ class Reject(Verdict):
 
 
 class Defer(Verdict):
-    """The message is put off: it is delivered later. That is no failure, and counts as none.
+    """The message is delivered later. A deferral does not count as a failure.
 
         >>> def bill(message):
         ...     if message.saved is None:
@@ -122,10 +125,10 @@ class Defer(Verdict):
         order 1 {'step': 2}
 
     Args:
-        delay: deliver it after that, not before.
-        state: comes back with it, as `Message.saved`, from then on: a value that JSON can hold.
-            None: what was saved before.
-        messages: of a batch, those to put off; None for the whole batch.
+        delay: the time until the next delivery.
+        state: a value that JSON can hold. Later deliveries of the message have it as
+            `Message.saved`. None keeps the state that was saved before.
+        messages: for a batch, the messages to defer; None for the whole batch.
     """
 
     def __init__(
@@ -145,8 +148,8 @@ class Defer(Verdict):
         return *super().as_group(), self.delay, repr(self.state)
 
 
-class Fate(Enum):
-    """What becomes of a message without a word of the handler's."""
+class DeliveryState(Enum):
+    """The state of a delivery for which the handler gave no verdict."""
 
     done = "handled: to be acknowledged"
     settled = "acknowledged in the handler's transaction"
@@ -155,38 +158,38 @@ class Fate(Enum):
 
 
 class Result(NamedTuple):
-    """Handled, with something to keep in the consumer's history.
+    """The message was handled, and the consumer's history keeps a result.
 
     Attributes:
-        json: what the handler returned.
+        json: the handler's return value.
     """
 
     json: str
 
 
-Outcome = Verdict | Fate | Result
+Outcome = Verdict | DeliveryState | Result
 
 
 def of_result(value: Any) -> Outcome:
-    """What it means that a handler returned something."""
+    """The outcome that a handler's return value stands for."""
     if value is None:
-        return Fate.done
+        return DeliveryState.done
     try:
         return Result(arguments.json_text("what the handler returned", value))
-    except PgQueueError as error:  # the work is done; it must not be done again for that
+    except PgQueueError as error:  # the handler has done its work, and must not repeat it
         warn("%s: it is not kept", error.message, logger="spark_pgqueue.worker")
-        return Fate.done
+        return DeliveryState.done
 
 
 def of_error(error: BaseException) -> Verdict:
-    """What an error of a handler means."""
+    """The verdict that an error of a handler stands for."""
     if isinstance(error, Verdict):
         return error
     return Retry(reason=f"{type(error).__name__}: {clean(str(error))}".rstrip(": "))
 
 
 def clean(reason: str) -> str:
-    """Text that Postgres can store, without passwords, and not too long."""
+    """The text as Postgres can store it: without passwords, and not too long."""
     return redact(printable(reason, keep="\n\t"))[:_LONGEST]
 
 

@@ -1,23 +1,26 @@
--- Sending.
+-- Sending: publishing one message, or several together.
 
--- Publishes a message, in the caller's transaction. Only where the stream was made with p_notify => false can that be prepared (two-phase
--- commit): Postgres prepares none that has notified.
---   p_data        the payload of a text or json stream, p_data_bytes that of a binary one; of at most the stream's p_max_bytes
---   p_key         what ordering=key goes by, up to 1,024 bytes; null: in no order with others
---   p_headers     a JSON object of at most the stream's p_max_header_bytes and 100 levels, or null
+-- Publishes a message to a stream, in the caller's transaction, and returns its number.
+-- Postgres cannot prepare a transaction that has notified (two-phase commit): so such a transaction can send only to a
+-- stream whose setting notify is false.
+--   p_data        the payload of a text or json stream, p_data_bytes that of a binary stream; at most the stream's
+--                 max_bytes
+--   p_key         the key for ordering=key, up to 1,024 bytes; null: in no order with others
+--   p_headers     a JSON object of at most the stream's max_header_bytes and 100 levels, or null
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
---   p_consumers   to these only; null: to all
---   p_expires_at  from then on it is not delivered any more, but dead-lettered as expired, by who comes upon it; to the second, rounded up.
---                 Null: it never expires
---   p_dedup_key   1 to 1,024 bytes: where a message with this key was sent within the stream's dedup_window, this one is not; null: it is
--- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004. Locks: the publish lock, shared; the
--- dedup key: who sends the same one waits for this transaction.
-create or replace function pgqueue.send(
-    p_stream text, p_data text, p_key text default null, p_headers jsonb default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea default null, p_dedup_key text default null,
-    p_expires_at timestamptz default null)
-returns bigint
+--   p_consumers   to these consumers only; null: to all
+--   p_expires_at  from this time on the message is not delivered any more: the claimer that comes upon it dead-letters
+--                 it as expired. To the second, rounded up. Null: it never expires
+--   p_dedup_key   1 to 1,024 bytes: the message is not published if one with this key was sent within the stream's
+--                 dedup_window; null: it is always published
+-- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ013. Locks:
+-- the publish lock, shared; the dedup key: a transaction that sends the same one waits for this transaction.
+create or replace function pgqueue.send(p_stream text, p_data text, p_key text default null,
+                                        p_headers jsonb default null, p_priority int default 0,
+                                        p_deliver_at timestamptz default null, p_consumers text[] default null,
+                                        p_data_bytes bytea default null, p_dedup_key text default null,
+                                        p_expires_at timestamptz default null) returns bigint
 language plpgsql
 as $$
 declare
@@ -28,106 +31,105 @@ declare
 begin
     select * into v_stream from pgqueue.streams where name = p_stream;
     if not found then
-        perform pgqueue._stream(p_stream);
+        perform _pgqueue.stream(p_stream);
     end if;
     if p_priority is distinct from 0 or p_deliver_at is not null or p_expires_at is not null then
-        perform pgqueue._check_publication(p_priority, p_deliver_at, p_expires_at);
+        perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
     end if;
-    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or octet_length(p_key) > pgqueue._max_key_bytes()
+    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null
+        or octet_length(p_key) > _pgqueue.max_key_bytes()
        or octet_length(p_data) > v_stream.max_bytes
-       -- headers that nobody has to look at closely, as most
+       -- most headers need no closer look
        or (p_headers is not null and (jsonb_typeof(p_headers) <> 'object'
-                                      or octet_length(p_headers::text) > least(v_stream.max_header_bytes, pgqueue._short_headers()))) then
-        perform pgqueue._check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
+                                      or octet_length(p_headers::text)
+                                         > least(v_stream.max_header_bytes, _pgqueue.short_headers()))) then
+        perform _pgqueue.check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     v_seq := nextval(('pgqueue.seq_' || v_stream.stream_id)::regclass);
     if p_dedup_key is not null then
-        v_first := pgqueue._take_dedup_key(v_stream, p_dedup_key, v_seq);
+        v_first := _pgqueue.take_dedup_key(v_stream, p_dedup_key, v_seq);
         if v_first <> v_seq then
             return v_first;
         end if;
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
-    -- assigned, not performed: so it is called without a statement around it
-    v_id := pgqueue._publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
-                             case when p_consumers is not null then pgqueue._consumer_ids(v_stream.stream_id, p_consumers) end,
-                             case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end,
+    -- assigned, not performed: so Postgres calls it without a statement around it
+    v_id := _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
+                             case when p_consumers is not null
+                                  then _pgqueue.consumer_ids(v_stream.stream_id, p_consumers) end,
+                             case when p_expires_at is not null then _pgqueue.whole_second(p_expires_at) end,
                              case when v_stream.keys_limited then array[p_key] end);
     return v_seq;
 end $$;
 
--- Publishes messages together, in the caller's transaction: they become visible at once, in the order given.
+-- Publishes messages together, in the order given, and returns their numbers.
+-- They become visible at once, when the caller's transaction commits.
 --   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
---   p_dedup_keys  one per message, null for a message without, or null; also of two of these messages only the first is published
---   the rest as in send
--- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004. Locks and two-phase commit: as send;
--- for many messages also the numbers of the stream, for a moment.
-create or replace function pgqueue.send_batch(
-    p_stream text, p_data text[], p_keys text[] default null, p_headers jsonb[] default null, p_priority int default 0,
-    p_deliver_at timestamptz default null, p_consumers text[] default null, p_data_bytes bytea[] default null, p_dedup_keys text[] default null,
-    p_expires_at timestamptz default null)
-returns setof bigint
+--   p_dedup_keys  one per message, null for a message without, or null; also of two of these messages only the first is
+--                 published
+--   the rest      as in send
+-- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004, PQ013. Locks
+-- and two-phase commit: as send; for many messages also the numbers of the stream, for a moment.
+-- (More than 60 lines: the checks of its arrays are most of it.)
+create or replace function pgqueue.send_batch(p_stream text, p_data text[], p_keys text[] default null,
+                                              p_headers jsonb[] default null, p_priority int default 0,
+                                              p_deliver_at timestamptz default null, p_consumers text[] default null,
+                                              p_data_bytes bytea[] default null, p_dedup_keys text[] default null,
+                                              p_expires_at timestamptz default null) returns setof bigint
 language plpgsql
 as $$
 declare
-    v_stream pgqueue.streams := pgqueue._stream(p_stream);
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_count  int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
     v_id     int := v_stream.stream_id;  -- looked up once, not for each message
     v_taken  bigint[];
     v_seqs   int8multirange;
     v_first  bigint[];
-    v_ids    int[] := pgqueue._consumer_ids(v_stream.stream_id, p_consumers);
+    v_ids    int[] := _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
 begin
-    perform pgqueue._check_publication(p_priority, p_deliver_at, p_expires_at);
+    perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
     if v_count is null then
-        raise exception 'p_data is null' using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
+        raise exception 'p_data is null'
+            using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
     end if;
-    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes), array_ndims(p_dedup_keys)) > 1 then
+    if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes),
+                array_ndims(p_dedup_keys)) > 1 then
         raise exception 'p_data, p_keys, p_headers, p_data_bytes and p_dedup_keys have one dimension'
             using errcode = 'PQ003', column = 'p_data, p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count
        or cardinality(p_dedup_keys) <> v_count then
-        raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys have one element per message or are null: % messages, % keys, % headers, % bytes, % dedup keys',
-                        v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes), cardinality(p_dedup_keys)
+        raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys have one element per message or are null: '
+                        '% messages, % keys, % headers, % bytes, % dedup keys',
+            v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes), cardinality(p_dedup_keys)
             using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if v_count = 0 then
         return;
     end if;
-    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null or p_headers is not null then
-        perform pgqueue._check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
+    if v_stream.kind <> 'text' or array_position(p_data, null) is not null or p_data_bytes is not null
+        or p_headers is not null then
+        perform _pgqueue.check_payload(v_stream, m.data, m.data_bytes, m.key, m.headers)
         from unnest(p_data, p_data_bytes, p_keys, p_headers) m (data, data_bytes, key, headers);
     end if;
-    v_taken := pgqueue._take_seqs(v_id, v_count);
+    v_taken := _pgqueue.take_seqs(v_id, v_count);
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
-    select m.seq, v_id, case when octet_length(m.key) > pgqueue._max_key_bytes() then pgqueue._refuse_key(m.key) else m.key end,
-           case when octet_length(m.data) > v_stream.max_bytes then pgqueue._refuse_size(v_stream, octet_length(m.data)) else m.data end,
+    select m.seq, v_id,
+           case when octet_length(m.key) > _pgqueue.max_key_bytes() then _pgqueue.refuse_key(m.key) else m.key end,
+           case when octet_length(m.data) > v_stream.max_bytes then _pgqueue.refuse_size(v_stream, octet_length(m.data))
+                else m.data end,
            m.data_bytes, m.headers
-    from (select unnest(v_taken) as seq, unnest(p_keys) as key, unnest(p_data) as data, unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
-    v_seqs := pgqueue._set_of_taken(v_taken);
+    from (select unnest(v_taken) as seq, unnest(p_keys) as key, unnest(p_data) as data,
+                 unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
+    v_seqs := _pgqueue.set_of_taken(v_taken);
     if p_dedup_keys is not null then
-        select k.seqs, k.first_seqs into v_seqs, v_first from pgqueue._keep_first(v_stream, v_seqs, p_dedup_keys) k;
-        v_count := pgqueue._cardinality(v_seqs);
+        select k.seqs, k.first_seqs into v_seqs, v_first from _pgqueue.keep_first(v_stream, v_seqs, p_dedup_keys) k;
+        v_count := _pgqueue.cardinality(v_seqs);
     end if;
     if v_count > 0 then
-        perform pgqueue._publish(v_stream, v_seqs, v_count, p_priority, p_deliver_at, v_ids,
-                                 case when p_expires_at is not null then pgqueue._whole_second(p_expires_at) end);
+        perform _pgqueue.publish(v_stream, v_seqs, v_count, p_priority, p_deliver_at, v_ids,
+                                 case when p_expires_at is not null then _pgqueue.whole_second(p_expires_at) end);
     end if;
     return query select unnest(coalesce(v_first, v_taken));
-end $$;
-
--- Says for how long a stream remembers dedup keys, from the next message on: within that time after a message was sent, another one with
--- the same dedup key is not published. Longer than the longest transaction that sends one; keys that maintain() has deleted stay forgotten.
---   p_window  longer than 0 and up to 10 years; null: the stream takes no dedup keys, and its old ones are deleted by maintain()
--- Errors: PQ001, PQ003. Locks: the stream's row for a moment.
-create or replace function pgqueue.set_dedup_window(p_stream text, p_window interval) returns void
-language plpgsql
-as $$
-begin
-    if p_window is not null then
-        perform pgqueue._check_timeout('p_window', p_window);
-    end if;
-    update pgqueue.streams set dedup_window = p_window where stream_id = (pgqueue._stream(p_stream)).stream_id;
 end $$;

@@ -1,76 +1,88 @@
--- Settling: acknowledge, return, extend, dead-letter. Each is fenced by the live claim: on a claim that ended it changes nothing,
--- answers 0 and warns.
+-- Settling: acknowledge, return, put off, extend, dead-letter; and retry. Only the owner of a live claim can settle it:
+-- for a claim that has ended, a call changes nothing, returns 0 and warns. (retry and is_suspected need no live claim.)
+-- Claims of checkpoint readers are settled by the calls in spark/ alone.
 --
--- A claim whose lease is over is live until another claimer released it: the owner that comes back first keeps it.
+-- A claim whose lease is over is live until another claimer has released it. So an owner that comes back first keeps
+-- its claim.
 
--- Acknowledges a claim, or the messages of it that are given. Numbers that it does not hold are passed over.
---   p_result  kept with them, where the consumer's settings say so (keep_history)
--- Returns how many messages that were. Errors: PQ003, PQ007. Locks: the claim.
-create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null) returns bigint
+-- Acknowledges a claim, or the messages of it that are given: they are done.
+-- Numbers that the claim does not hold are passed over.
+--   p_result  kept with the messages, where the consumer's settings say so (keep_history)
+-- Returns how many messages it acknowledged. Errors: PQ003, PQ007. Locks: the claim.
+create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null)
+returns bigint
 language plpgsql
 as $$
 begin
     if p_seqs is null then
-        return pgqueue._ack(p_claim_id, p_result);
+        return _pgqueue.ack(p_claim_id, p_result);
     end if;
-    return pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), false, null, p_result);
+    return _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), false, null, p_result);
 end $$;
 
--- Returns a claim, or the messages of it that are given, to be delivered again. In an ordered consumer, the later messages of the same
--- keys in the claim go back too, without counting as failed.
--- A message that was delivered max_deliver_count times is dead-lettered instead: if it is given, or the only one in its claim. If a whole claim
--- of several fails for the second time, they come in smaller claims from then on, until the one to blame is alone.
---   p_delay   not before then; at least 0. Null: as the consumer's settings say, see backoff
---   p_reason  kept as the message's last error
+-- Returns a claim, or the messages of it that are given, to be delivered again: they failed.
+-- In an ordered consumer, the later messages of the same keys in the claim go back too, and do not count as failed. A
+-- message that was delivered max_deliver_count times is dead-lettered instead, if it is given, or is the only one in
+-- its claim. If a whole claim of several messages fails for the second time, the messages come in smaller claims from
+-- then on, until the one to blame is alone.
+--   p_delay    not before then; at least 0. Null: as the consumer's settings say, see backoff
+--   p_reason   kept as the message's last error
+--   p_backoff  true: where p_delay is null and the consumer sets no backoff, it is exponential from 1 s, as of a worker
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
-create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null, p_reason text default null)
-returns bigint
+create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null,
+                                        p_reason text default null, p_backoff boolean default false) returns bigint
 language plpgsql
 as $$
 begin
-    perform pgqueue._check_isolation();
-    if p_delay < interval '0' or p_delay > pgqueue._max_interval() then
+    perform _pgqueue.check_isolation();
+    if p_delay < interval '0' or p_delay > _pgqueue.max_interval() then
         raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
             using errcode = 'PQ003', column = 'p_delay';
     end if;
-    return pgqueue._give_back(p_claim_id, pgqueue._set_of(p_seqs), case when p_seqs is null then 'unnamed' else 'named' end, p_delay,
-                              jsonb_build_object('error', p_reason));
+    return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs),
+                              case when p_seqs is null then 'unnamed' else 'named' end, p_delay,
+                              jsonb_build_object('error', p_reason), p_backoff);
 end $$;
 
--- Puts a claim, or the messages of it that are given, off: to be delivered later, and no failure. It counts as no delivery. In an ordered consumer, the
--- later messages of the same keys in the claim go back too, and wait for them.
+-- Puts off a claim, or some of its messages: they come later, and this is no failure.
+-- It counts as no delivery. In an ordered consumer, the later messages of the same keys in the claim go back too, and
+-- wait for the given ones.
 --   p_delay  not before then; at least 0
---   p_state  comes back with the messages, in the column saved of receive, at each delivery from then on; null: what was saved before does;
---            a JSON null: nothing does
+--   p_state  comes back with the messages, in the column saved of receive, at each delivery from then on; null: an
+--            earlier state stays; a JSON null: no state
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
-create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0', p_state jsonb default null)
-returns bigint
+create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0',
+                                         p_state jsonb default null) returns bigint
 language plpgsql
 as $$
 begin
-    perform pgqueue._check_isolation();
-    if (p_delay between interval '0' and pgqueue._max_interval()) is not true then
+    perform _pgqueue.check_isolation();
+    if (p_delay between interval '0' and _pgqueue.max_interval()) is not true then
         raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
             using errcode = 'PQ003', column = 'p_delay';
     end if;
-    return pgqueue._give_back(p_claim_id, pgqueue._set_of(p_seqs), 'uncounted', p_delay,
+    return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs), 'uncounted', p_delay,
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
 end $$;
 
--- Whether a claim holds messages that may kill their worker: the claims that had them before failed, or their leases ended. For who has several claims in
--- hand: as long as it works on such a one it should have no other, or else they look as if they had killed it, too. False for a claim that is not live.
--- Locks nothing.
+-- Tells whether a claim holds messages that may kill their worker.
+-- The claims that had these messages before failed, or their leases ended. A worker with several claims in hand should
+-- give back the others while it works on such a claim, or else they look as if they had killed the worker, too. False
+-- for a claim that is not live. Locks nothing.
 create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boolean
 language plpgsql stable
 as $$
 begin
-    return exists (select from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and note ? 'at_most');
+    return exists (select from pgqueue.consumer_messages
+                   where claim_id = p_claim_id and state = 'claimed' and note ? 'at_most');
 end $$;
 
--- Returns messages of a claim: what nack and defer have in common.
---   p_set, p_how, p_delay, p_note  as in _return
+-- Returns messages of a claim: the common part of nack and defer.
+--   p_set, p_how, p_delay, p_note  as in return()
+--   p_backoff                      as in nack
 -- Returns how many messages left the claim. Locks: the claim, then the consumer.
-create or replace function pgqueue._give_back(p_claim_id bigint, p_set int8multirange, p_how text, p_delay interval, p_note jsonb) returns bigint
+create or replace function _pgqueue.give_back(p_claim_id bigint, p_set int8multirange, p_how text, p_delay interval,
+                                              p_note jsonb, p_backoff boolean default false) returns bigint
 language plpgsql
 as $$
 declare
@@ -79,27 +91,34 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
 begin
-    v_claim := pgqueue._lock_claim(p_claim_id, true);
+    v_claim := _pgqueue.lock_claim(p_claim_id, true);
     if v_claim.claim_id is null then
         return 0;
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = v_claim.consumer_id;
-    v_stored := pgqueue._cursor(v_claim.consumer_id);
-    v_cursor := pgqueue._return(v_consumer, v_stored, v_claim, p_set, case when p_how = 'unnamed' and v_claim.remaining = 1 then 'named' else p_how end,
+    if p_backoff and v_consumer.backoff = 'constant' and v_consumer.backoff_base is null then
+        v_consumer.backoff := 'exponential';
+    end if;
+    v_stored := _pgqueue.cursor(v_claim.consumer_id);
+    v_cursor := _pgqueue.return(v_consumer, v_stored, v_claim, p_set,
+                                case when p_how = 'unnamed' and v_claim.remaining = 1 then 'named' else p_how end,
                                 clock_timestamp(), p_delay, p_note);
-    perform pgqueue._save_cursor(v_stored, v_cursor, true);
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
 end $$;
 
--- Ends the delays of messages that nobody has claimed, and lets them come in large claims again: after an outage, say, in which all failed.
---   p_seqs  these messages, in an ordered consumer also those that wait together with them; null: all that were delivered before
--- Returns how many messages that were. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer. What a claimer is just taking it passes over.
+-- Ends the delays of failed messages, and lets them come in large claims again: after an outage, say.
+-- Messages that are claimed are not changed.
+--   p_seqs  these messages; of a consumer that goes by key also those that wait together with them; null: all that
+--           were delivered before
+-- Returns how many messages it changed; a message that a claimer is just taking is passed over. Errors: PQ001, PQ002,
+-- PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.retry(p_stream text, p_consumer text, p_seqs bigint[] default null) returns bigint
 language plpgsql
 as $$
 declare
-    v_consumer pgqueue.consumers := pgqueue._consumer(p_stream, p_consumer);
-    v_set      int8multirange := pgqueue._set_of(p_seqs);
+    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_set      int8multirange := _pgqueue.set_of(p_seqs);
     v_now      timestamptz := clock_timestamp();
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
@@ -107,60 +126,64 @@ declare
     v_part     int8multirange;
     v_count    bigint := 0;
 begin
-    perform pgqueue._check_isolation();
-    perform pgqueue._lock_consumer(v_consumer.consumer_id);
-    v_stored := pgqueue._cursor(v_consumer.consumer_id);
+    perform _pgqueue.check_isolation();
+    perform _pgqueue.lock_consumer(v_consumer.consumer_id);
+    v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := v_stored;
     for v_run in
         delete from pgqueue.consumer_messages
         where ctid = any (array(select ctid from pgqueue.consumer_messages
-                                where consumer_id = v_consumer.consumer_id and state in ('ready', 'delayed', 'waiting')
-                                  and (not_visible_until > v_now or note ? 'at_most') and message_count > 0
+                                where ctid = any (_pgqueue.unclaimed_places(v_consumer.consumer_id))
+                                  and state in ('ready', 'delayed', 'waiting')
+                                  and (not_visible_until > v_now or note ? 'at_most')
                                   and case when v_set is null then deliver_count > 0 else seqs && v_set end
-                                for update skip locked))
+                                for update skip locked))  -- lock: run
         returning *
     loop
         v_part := case when v_consumer.by_key then v_run.seqs else v_run.seqs * coalesce(v_set, v_run.seqs) end;
-        perform pgqueue._store_run(v_run, v_run.seqs - v_part);
-        -- one that is delayed is due, and is made ready, or dealt, as any other by the next claim
+        perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
+        -- a delayed message is due now: the next claim makes it ready, or deals it, as any other
         v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;
-        v_run.note := pgqueue._noted(v_run.note, '{"at_most": null}');
-        v_count := v_count + pgqueue._store_run(v_run, v_part);
+        v_run.note := _pgqueue.noted(v_run.note, '{"at_most": null}');
+        v_count := v_count + _pgqueue.store_run(v_run, v_part);
     end loop;
     v_cursor.due_from := least(v_cursor.due_from, v_now);
-    perform pgqueue._save_cursor(v_stored, v_cursor, true);
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     return v_count;
 end $$;
 
--- Holds a claim longer: its lease ends p_by from now, or when it did if that is later; null: its visibility timeout from now.
--- Returns how many messages it holds. Errors: PQ003, PQ007. Locks: the claim.
+-- Holds a claim longer: its lease ends p_by from now, or later if it would anyway.
+--   p_by  null: the claim's visibility timeout
+-- Returns how many messages the claim holds. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.extend(p_claim_id bigint, p_by interval default null) returns bigint
 language plpgsql
 as $$
 declare
     v_count bigint;
 begin
-    perform pgqueue._check_isolation();
+    perform _pgqueue.check_isolation();
     if p_by is not null then
-        perform pgqueue._check_timeout('p_by', p_by);
+        perform pgqueue.check_timeout('p_by', p_by);
     end if;
-    update pgqueue.claims set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
-    where claim_id = p_claim_id and live
+    -- lock: claim
+    update pgqueue.claims
+    set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
+    where claim_id = p_claim_id and live and reader is null
     returning remaining into v_count;
     if not found then
-        perform pgqueue._warn_not_live(p_claim_id);
+        perform _pgqueue.warn_not_live(p_claim_id);
     end if;
     return coalesce(v_count, 0);
 end $$;
 
--- Dead-letters a claim, or the messages of it that are given.
+-- Dead-letters a claim, or the messages of it that are given: nobody gets them any more.
 --   p_reason   a word, by which they are found again; null: rejected
 --   p_details  anything else that is known
--- Returns how many messages that were. Errors: PQ003, PQ007. Locks: as ack.
-create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null, p_reason text default null, p_details jsonb default null)
-returns bigint
+-- Returns how many messages it dead-lettered. Errors: PQ003, PQ007. Locks: as ack.
+create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null,
+                                               p_reason text default null, p_details jsonb default null) returns bigint
 language plpgsql
 as $$
 begin
-    return pgqueue._settle(p_claim_id, pgqueue._set_of(p_seqs), true, p_reason, p_details);
+    return _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), true, p_reason, p_details);
 end $$;

@@ -1,12 +1,15 @@
--- How much a micro-batch of a Spark query may have; how much there is for one, says reader_available (views/backlog.sql).
+-- How much a micro-batch of a Spark query may have. consumer_available (inspect/backlog.sql) says how much there is
+-- for one.
 
--- As _fill, for a claim of at most p_max_bytes of data too, and of one message at least. The claim is made, and measured; one that has too much is
--- taken back, and made again with as many messages as fit. So the bound is exact, whatever is claimed first; and who asks for about as many
--- messages as fit is served at once.
--- Returns the cursor, which the caller stores, and how many messages and bytes the claim has. Needs the consumer's lock.
-create or replace function pgqueue._fill_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_claim_id bigint,
+-- As fill(), for a claim of at most p_max_bytes of data, and at least one message. The claim is made and measured. A
+-- claim with too much data is taken back, and made again with as many messages as fit. So the bound is exact, whatever
+-- is claimed first; and a caller that asks for about as many messages as fit is served at once. Needs the consumer's
+-- lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
+create or replace function _pgqueue.fill_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_claim_id bigint,
                                                 p_want bigint, p_upto bigint, p_max_bytes bigint,
-                                                out o_cursor pgqueue.consumer_cursors, out o_count bigint, out o_bytes bigint)
+                                                out o_cursor pgqueue.consumer_cursors, out o_count bigint,
+                                                out o_bytes bigint)
 language plpgsql
 as $$
 declare
@@ -17,8 +20,8 @@ declare
 begin
     loop
         begin
-            v_fill := pgqueue._fill(p_consumer, p_cursor, p_claim_id, v_want, p_upto);
-            v_fit := pgqueue._fitting(p_consumer.stream_id, p_claim_id, p_max_bytes);
+            v_fill := _pgqueue.fill(p_consumer, p_cursor, p_claim_id, v_want, p_upto);
+            v_fit := _pgqueue.fitting(p_consumer.stream_id, p_claim_id, p_max_bytes);
             if v_fit.o_fitting >= v_fill.o_count or v_fill.o_count <= 1 then
                 o_cursor := v_fill.o_cursor;
                 o_count := v_fill.o_count;
@@ -27,16 +30,17 @@ begin
             end if;
             raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
-            -- (beside other claimers it may be other messages each time, but ever fewer)
+            -- (beside other claimers it may get other messages each time, but ever fewer)
             v_tries := v_tries + 1;
             v_want := greatest(1, least(v_fit.o_fitting, case when v_tries > 3 then v_want / 2 end));
         end;
     end loop;
 end $$;
 
--- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order in which it was served. Of 1,000 numbers
--- in a row the sum is taken first, so that few are looked at one by one. The data itself is not read.
-create or replace function pgqueue._fitting(p_stream_id int, p_claim_id bigint, p_max_bytes bigint, out o_bytes bigint, out o_fitting bigint)
+-- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order of delivery. It
+-- sums up 1,000 numbers in a row first, so that it looks at few one by one. The data itself is not read.
+create or replace function _pgqueue.fitting(p_stream_id int, p_claim_id bigint, p_max_bytes bigint, out o_bytes bigint,
+                                            out o_fitting bigint)
 language plpgsql stable
 as $$
 begin
@@ -48,11 +52,15 @@ begin
         ), block as materialized (
             select r.no, b.lo, b.hi, m.messages, m.bytes
             from range r
-            cross join lateral (select i as lo, least(i + 1000, r.hi) as hi from generate_series(r.lo, r.hi - 1, 1000) i) b
-            cross join lateral (select count(*) as messages, coalesce(sum(coalesce(octet_length(data), octet_length(data_bytes))), 0) as bytes
+            cross join lateral (select i as lo, least(i + 1000, r.hi) as hi
+                                from generate_series(r.lo, r.hi - 1, 1000) i) b
+            cross join lateral (select count(*) as messages,
+                                coalesce(sum(coalesce(octet_length(data), octet_length(data_bytes))), 0) as bytes
                                 from pgqueue.messages_%1$s where seq >= b.lo and seq < b.hi) m
         ), line as (
-            select *, sum(bytes) over (order by no, lo) as upto, sum(messages) over (order by no, lo) - messages as before from block
+            select *, sum(bytes) over (order by no, lo) as upto,
+                   sum(messages) over (order by no, lo) - messages as before
+            from block
         ), edge as materialized (
             select * from line where upto > $2 order by no, lo limit 1
         )
@@ -60,7 +68,8 @@ begin
                coalesce((select before from edge)
                         + (select count(*)
                            from edge e
-                           cross join lateral (select sum(coalesce(octet_length(data), octet_length(data_bytes))) over (order by seq) as bytes
+                           cross join lateral (select sum(coalesce(octet_length(data), octet_length(data_bytes)))
+                                                          over (order by seq) as bytes
                                                from pgqueue.messages_%1$s where seq >= e.lo and seq < e.hi) m
                            where e.upto - e.bytes + m.bytes <= $2),
                         9223372036854775807)
@@ -69,7 +78,8 @@ begin
     o_bytes := coalesce(o_bytes, 0);
 end $$;
 
--- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For who is to read so many bytes, and asks for messages.
+-- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For a reader with a
+-- limit of bytes that has to ask for a number of messages.
 create or replace function pgqueue.recent_size(p_stream_id int) returns float8
 language plpgsql stable
 as $$
@@ -77,8 +87,9 @@ declare
     v_size float8;
 begin
     if exists (select from pgqueue.streams where stream_id = p_stream_id) then
-        execute format('select avg(coalesce(octet_length(data), octet_length(data_bytes))) from (select data, data_bytes from pgqueue.messages_%s '
-                       'order by seq desc limit 100) m', p_stream_id)
+        execute format('select avg(coalesce(octet_length(data), octet_length(data_bytes))) '
+                       'from (select data, data_bytes from pgqueue.messages_%s order by seq desc limit 100) m',
+                       p_stream_id)
         into v_size;
     end if;
     return v_size;

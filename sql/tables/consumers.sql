@@ -6,42 +6,47 @@ create table if not exists pgqueue.consumers (
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
     max_deliver_count  int         check (max_deliver_count > 0),
-    visibility_timeout interval    not null check (visibility_timeout > interval '0'),
-    backoff            text        not null default 'constant',  -- how the delay of a message that failed grows: constant, linear, exponential
-    backoff_base       interval,                                 -- null: 0 if it is constant, else 1 s
+    visibility_timeout interval    not null default '30 s' check (visibility_timeout > interval '0'),
+    -- How the delay of a failed message grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
+    backoff            text        not null default 'constant',
+    backoff_base       interval,
     backoff_cap        interval    not null default '1 hour',
     backoff_jitter     float8      not null default 0,
-    keep_history       interval,                                 -- for how long what was acknowledged is known; null: not at all
-    notify_done        boolean     not null default false,  -- notify of what is acknowledged or dead
+    keep_history       interval,                                 -- how long acknowledgements are kept; null: not at all
+    notify_done        boolean     not null default false,       -- notify of what is acknowledged or dead
     created_at         timestamptz not null default clock_timestamp(),
-    paused             boolean     not null default false,  -- it claims nothing
-    partitions         int,                                      -- of a group, see functions/groups.sql; null: its messages are claimed
-    filtered           boolean     not null default false,  -- it gets only what passes its filter
-    max_backlog        bigint,                                   -- messages that it may have before it, see core/back_pressure.sql; null: any
-    on_full            text        not null default 'reject',  -- or drop_oldest
+    paused             boolean     not null default false,       -- it claims nothing
+    partitions         int,                                      -- of a group, see functions/groups.sql
+    filtered           boolean     not null default false,       -- it gets only messages that pass its filter
+    max_backlog        bigint,                                   -- messages before it (back_pressure.sql); null: any
+    on_full            text        not null default 'reject',    -- or drop_oldest
     per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
-    per_key_capacity   int,                                      -- messages of a key that it may be not done with, see core/key_capacity.sql; null: any
-    per_key_interval   interval,                                 -- in each such time ...
-    per_key_burst      int         not null default 1,           -- ... so many messages of a key are delivered at most; null interval: any
+    per_key_capacity   int,                                      -- unfinished ones (key_capacity.sql); null: any
+    per_key_interval   interval,                                 -- in each such time, of a key at most ...
+    per_key_burst      int         not null default 1,           -- ... so many are delivered; null interval: any
     fair               boolean     not null default false,       -- keys are served in turns
-    max_in_flight      int,                                      -- messages that may be in open claims, see core/throttle.sql; null: any
+    max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
     rate_limit         int,                                      -- so many messages are delivered at most ...
     rate_interval      interval,                                 -- ... within any such time; null: any
-    ageing             interval,                                 -- so much longer waiting is worth a priority; null: nothing is
+    ageing             interval,                                 -- to wait so long is worth a priority; null: never
     -- whether it deals by key, and whether it has limits of keys
-    by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair) stored,
-    limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null or fair) stored,
+    by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null
+                                                        or per_key_interval is not null or fair) stored,
+    limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null
+                                                        or fair) stored,
     throttled          boolean     generated always as (max_in_flight is not null or rate_limit is not null) stored,
-    scheduled          boolean     not null default false,  -- its stream has schedules
+    scheduled          boolean     not null default false,       -- its stream has schedules
     -- whether claims have more to ask than what is ready, and whether acknowledgements have more to do than to forget
-    special            boolean     generated always as (partitions is not null or paused or scheduled or max_backlog is not null
-                                                        or per_key_interval is not null or max_in_flight is not null or rate_limit is not null
+    special            boolean     generated always as (partitions is not null or paused or scheduled
+                                                        or max_backlog is not null or per_key_interval is not null
+                                                        or max_in_flight is not null or rate_limit is not null
                                                         or ordering = 'stream') stored,
-    archives           boolean     generated always as (keep_history is not null or notify_done or per_key_capacity is not null) stored,
+    archives           boolean     generated always as (keep_history is not null or notify_done
+                                                        or per_key_capacity is not null) stored,
     unique (stream_id, name)
 );
 
--- The filters of consumers, see core/filters.sql.
+-- The filters of consumers, see queue/filters.sql.
 create table if not exists pgqueue.consumer_filters (
     consumer_id int primary key,
     topic       text,      -- of the messages' keys; null: any
@@ -57,50 +62,63 @@ begin
     end if;
 end $$;
 
--- A consumer's cursor. Never updated: a new version is inserted and the one before deleted, and the newest is read first, so
--- that dead versions behind a long transaction elsewhere cost nothing.
+-- A consumer's cursor. It is never updated: a new version is inserted and the version before is deleted. The newest
+-- version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
 create table if not exists pgqueue.consumer_cursors (
     consumer_id      int                  not null,
     version          bigint               not null,
     -- What was taken. Every publication id below next_publication was taken, is dead, or is in one of the gaps.
     next_publication bigint               not null,
     gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
-    take_was_cut     boolean              not null default false,        -- the last take stopped at its limit: more is there
-    -- How many messages became runs of it, in all; and how many of these left without being settled: sifted out, or forgotten by seek. So what
-    -- it has settled is told without counting it (functions/seeing.sql).
+    take_was_cut     boolean              not null default false,        -- the last take stopped at its limit
+    -- How many messages became runs of it, in all; and how many of these left without being settled: filtered out, or
+    -- forgotten by seek. From these two the number of settled messages follows, without counting (inspect/views.sql).
     taken            bigint               not null default 0,
     forgotten        bigint               not null default 0,
     -- The line. Numbers in it only rise.
-    last_line_no     bigint               not null default 0,            -- the last one given out
-    -- Where to look, so that dead rows before it cost nothing. Hints: too early costs time, too late would lose messages.
-    scan_from        pgqueue.line_place[] not null default '{}',         -- by lane: no ready run of that lane stands before this place ...
-    scan_lanes_from  int,                                                -- ... and no run is ready in other lanes below this one; null: in none
-    due_from         timestamptz          not null default '-infinity',  -- no delayed run is due before this, also if the clock is set back
-    lease_probe      timestamptz          not null default '-infinity',  -- look for expired leases again from then on
-    leases_from      timestamptz          not null default '-infinity',  -- no lease ended before this: nearly always, see core/leases.sql
-    gaps_probe       timestamptz          not null default '-infinity',  -- while something is ready, look into the gaps again from then on
-    -- Filtered consumers only.
-    sift_from        bigint,                                             -- something is unsifted, nothing of it before this line_no; null: nothing is
-    -- With rate_limit only: how many messages were delivered lately, and up to when. See core/throttle.sql.
+    last_line_no     bigint               not null default 0,            -- the last number given out
+    -- Hints where to look, so that dead rows before these places cost nothing. A hint that is too early costs time. A
+    -- hint that is too late hides rows: so all hints are told from what is stored once a minute, see look_anew().
+    -- By lane: no ready run of that lane stands before this place ...
+    scan_from        pgqueue.line_place[] not null default '{}',
+    -- ... and no run is ready in other lanes below this one; null: in no other lane.
+    scan_lanes_from  int,
+    -- No delayed run is due before this time, not even if the clock is set back.
+    due_from         timestamptz          not null default '-infinity',
+    -- No spent token of a key comes back before this time; null: none is spent. See queue/key_tokens.sql.
+    tokens_from      timestamptz,
+    -- From then on claims look for expired leases again; and no lease ended before leases_from: nearly always, see
+    -- queue/leases.sql.
+    lease_probe      timestamptz          not null default '-infinity',
+    leases_from      timestamptz          not null default '-infinity',
+    -- When all hints were told from what is stored.
+    looked_at        timestamptz          not null default '-infinity',
+    -- While something is ready, claims look into the gaps again from then on.
+    gaps_probe       timestamptz          not null default '-infinity',
+    -- Filtered consumers only: something is unfiltered, and nothing of it stands before this line_no; null: nothing is.
+    filter_from      bigint,
+    -- With rate_limit only: how many messages were delivered lately, and until when they count. See queue/throttle.sql.
     delivered        int[],
     delivered_at     timestamptz[],
-    -- Ordered consumers only.
+    -- Consumers that go by key only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
-    dealt_until      timestamptz          not null default '-infinity',  -- another claimer was turned away: until then no claim takes all keys
+    freed_from       bigint,                                             -- nor have freed_keys; null: there are none
+    -- Another claimer was turned away: until then no claim takes all keys.
+    dealt_until      timestamptz          not null default '-infinity',
     primary key (consumer_id, version)
 );
 
--- The gaps in what a consumer has taken: publication ids below the end that were not visible when it looked. They are looked
--- for again when a transaction that may fill them has ended, and closed when all of these have. See core/gaps.sql.
--- A row is never updated, and found by the numbers in the cursor.
+-- The gaps in what a consumer has taken: publication ids below the end that were not visible when it looked. The
+-- consumer looks for them again when a transaction that may fill them has ended, and closes them when all of these
+-- have. See log/gaps.sql. A row is never updated, and is found by the numbers in the cursor.
 create table if not exists pgqueue.consumer_gaps (
     consumer_id     int            not null,
     gap_no          bigint         not null,
     publication_ids int8multirange not null,
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
-    look            boolean        not null,  -- look at the next take, whoever has ended
-    kept            int8multirange,           -- messages in it that are not to be taken: it was moved there (core/positions.sql). Null: none
+    look            boolean        not null,  -- look at the next take, whichever transactions have ended
+    kept            int8multirange,           -- messages not taken with it (log/positions.sql); null: none
     primary key (consumer_id, gap_no)
 );
 do $$
@@ -110,11 +128,12 @@ begin
     end if;
 end $$;
 
--- The runs: what a consumer has taken and not finished. All messages of a run are in the same state.
+-- The runs: what a consumer has taken and not finished. All messages of a run are in the same state: unfiltered, ready,
+-- delayed, waiting or claimed. (A check of the state would be parsed again by each statement.)
 create table if not exists pgqueue.consumer_messages (
     consumer_id       int            not null,
-    state             text           not null,  -- unsifted, ready, delayed, waiting or claimed; a check would be parsed again by each statement
-    lane              int            not null,  -- lanes are served in their order: -priority; ordered: 0 for pieces, 1 for the line
+    state             text           not null,
+    lane              int            not null,  -- served in order: -priority; by key 0: pieces, 1: the line
     priority          int            not null,
     deliver_count     int            not null,
     arrival_no        bigint         not null,  -- order of arrival, kept for life
@@ -125,12 +144,13 @@ create table if not exists pgqueue.consumer_messages (
     claim_id          bigint,
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
-    note              jsonb,                    -- what is known of them beside: error, the last one; at_most, no claim has more with one of them
-    key               bigint,                   -- ordered consumers: the hash of the key of what waits for it, or is delayed, ...
-    piece             bigint                    -- ... and the piece that is ready or claimed
+    note              jsonb,                    -- error: the last one; at_most: messages of a claim with one
+    key               bigint,                   -- by key: the key's hash, of waiting and delayed messages, ...
+    piece             bigint                    -- ... and the piece, of ready and claimed messages
 );
 
--- What claims get. Named: a function that returns columns of its own has them looked up at each call, for a fifth of the cost of a small claim.
+-- What claims get. These types are named because a function that returns columns of its own has them looked up at each
+-- call, for a fifth of the cost of a small claim.
 do $$
 begin
     if to_regtype('pgqueue.served') is null then
@@ -138,38 +158,63 @@ begin
             message_count bigint,
             runs          int,
             ended         boolean,    -- the claim ends there: at a run with at_most
-            done          boolean);   -- that is all; or else the caller goes on with the consumer's lock
+            done          boolean);   -- that is all; otherwise the caller goes on with the consumer's lock
         create type pgqueue.claimed as (claim_id bigint, message_count bigint, stream_id int);
         create type pgqueue.received as (
-            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, deliver_count int,
-            inserted_at timestamptz, saved jsonb);
+            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
+            deliver_count int, inserted_at timestamptz, saved jsonb);
     end if;
 end $$;
 
--- Of ordered consumers: where messages of a key may wait; and messages by key: of which key each set is (null: of none), and of which run.
+-- Of consumers that go by key: the place from which messages of a key may wait; and messages by key: of which key each
+-- set is (null: of no key), and of which run.
 do $$
 begin
     if to_regtype('pgqueue.waiting_place') is null then
         create type pgqueue.waiting_place as (key bigint, arrival_no bigint, first_seq bigint);
-        create type pgqueue.keyed_messages as (runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[], message_counts bigint[],
-                                               held boolean[]);
+        create type pgqueue.keyed_messages as (
+            runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[],
+            message_counts bigint[], held boolean[]);
     end if;
 end $$;
 
--- The open pieces of ordered consumers, and those that are gone and were not closed yet. No key is in two of them, and each key that
--- messages wait for is in one, or its first message is delayed, or it has a gate: core/key_limits.sql.
+-- The open pieces of consumers that go by key; some may be gone already, but no dealer has closed them yet. With an
+-- ordering no key is in two pieces. Each key that messages wait for is in a piece or in freed_keys, or its first
+-- message is delayed, or tokens of it are spent.
 create table if not exists pgqueue.pieces (
     consumer_id   int    not null,
-    place         bigint not null,  -- its number, until it is old: then a newer one, so that the cursor's pieces_from goes on
+    place         bigint not null,  -- its number; once it is old a newer one, so that pieces_from moves on
     piece         bigint not null,
-    message_count bigint not null,  -- when its keys were told
-    keys          bigint[],         -- null: all. Of ordering=none one for each of its messages
-    arrival_no    bigint,           -- nothing of these keys waits before this place
+    message_count bigint not null,  -- when its keys were noted
+    keys          bigint[],         -- null: all keys. With ordering=none a key for each of its messages
+    arrival_no    bigint,           -- no message of these keys waits before this place
     first_seq     bigint,
-    claimed       boolean not null default false  -- of ordering=none: it is known that all that is left of it is claimed
+    claimed       boolean not null default false  -- ordering=none: all that is left of it is known to be claimed
 );
 
--- Of consumers with per_key_capacity: the messages with a key that they may be not done with. See core/key_capacity.sql.
+-- Keys that are free although no piece of them was closed: their delay is over, a token came back, or a limit was
+-- changed. The next dealer deals the messages that wait for them, and deletes the row.
+create table if not exists pgqueue.freed_keys (
+    consumer_id int      not null,
+    place       bigint   not null,  -- rises, so that the cursor's freed_from moves on
+    keys        bigint[] not null,
+    arrival_no  bigint   not null,  -- no message of these keys waits before this place
+    first_seq   bigint   not null
+);
+
+-- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
+-- per_key_burst tokens, and they come back after per_key_interval. See queue/key_tokens.sql.
+create table if not exists pgqueue.key_tokens (
+    consumer_id int         not null,
+    key         bigint      not null,  -- its hash
+    spent       bigint      not null,  -- messages of the key that a claim delivered
+    returns_at  timestamptz not null,  -- the tokens come back then
+    arrival_no  bigint      not null,  -- no message of the key waits before this place
+    first_seq   bigint      not null
+);
+
+-- Of consumers with per_key_capacity: the messages with a key that they may not have finished. See
+-- publish/key_capacity.sql.
 create table if not exists pgqueue.key_backlog (
     consumer_id    int    not null,
     key            bigint not null,  -- its hash
@@ -177,23 +222,35 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
--- Messages of a Spark reader's claim on which its query has acted, as they were: they are of its micro-batch still (spark/actions.sql).
--- And what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
+-- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages that
+-- nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the transactions is left.
+create table if not exists pgqueue.late_entries (
+    late_no     bigint primary key generated always as identity,
+    consumer_id int    not null,
+    publishers  text[]  -- their virtual ids; null: maintain() has not asked yet
+);
+
+-- Messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its micro-batch
+-- (spark/actions.sql). And what rows of a write want to be done with messages: action is ack, nack, dead_letter,
+-- redrive or retry.
 do $$
 begin
     if to_regtype('pgqueue.acted_run') is null then
-        create type pgqueue.acted_run as (lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
-        create type pgqueue.action as (action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+        create type pgqueue.acted_run as (
+            lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
+        create type pgqueue.action as (
+            action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
     end if;
 end $$;
 
--- A worker's claim is deleted when it ends; a Spark reader's is kept, with its original set, until the reader has moved past it.
--- The lease is on the claim, not on its messages. A claim's id is a rising number and random low bits (see _new_claim_id).
+-- Claims. A worker's claim is deleted when it ends. A Spark reader's claim is kept, with its original set, until the
+-- reader has moved past it. The lease is on the claim, not on its messages. What its id is made of: see
+-- new_claim_id().
 create table if not exists pgqueue.claims (
     claim_id           bigint      primary key,
     consumer_id        int         not null,
     ordered            boolean     not null,
-    live               boolean     not null default true,   -- false: it has nothing left, or the lease ended and another claimer took over
+    live               boolean     not null default true,   -- false: nothing is left, or another claimer took over
     claimed_at         timestamptz not null,
     lease_until        timestamptz not null,
     visibility_timeout interval    not null,
@@ -201,7 +258,7 @@ create table if not exists pgqueue.claims (
     remaining          bigint      not null,                -- messages not settled
     settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
     reader             uuid,
-    owner              text,                                -- the application_name of who claimed it
+    owner              text,                                -- the application_name of the session that claimed
     archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
     seqs               int8multirange,                      -- readers: the original set ...
     arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
@@ -223,7 +280,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries, expired, poison, dropped; or what the worker said, by default rejected
+    reason        text,           -- max deliveries, expired, poison, dropped; or the worker's, by default rejected
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),
@@ -231,14 +288,15 @@ create table if not exists pgqueue.dead_messages (
     owner         text            -- of the claim
 );
 
--- What it means for messages that they are returned, see _return in core/settle.sql.
+-- What it means for messages that they are returned, see return() in queue/settle.sql.
 do $$
 begin
     if to_regtype('pgqueue.failure') is null then
         create type pgqueue.failure as (
-            certain     boolean,      -- that they failed: they are given up when they did so too often
+            certain     boolean,      -- they are known to have failed: given up when they did so too often
             counted     boolean,      -- it was a delivery
             happened_at timestamptz,
+            returned_at timestamptz,  -- what is due by then is not delayed
             delay       interval,     -- null: as the consumer's settings say
             chance      float8,       -- 0 to 1
             note        jsonb);       -- keys for their notes

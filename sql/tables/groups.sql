@@ -1,7 +1,9 @@
--- Groups: consumers whose messages nobody claims. Workers lease partitions of the keys, read the consumer's runs in their order, and note for each
--- partition how far they are; a run is deleted when all partitions have passed it. See functions/groups.sql.
+-- Groups: consumers whose messages nobody claims. Workers lease partitions of the keys, read the consumer's runs in
+-- their order, and note for each partition how far they are. A run is deleted when all partitions have passed it. See
+-- functions/groups.sql.
 
--- The partitions of a group, and how far each has been worked off. Never updated, as consumer_cursors: the newest version counts.
+-- The partitions of a group, and how far each has been worked off. Rows are never updated, as those of
+-- consumer_cursors: the newest version counts.
 create table if not exists pgqueue.group_partitions (
     consumer_id  int         not null,
     partition    int         not null,
@@ -10,11 +12,11 @@ create table if not exists pgqueue.group_partitions (
     seq          bigint      not null,  -- ... and of that one up to this number
     lease_id     bigint,                -- who has it commits
     worker       text,                  -- null: nobody has it
-    committed_at timestamptz,           -- with line_no 0: by a reader that keeps its offset itself (note_offset)
+    committed_at timestamptz,           -- with line_no 0: by an offset reader (note_offset)
     primary key (consumer_id, partition, version)
 );
 
--- The workers of a group, and until when each is counted on.
+-- The workers of a group, and until when each one's lease lasts.
 create table if not exists pgqueue.group_workers (
     consumer_id int         not null,
     worker      text        not null,

@@ -1,6 +1,7 @@
--- History: what was acknowledged of consumers that keep it. See core/history.sql.
+-- History: the acknowledgements of consumers that keep history. See queue/history.sql.
 
--- An acknowledgement: of a whole claim, or of some of its messages. Or messages that were cancelled: then it has no claim. Written once.
+-- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled, without a claim.
+-- Written once.
 create table if not exists pgqueue.archived_messages (
     consumer_id   int            not null,
     done_at       timestamptz    not null,

@@ -1,33 +1,60 @@
--- One index per question asked. No predicate follows from the conditions of another question: Postgres may take any partial
--- index whose predicate a query implies, and then reads all of it.
+-- One index for each question that is asked. No predicate follows from the conditions of another question: Postgres may
+-- take any partial index whose predicate a query implies, and then reads all of it.
 --
--- An existing index is left alone without asking for a lock of its table, which "create index if not exists" does: installing
--- again must not wait for workers, nor let them wait.
+-- An index that exists is left alone without asking for a lock of its table. "create index if not exists" would ask for
+-- it, and installing again must not wait for workers, nor let them wait.
 do $$
 declare
     v_index text[];
 begin
     foreach v_index slice 1 in array array[
-        ['consumer_messages_ready',   'consumer_messages (consumer_id, lane, line_no, first_seq) where state = ''ready'''],
-        ['consumer_messages_due',     'consumer_messages (consumer_id, not_visible_until) where state = ''delayed'''],
-        ['consumer_messages_unsifted', 'consumer_messages (consumer_id, line_no, first_seq) where state = ''unsifted'''],
-        ['consumer_messages_claim',   'consumer_messages (claim_id) where claim_id is not null'],
-        ['consumer_messages_piece',   'consumer_messages (consumer_id, piece) where piece is not null'],
-        ['consumer_messages_key',     'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],
+        ['consumer_messages_ready',
+            'consumer_messages (consumer_id, lane, line_no, first_seq) where state = ''ready'''],
+        ['consumer_messages_due',
+            'consumer_messages (consumer_id, not_visible_until) where state = ''delayed'''],
+        ['consumer_messages_unfiltered',
+            'consumer_messages (consumer_id, line_no, first_seq) where state = ''unfiltered'''],
+        ['consumer_messages_claim',
+            'consumer_messages (claim_id) where claim_id is not null'],
+        ['consumer_messages_piece',
+            'consumer_messages (consumer_id, piece) where piece is not null'],
+        ['consumer_messages_key',
+            'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],
         ['pieces_place',              'pieces (consumer_id, place)'],
+        ['freed_keys_place',          'freed_keys (consumer_id, place)'],
+        ['key_tokens_return',         'key_tokens (consumer_id, returns_at)'],
+        ['key_tokens_key',            'key_tokens (consumer_id, key, returns_at)'],
         ['key_backlog_key',           'key_backlog (consumer_id, key, seq)'],
         ['key_backlog_seq',           'key_backlog (consumer_id, seq)'],
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
+        ['dead_messages_first',       'dead_messages (consumer_id, lower(seqs))'],
+        ['schedules_next',            'schedules (stream_id, next_at) where not paused'],
         ['archived_messages_done',    'archived_messages (consumer_id, done_at)'],
         ['group_partitions_lease',    'group_partitions (lease_id, version) where lease_id is not null'],
         ['dedup_keys_sent',           'dedup_keys (stream_id, sent_at)'],
-        ['staged_writes_batch',       'staged_writes (sink, stream_id, batch)'],
+        ['staged_chunks_write',       'staged_chunks (sink, batch, write_no) where write_no is not null'],
         ['reservations_transaction',  'reservations (xid)']]
     loop
         if to_regclass('pgqueue.' || v_index[1]) is null then
             execute format('create index %I on pgqueue.%s', v_index[1], v_index[2]);
         end if;
+    end loop;
+end $$;
+
+-- A publication for all tables (Debezium, an upgrade by logical replication) refuses changes of a table of which it
+-- cannot tell the rows. Tables without a primary key so have the whole row for it. Only a server with wal_level=logical
+-- writes more for that.
+do $$
+declare
+    v_table name;
+begin
+    for v_table in
+        select c.relname from pg_class c
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and c.relreplident = 'd'
+          and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+    loop
+        execute format('alter table pgqueue.%I replica identity full', v_table);  -- lock: table
     end loop;
 end $$;

@@ -1,6 +1,6 @@
--- Retention: how long the messages of a stream are kept, where they are stored then, and what is gone.
+-- Retention: how long the messages of a stream are kept, where they are stored then, and which are gone.
 
--- The rules of a stream. A stream without a row keeps all.
+-- The rules of a stream. A stream without a row keeps all messages.
 create table if not exists pgqueue.retention (
     stream_id      int         primary key,
     keep_for       interval,
@@ -13,25 +13,27 @@ create table if not exists pgqueue.retention (
     maintained_at  timestamptz                       -- maintain() was here, within a minute
 );
 
--- The leaves of a stream that has or had a retention: messages_<stream_id>_<leaf> for the numbers from lo to below hi; what is in
--- none of them is in messages_<stream_id>_rest.
-create table if not exists pgqueue.leaves (
+-- The segments of a stream that has or had a retention: messages_<stream_id>_<segment> for the numbers from lo to
+-- below hi. Numbers of no segment are in messages_<stream_id>_rest.
+create table if not exists pgqueue.segments (
     stream_id          int         not null,
-    leaf               int         not null,
+    segment               int         not null,
     lo                 bigint      not null,
     hi                 bigint      not null,
     opened_at          timestamptz,                     -- from when on numbers of it were given out; null: not yet
     closed_at          timestamptz,                     -- since when no more are
     last_seq           bigint,                          -- closed: the last one that was written
     closed_publication bigint,                          -- closed: the last publication id that was given out then
-    writers            text[],                          -- closed: virtual ids of transactions that may still write or publish some; null: none, ...
-    last_publication   bigint,                          -- ... and then all that was published of it has an id up to this one
-    emptied            boolean     not null default false,
+    -- closed: virtual ids of transactions that may still write or publish some of it; null: none, ...
+    writers            text[],
+    -- ... and then all its publications have ids up to this one
+    last_publication   bigint, emptied            boolean     not null default false,
     held_by            text[]      not null default '{}',  -- due, and who or what keeps it
-    primary key (stream_id, leaf)
+    primary key (stream_id, segment)
 );
 
--- What was trimmed of a stream: so that a missing publication is neither taken for one that was rolled back, nor for a loss.
+-- What was trimmed of a stream: so that a missing publication is taken neither for one that was rolled back, nor for a
+-- loss.
 create table if not exists pgqueue.trims (
     stream_id       int            primary key,
     publication_ids int8multirange not null,
@@ -40,10 +42,18 @@ create table if not exists pgqueue.trims (
     trimmed_at      timestamptz    not null
 );
 
--- What was taken from a consumer before it was done with it.
+-- The messages that were taken from a consumer before it was done with them.
 create table if not exists pgqueue.skips (
     consumer_id   int            primary key,
     seqs          int8multirange not null,
     message_count bigint         not null,
     skipped_at    timestamptz    not null
 );
+
+-- Counts the turns of maintain(): each is for some of the streams, see streams_in_turn().
+do $$
+begin
+    if to_regclass('pgqueue.maintain_turns') is null then
+        create sequence pgqueue.maintain_turns;
+    end if;
+end $$;

@@ -1,4 +1,4 @@
--- Schedules: messages that are sent at times that are planned. See core/schedules.sql.
+-- Schedules: messages that are sent at planned times. See publish/schedules.sql.
 
 create table if not exists pgqueue.schedules (
     stream_id  int         not null,
@@ -17,14 +17,15 @@ create table if not exists pgqueue.schedules (
     next_at    timestamptz not null,             -- its next time, or of those that were missed the first
     sent_at    timestamptz,                      -- its last message: when it was sent, ...
     planned_at timestamptz,                      -- ... for which time, ...
-    seq        bigint,                           -- ... and its number; null: what was planned then could not be sent, ...
+    -- ... and its number; null: the message could not be sent, ...
+    seq        bigint,
     last_error text,                             -- ... because of this
     created_at timestamptz not null default clock_timestamp(),
     primary key (stream_id, name)
 );
 
--- When the next schedule of a stream is due, if it has any. Never updated, as consumer_cursors: the newest version counts, and claims find it
--- first, whatever dead ones a long transaction elsewhere keeps.
+-- When the next schedule of a stream is due, if it has any. Rows are never updated, as those of consumer_cursors: the
+-- newest version counts, and claims find it first, however many dead versions a long transaction elsewhere keeps.
 create table if not exists pgqueue.schedule_turns (
     stream_id int    not null,
     version   bigint not null,
@@ -32,10 +33,11 @@ create table if not exists pgqueue.schedule_turns (
     primary key (stream_id, version)
 );
 
--- A cron expression: what its fields allow.
+-- A cron expression: what each field allows.
 do $$
 begin
     if to_regtype('pgqueue.cron') is null then
-        create type pgqueue.cron as (minutes int[], hours int[], days int[], months int[], weekdays int[], either_day boolean, by_clock boolean);
+        create type pgqueue.cron as (minutes int[], hours int[], days int[], months int[], weekdays int[],
+                                     either_day boolean, by_clock boolean);
     end if;
 end $$;

@@ -1,4 +1,4 @@
--- Spark's side: one reader per checkpoint ...
+-- Spark's side. The checkpoint readers, one per checkpoint.
 create table if not exists pgqueue.readers (
     reader      uuid        primary key,
     consumer_id int         not null,
@@ -9,15 +9,18 @@ create table if not exists pgqueue.readers (
     query_id    text,
     created_at  timestamptz not null default clock_timestamp(),
     used_at     timestamptz not null default clock_timestamp(),  -- within an hour
-    planned_by  uuid,                            -- the process that last planned a batch, and which: another one that plans it again ...
+    -- the process that last planned a batch, and the batch: another process that plans it again ...
+    planned_by  uuid,
     planned_to  bigint      not null default 0,  -- ... delivers it again
     begun       int         not null default 0,  -- processes that began this batch, ...
     begun_at    timestamptz,                     -- ... the first one then
+    alone       boolean     not null default true,   -- no other reader of its query had messages at the last start
+    asks_alone  boolean     not null default false,  -- its last message is to be tried so (spark/quarantine.sql)
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 
--- ... the numbers that its tasks took to write messages with, and of these the ones that are not published: one row per chunk,
--- until all of it is published, or deleted by maintain(). Only such messages are ever published by a sink, or deleted ...
+-- The numbers that tasks took to write messages with, and that are not published yet: one row per chunk, until all of
+-- it is published, or deleted by maintain(). A sink publishes or deletes only such messages.
 create table if not exists pgqueue.reservations (
     reservation_id bigint         generated always as identity primary key,
     stream_id      int            not null,
@@ -26,8 +29,8 @@ create table if not exists pgqueue.reservations (
     reserved_at    timestamptz    not null default clock_timestamp()
 );
 
--- ... what was written and not yet published, and the batches that were.
-create table if not exists pgqueue.staged_writes (
+-- The messages that were written and are not published yet; and the batches that were published.
+create table if not exists pgqueue.staged_chunks (
     staged_id     bigint         generated always as identity primary key,
     stream_id     int            not null,
     sink          text           not null,
@@ -37,24 +40,38 @@ create table if not exists pgqueue.staged_writes (
     seqs          int8multirange not null,
     message_count bigint         not null,
     staged_at     timestamptz    not null default clock_timestamp(),
+    staged_by     text           not null default session_user,
     reservation_id bigint        not null,
-    dedup_keys    text[],                    -- one per number of seqs in their order, null for those without; null: no message has one
+    -- one per number of seqs in their order, null for a message without; null: no message has one
+    dedup_keys    text[],
     consumers     int[],                     -- null: all
     expires_at    timestamptz,
-    routed        boolean        not null default false  -- its batch may have other streams too
+    routed        boolean        not null default false,  -- its batch may have other streams too
+    digest        numeric,                   -- of a query: a sum over its messages, whatever their order
+    write_no      bigint                     -- of begin_write(); null: not told
 );
+do $$
+begin
+    if to_regclass('pgqueue.write_numbers') is null then
+        create sequence pgqueue.write_numbers;
+    end if;
+end $$;
 
 create table if not exists pgqueue.sink_batches (
     sink          text        not null,
-    stream_id     int         not null,  -- 0: several, by a column. Below: not what it published, but what else it did (spark/actions.sql)
+    stream_id     int         not null,      -- 0: several, by a column
+    consumer_id   int         not null,      -- 0: what was published; else what actions did (spark/actions.sql): ...
+    revived       boolean     not null,      -- ... they settled messages of this consumer, or revived them
     batch         bigint      not null,
     message_count bigint      not null,
+    digest        numeric,                   -- of these messages; null: not known
     published_at  timestamptz not null default clock_timestamp(),
-    primary key (sink, stream_id, batch)
+    done_by       text        not null default session_user,  -- a sink belongs to one role
+    primary key (sink, stream_id, consumer_id, revived, batch)
 );
 
--- Which streams the queries that write were writing to. What was published is forgotten with a stream; this is not, so that a query
--- notices when another stream has the name of one of its own.
+-- The streams to which queries write. Published batches are forgotten with a stream. This is not, so that a query
+-- notices when another stream has the name of its own.
 create table if not exists pgqueue.sink_streams (
     sink      text not null,
     name      text not null,

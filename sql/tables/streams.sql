@@ -1,26 +1,29 @@
--- Streams, their messages, and what of them is visible. A message is written once and never changes; everything that a
--- consumer does to it is a set of sequence numbers (int8multirange) somewhere else.
+-- Streams, their messages, and which of them are visible. A message is written once and never changes. Whatever a
+-- consumer does to it is a set of sequence numbers (int8multirange) in another table.
 --
--- Only the database's clock is used. The hot tables have no foreign keys: a check per row would lock the consumer's row for
--- every claim. drop_stream and drop_consumer delete what belongs to them.
+-- Only the database's clock is used. The hot tables have no foreign keys: a check per row would lock the consumer's
+-- row for every claim. drop_stream and drop_consumer delete the rows that belong to them.
 
 create table if not exists pgqueue.streams (
     stream_id  int         generated always as identity primary key,
     name       text        not null unique,
     kind       text        not null check (kind in ('text', 'json', 'binary')),
-    notify     boolean     not null,  -- wake up waiting readers at each publication; off, they find it within their wait
+    -- notify waiting workers at each publication; off: they find it within their wait
+    notify     boolean     not null default true,
     created_at timestamptz not null default clock_timestamp(),
-    max_bytes        int not null,    -- of a payload
-    max_header_bytes int not null,    -- of the headers of a message, as text
-    incarnation      uuid not null default gen_random_uuid(), -- of its numbers: offsets outside of the database say which they are of
+    max_bytes        int not null default 16777216, -- of a payload
+    max_header_bytes int not null default 65536,    -- of the headers of a message, as text
+    -- of its numbers: offsets outside of the database say to which incarnation they belong
+    incarnation      uuid not null default gen_random_uuid(),
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
     dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
-    passed_over bigint not null default 0, -- numbers that were passed over when leaves were closed: no message had them
+    -- numbers that were passed over when segments were closed: no message has them
+    passed_over bigint not null default 0,
     limited    boolean not null default false, -- sends fail when a consumer has its max_backlog before it
     keys_limited boolean not null default false -- ... or its per_key_capacity of the message's key
 );
 
--- To which streams messages are copied, by the topic of their key.
+-- The streams to which messages are copied, by the topic of their key.
 create table if not exists pgqueue.bindings (
     stream_id    int         not null,
     topic        text        not null,
@@ -30,16 +33,19 @@ create table if not exists pgqueue.bindings (
     primary key (stream_id, topic, to_stream_id)
 );
 
--- Incarnations of streams that are over: the database was restored, and numbers that were given out after that state are given out again.
+-- Incarnations of streams that have ended: the database was restored, and numbers that were given out after that state
+-- are given out again.
 create table if not exists pgqueue.incarnations (
     incarnation      uuid        primary key,
     stream_id        int         not null,
     last_publication bigint      not null,  -- the last one that was restored: offsets up to it are as good as ever
     ended_at         timestamptz not null default clock_timestamp(),
-    ended_no         bigint      not null generated always as identity  -- the order in which they ended: a clock may be set back
+    -- the order in which they ended: a clock may be set back
+    ended_no         bigint      not null generated always as identity
 );
 
--- The servers that this database was on, as it was told: the last one is where it should be. See functions/recover.sql.
+-- The servers that this database was on, as recover() and the installer noted them: the last one is where it should
+-- be. See upkeep/recover.sql.
 create table if not exists pgqueue.servers (
     server_no         bigint      generated always as identity primary key,
     system_identifier bigint,
@@ -47,18 +53,18 @@ create table if not exists pgqueue.servers (
     noted_at          timestamptz not null default clock_timestamp()
 );
 
--- What somebody has read of a stream without claiming it: see core/offsets.sql.
+-- An offset of an offset reader, which reads a stream without claiming: see log/offsets.sql.
 do $$
 begin
     if to_regtype('pgqueue.reading_offset') is null then
         create type pgqueue.reading_offset as (
-            next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange, new_publishers text[],
-            cut_publications bigint[], cut_messages bigint[], messages bigint);
+            next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange,
+            new_publishers text[], cut_publications bigint[], cut_messages bigint[], messages bigint);
     end if;
 end $$;
 
--- One partition a stream, made by create_stream: messages_<stream_id>, with primary key (seq) and the checks of the stream's
--- kind; its sequences are seq_<stream_id> and publication_<stream_id>.
+-- The messages. Each stream has a partition, made by create_stream: messages_<stream_id>, with primary key (seq) and
+-- the checks of the stream's kind. Its sequences are seq_<stream_id> and publication_<stream_id>.
 create table if not exists pgqueue.messages (
     seq         bigint      not null,
     inserted_at timestamptz not null default statement_timestamp(),
@@ -69,7 +75,15 @@ create table if not exists pgqueue.messages (
     headers     jsonb
 ) partition by list (stream_id);
 
--- What became visible, when, to whom: one id per publishing statement, one part of it per priority and time.
+-- Streams that were dropped, and whose tables are still there.
+create table if not exists pgqueue.dropped_streams (
+    stream_id    int    primary key,
+    dropped_by   xid8   not null,  -- the transaction
+    transactions text[]            -- maintain() waits for these, which were open when it saw the row; null: not yet
+);
+
+-- The publications: what became visible, when, and to which consumers. One id per publishing statement, and one part
+-- of it per priority and time.
 create table if not exists pgqueue.publications (
     publication_id bigint         not null,
     message_count  bigint         not null,
@@ -84,7 +98,8 @@ create table if not exists pgqueue.publications (
     primary key (stream_id, publication_id, part)
 );
 
--- Up to where all publications of a stream are visible or dead, for all that look from now on: noted by maintain(), for who begins somewhere.
+-- Up to which id all publications of a stream are visible or dead, for all that look from now on. maintain() notes it,
+-- for consumers that begin somewhere.
 create table if not exists pgqueue.decided (
     stream_id  int    primary key,
     below      bigint not null,  -- ids below it are
@@ -92,8 +107,9 @@ create table if not exists pgqueue.decided (
     publishers text[] not null
 );
 
--- The dedup keys of what was sent within the stream's dedup_window, or not long before, with the first message of each. The keys themselves,
--- not hashes: with two keys of one hash, one message would be lost without a word.
+-- The dedup keys of messages that were sent within the stream's dedup_window, or not long before, with the first
+-- message of each key. The table has the keys themselves, not hashes: with two keys of one hash, a message would be
+-- lost without a word.
 create table if not exists pgqueue.dedup_keys (
     stream_id int         not null,
     dedup_key text        collate "C" not null,

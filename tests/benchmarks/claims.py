@@ -170,7 +170,10 @@ class Queue:
         run(conn, "select pgqueue.ack(%s)", (done,))
 
     def tables(self) -> list[str]:
-        return [internals.table(of) for of in ("claims", "runs", "cursors", "publications")]
+        return [
+            f"pgqueue.{name}"
+            for name in ("claims", "consumer_messages", "consumer_cursors", "publications")
+        ]
 
 
 class Backlog:

@@ -7,7 +7,7 @@ from tests.benchmarks.publish import create_stream, drop_streams
 from tests.sql import internals
 
 MOVES = "move a consumer, in a history of single messages"
-FILTERS = "a consumer's cost for each message of its stream: taken, sifted, claimed, acknowledged"
+FILTERS = "a consumer's cost for each message of its stream: taken, filtered, claimed, acknowledged"
 SEND = """
 select count(*) from pgqueue.send_batch('filters', array(
     select jsonb_build_object('total', i % 100, 'text', repeat('x', 150))::text

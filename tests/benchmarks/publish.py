@@ -166,7 +166,11 @@ def create_stream(
     ordering: str = "none",
     notify: bool = True,
 ) -> None:
-    run(conn, "select pgqueue.create_stream(%s, p_notify => %s)", (name, notify))
+    run(
+        conn,
+        "select pgqueue.create_stream(%s, p_settings => jsonb_build_object('notify', %s))",
+        (name, notify),
+    )
     for number in range(consumers):
         sql = "select pgqueue.create_consumer(%s, %s, p_start => 'earliest', p_ordering => %s)"
         run(conn, sql, (name, f"c{number}", ordering))

@@ -85,7 +85,7 @@ def _work_off(url: str, workers: int, rows: int) -> float:
         found = [ended.get() for _ in processes]
         for process in processes:
             process.join()
-        conn.execute("select pgqueue.drop_group('source', 'group')")
+        conn.execute("select pgqueue.drop_consumer('source', 'group')")
     assert sum(count for count, _ in found) == rows
     return max(at for _, at in found) - begun
 

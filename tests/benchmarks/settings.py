@@ -55,7 +55,11 @@ class Side:
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def create(self, conn: psycopg.Connection) -> None:
-        run(conn, "select pgqueue.create_stream(%s, p_notify => false)", (self.stream,))
+        run(
+            conn,
+            "select pgqueue.create_stream(%s, p_settings => %s)",
+            (self.stream, '{"notify": false}'),
+        )
         create = """select pgqueue.create_consumer(%s, %s, p_settings => %s, p_topic => %s,
                                                    p_ordering => %s)"""
         run(conn, create, (self.stream, "c", json.dumps(self.settings), self.topic, self.ordering))

@@ -125,7 +125,7 @@ def _held(bench: Bench, conn: psycopg.Connection, count: int) -> None:
         _add(bench, HELD, name, (_packed(conn) - before) / count)
         drop_streams(conn)
     create_stream(conn, "sizes", 1)
-    run(conn, "select pgqueue.set_dedup_window('sizes', '1 day')")
+    run(conn, """select pgqueue.alter_stream('sizes', '{"dedup_window": "1 day"}')""")
     before = _packed(conn)
     send = "select count(*) from pgqueue.send_batch('sizes', %s, p_dedup_keys => %s)"
     run(conn, send, ([DATA] * count, [f"a dedup key of 30 bytes {i:06}" for i in range(count)]))

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import options, sql, stub
+from tests.docs import comments, options, sql, stub
 
 
 def main() -> None:
     """Write all, from a schema that is installed for it."""
     stub.FILE.write_text(stub.stub())
     options.PAGE.write_text(options.page(options.PAGE.read_text()))
+    comments.FILE.write_text(comments.file())
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
         embedded.start(Path(folder) / "data") as server,
@@ -21,7 +22,7 @@ def main() -> None:
     ):
         schema.install(conn)
         sql.PAGE.write_text(sql.page(conn))
-    for file in (stub.FILE, options.PAGE, sql.PAGE):
+    for file in (stub.FILE, options.PAGE, comments.FILE, sql.PAGE):
         print(file)
 
 

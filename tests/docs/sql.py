@@ -19,12 +19,12 @@ PAGE = SQL / "guide" / "reference.md"
 
 # In the order of the page: a topic, the pages that show it in use, and its files.
 TOPICS: dict[str, tuple[str, str]] = {
-    "Streams": ("settings retention", "functions/streams.sql functions/retention.sql"),
+    "Streams": ("settings retention", "functions/streams.sql upkeep/retention.sql"),
     "Consumers": ("settings positions", "functions/consumers.sql functions/positions.sql"),
     "Sending": ("sending-once priorities defer-and-expiry", "functions/publish.sql"),
     "Receiving": (
         "workers filters",
-        "functions/receive.sql functions/receive_where.sql functions/waiting.sql",
+        "functions/receive.sql functions/receive_where.sql functions/waiting.sql queue/filters.sql",
     ),
     "Settling": (
         "retries defer-and-expiry cancelling",
@@ -32,26 +32,29 @@ TOPICS: dict[str, tuple[str, str]] = {
     ),
     "Dead letters": ("dead-letters", "functions/dead.sql"),
     "Reading without claiming": ("reading", "functions/read.sql"),
-    "Groups": ("reading", "functions/groups.sql"),
+    "Groups": ("reading", "functions/groups.sql functions/group_workers.sql"),
     "Routing by topics": ("filters", "functions/filters.sql"),
     "Schedules": ("schedules", "functions/schedules.sql"),
-    "Capture of tables": ("capture", "functions/capture.sql"),
+    "Capture of tables": ("capture", "functions/capture.sql functions/capture_function.sql"),
     "Looking": (
         "monitoring history",
-        "functions/seeing.sql functions/history.sql functions/peeking.sql",
+        "inspect/seeing.sql inspect/history.sql inspect/peeking.sql",
     ),
-    "Messages as lines of JSON": ("command-line", "functions/export.sql"),
+    "Messages as lines of JSON": ("command-line", "inspect/export.sql"),
     "Upkeep": (
         "retention restore",
-        "functions/maintain.sql functions/recover.sql roles.sql version.sql",
+        "upkeep/maintain.sql upkeep/recover.sql roles.sql version.sql",
     ),
     "For the Spark source": (
         "",
         "spark/source.sql spark/admission.sql spark/checkpoint.sql spark/quarantine.sql"
-        " views/backlog.sql",
+        " publish/backlog.sql inspect/backlog.sql base/checks.sql",
     ),
-    "For the Spark sink": ("", "spark/sink.sql spark/actions.sql"),
-    "For tables in Spark": ("", "functions/scanning.sql"),
+    "For the Spark sink": (
+        "",
+        "spark/batches.sql spark/unstage.sql spark/sink.sql spark/actions.sql",
+    ),
+    "For tables in Spark": ("", "inspect/scanning.sql"),
 }
 
 _WIDTH = 120
@@ -70,10 +73,9 @@ _FUNCTIONS: LiteralString = """
                  from pg_type t join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0
                  where t.oid = p.prorettype and t.typnamespace = 'pgqueue'::regnamespace
                  order by a.attnum) as columns,
-           array(select substr(r.role, 9) from pgqueue._role_functions() r
-                 where p.proname = any (r.functions)) as roles
+           coalesce((select roles from _pgqueue.listed() where function = p.oid), '{}') as roles
     from pg_proc p
-    where p.pronamespace = 'pgqueue'::regnamespace and p.proname not like '\\_%'
+    where p.pronamespace = 'pgqueue'::regnamespace
     order by p.proname, p.oid"""
 
 _VIEWS: LiteralString = """
@@ -88,8 +90,8 @@ _VIEWS: LiteralString = """
 
 _SETTINGS: LiteralString = """
     select of_what, name, type, coalesce(default_value, 'none'),
-           pgqueue._allowed(type, low, high, choices)
-    from pgqueue._settings()"""
+           _pgqueue.allowed(type, low, high, choices)
+    from _pgqueue.settings()"""
 
 
 @dataclass
@@ -286,7 +288,7 @@ def _text(text: str) -> str:
     text = re.sub(
         r"(?<![\w/`])((?:p_\w+|_\w+)(?:\(\))?|\w+\(\))", lambda found: f"`{found[0]}`", text
     )
-    return re.sub(r"(?<![\w/])((?:core|functions|spark|views)/\w+\.sql)", r"[\1](../\1)", text)
+    return re.sub(r"(?<![\w/])((?:\w+/)\w+\.sql)", r"[\1](../\1)", text)
 
 
 def _settings(conn: psycopg.Connection[Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from spark_pgqueue.client import asynchronous
 from spark_pgqueue.client.client import Client
 from spark_pgqueue.client.groups import Group
-from spark_pgqueue.client.results import Claim
+from spark_pgqueue.client.messages import Claim
 
 FILE = Path(asynchronous.__file__).with_suffix(".pyi")
 
@@ -45,7 +45,7 @@ def stub() -> str:
             _note(imports, node, asynchronous)
             body.append(_declared(node))
     attributes = ast.parse("claim_id: int\nmessages: tuple[Message, ...]").body
-    imports.setdefault("spark_pgqueue.client.results", set()).add("Message")
+    imports.setdefault("spark_pgqueue.client.messages", set()).add("Message")
     claim = [*attributes, *_methods(Claim, imports, {}, awaited=_all)]
     client = _methods(Client, imports, _own(written["AsyncClient"]), awaited=_all)
     group = _methods(Group, imports, {}, awaited=lambda name: name != "stop")

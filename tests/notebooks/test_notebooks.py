@@ -54,7 +54,7 @@ def test_it_runs_and_leaves_nothing_behind(path, monkeypatch):
         errors = execute(notebook, Path(folder))
         left = {path.name for path in Path(folder).glob("pgqueue-*")}
         # The seats of Spark's sources: empty files, which the next source deletes.
-        assert left <= {f"pgqueue-spark-{os.getuid()}"}
+        assert left <= {f"pgqueue-{of}-{os.getuid()}" for of in ("spark", "plans")}
     assert kinds_of(notebook) == stored
     assert not JAVA_STACK.search(errors), errors[:4_000]
 

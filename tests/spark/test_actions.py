@@ -140,7 +140,7 @@ class TestBadInput:
         [
             ("1L as seq", {"action": "drop"}, "option action is 'drop', and must be ack, nack"),
             ("'ack' as action, 1L as seq", {"action": "ack"}, "and there is a column action"),
-            ("1L as seq", {"action": "ack", "consumers": "c"}, "with option action nothing is"),
+            ("1L as seq", {"action": "ack", "consumers": "c"}, "with option action no row is"),
             ("'x' as data", {"action": "ack"}, "column seq is missing: the DataFrame has data"),
             ("'x' as seq", {"action": "ack"}, "column seq is string, and must be long"),
             ("cast(null as long) as seq", {"action": "ack"}, "column seq is null in 1 of 1 rows"),

@@ -119,33 +119,25 @@ def executors(pid: int) -> list[psutil.Process]:
 
 def wait_for_batches(queue: Queue, child: Child, count: int) -> None:
     end = time.monotonic() + 120
-    before = queue.look(internals.count, "sink batches")
-    while queue.look(internals.count, "sink batches") < before + count:
+    before = queue.look(internals.count, "sink_batches")
+    while queue.look(internals.count, "sink_batches") < before + count:
         assert child.process.poll() is None, child.output[-5000:]
         assert time.monotonic() < end, child.output[-5000:]
         time.sleep(0.1)
 
 
-def copy_while_executors_die(queue: Queue, master: str, parent: int | None = None) -> None:
-    arguments = (queue.url, queue.checkpoint(), master)
-    with Traffic(queue) as traffic, Child(APPLICATION, *arguments) as child:
-        wait_for_more(queue, child)
-        for _ in range(4):
-            time.sleep(random.uniform(0, 1.5))
-            victims = executors(parent or child.pid)
-            assert victims
-            random.choice(victims).kill()
-            wait_for_batches(queue, child, 1)
-        child.kill()
-    drain(queue)
-    check(queue, traffic)
-
-
-def test_local_cluster_with_killed_executors_loses_and_repeats_nothing(copying: Queue):
-    copy_while_executors_die(copying, "local-cluster[2,1,1024]")
-
-
 def test_standalone_cluster_with_killed_executors_loses_and_repeats_nothing(
     copying: Queue, cluster: Cluster
 ):
-    copy_while_executors_die(copying, cluster.master, cluster.processes[1].pid)
+    arguments = (copying.url, copying.checkpoint(), cluster.master)
+    with Traffic(copying) as traffic, Child(APPLICATION, *arguments) as child:
+        wait_for_more(copying, child)
+        for _ in range(4):
+            time.sleep(random.uniform(0, 1.5))
+            victims = executors(cluster.processes[1].pid)
+            assert victims
+            random.choice(victims).kill()
+            wait_for_batches(copying, child, 1)
+        child.kill()
+    drain(copying)
+    check(copying, traffic)

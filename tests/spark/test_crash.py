@@ -89,9 +89,9 @@ def application(queue: Queue, trigger: str, text: str = APPLICATION) -> Child:
 def wait_for_more(queue: Queue, child: Child) -> None:
     """Wait until the application has published something that was not there before."""
     child.wait_for("started", 180)
-    before = queue.look(internals.count, "sink batches")
+    before = queue.look(internals.count, "sink_batches")
     end = time.monotonic() + 180
-    while queue.look(internals.count, "sink batches") == before:
+    while queue.look(internals.count, "sink_batches") == before:
         assert child.process.poll() is None, child.output[-5000:]
         assert time.monotonic() < end, child.output[-5000:]
         time.sleep(0.05)
@@ -117,16 +117,45 @@ def copying(url: str, tmp_path: Path) -> Queue:
     return queue
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.longer)])
-def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue, kills: int):
-    with Traffic(copying) as traffic:
-        for _ in range(kills):
-            with application(copying, "always") as child:
-                wait_for_more(copying, child)
-                time.sleep(random.uniform(0, 1))
-                child.kill()
+def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
+    with Traffic(copying) as traffic, application(copying, "always") as child:
+        wait_for_more(copying, child)
+        time.sleep(random.uniform(0, 1))
+        child.kill()
     drain(copying)
     check(copying, traffic)
+
+
+# A batch whose first task stages its rows, and whose last row never comes.
+STUCK = APPLICATION.replace(
+    'source.load().select("key", "data")',
+    """source.load().select("key", "data").mapInPandas(
+        lambda parts: (part[part.data.map(lambda d: d != "4000" or time.sleep(3600) or True)]
+                       for part in parts), "key string, data string")""",
+).replace("import sys", "import sys, time")
+
+
+@pytest.mark.longer
+def test_an_application_killed_again_and_again_leaves_the_rows_of_one_try(copying: Queue):
+    """The next try of the batch deletes what the one before has staged."""
+    assert "3600" in STUCK
+    copying.send("in", 1, 4000)
+    left = []
+    for _ in range(3):
+        seen = max(copying.look(internals.staged_chunks), default=0)
+        with application(copying, "now", STUCK) as child:
+            end = time.monotonic() + 240
+            while max(copying.look(internals.staged_chunks), default=0) == seen:
+                assert child.process.poll() is None, child.output[-5000:]
+                assert time.monotonic() < end, child.output[-5000:]
+                time.sleep(0.05)
+            child.kill()
+        left.append(copying.look(internals.count, "messages") - 4000)
+    assert left == [left[0]] * 3
+    assert left[0] > 0
+    drain(copying)
+    assert copying.sent("out") == sorted(str(i) for i in range(1, 4001))
+    assert copying.look(internals.count, "staged_chunks") == 0
 
 
 @pytest.mark.longer

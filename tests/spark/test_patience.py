@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_sink, parse_source
-from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
+from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
 from spark_pgqueue.spark.sink import PgQueueBatchWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
 from tests.conftest import Server
@@ -49,8 +49,8 @@ def test_the_driver_of_a_source_gives_up_in_time(away):
 
 def test_an_executor_that_reads_gives_up_in_time(away):
     reader = PgQueueStreamReader(parse_source(SOURCE | {"url": away}), source_schema("text", True))
-    piece = ClaimedPiece(0, 1, "text", "s", (Range(1, 2, 0, 1),), batch=BATCH)
-    gives_up_in_time(lambda: list(reader.read(piece)))
+    partition = ClaimedPartition(0, 1, "text", "s", (Range(1, 2, 0, 1),), batch=BATCH)
+    gives_up_in_time(lambda: list(reader.read(partition)))
 
 
 def test_the_driver_of_a_sink_gives_up_in_time(away):

@@ -18,11 +18,19 @@ from spark_pgqueue.spark.partitions import (
     Range,
     Ranges,
     after,
-    cut_into_pieces,
+    cut_into_partitions,
     in_order,
     split,
 )
-from spark_pgqueue.spark.rows import Group, ahead, chunks, group, multirange, numbers, to_messages
+from spark_pgqueue.spark.rows import (
+    StagedChunk,
+    ahead,
+    joined,
+    multirange,
+    numbers,
+    to_messages,
+    to_staged_chunks,
+)
 from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
@@ -70,33 +78,33 @@ def test_multirange_is_exactly_the_numbers(numbers):
     assert found == numbers
 
 
-def pieces(total, ordering, **options):
-    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c", "c")
+def partitions(total, ordering, **options):
+    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c", "c", False, False)
     given_options = {"stream": "s", "consumer": "c"} | {k: str(v) for k, v in options.items()}
-    return cut_into_pieces(
+    return cut_into_partitions(
         [Range(1, total + 1, 0, 1)], Batch("r", 0, 1), consumer, parse_source(given_options)
     )
 
 
 def test_the_number_of_partitions_goes_by_size_and_options():
-    assert len(pieces(10, "none")) == 1
-    assert len(pieces(10, "none", minPartitions=4)) == 4
-    assert len(pieces(3, "none", minPartitions=8)) == 3
-    assert len(pieces(10, "none", maxRecordsPerPartition=3)) == 4
-    assert len(pieces(1_000_000, "none")) == 8
-    assert len(pieces(1_000_000, "stream", minPartitions=4)) == 1
+    assert len(partitions(10, "none")) == 1
+    assert len(partitions(10, "none", minPartitions=4)) == 4
+    assert len(partitions(3, "none", minPartitions=8)) == 3
+    assert len(partitions(10, "none", maxRecordsPerPartition=3)) == 4
+    assert len(partitions(1_000_000, "none")) == 8
+    assert len(partitions(1_000_000, "stream", minPartitions=4)) == 1
 
 
 def test_there_are_no_more_partitions_than_connections():
-    assert len(pieces(1_000_000, "none", maxConnections=3)) == 3
-    assert len(pieces(1_000_000, "key", maxConnections=3)) == 3
-    assert len(pieces(100, "none", maxConnections=3, maxRecordsPerPartition=10)) == 3
+    assert len(partitions(1_000_000, "none", maxConnections=3)) == 3
+    assert len(partitions(1_000_000, "key", maxConnections=3)) == 3
+    assert len(partitions(100, "none", maxConnections=3, maxRecordsPerPartition=10)) == 3
     with pytest.raises(PgQueueError, match="minPartitions is 4, and maxConnections 3"):
-        pieces(100, "none", maxConnections=3, minPartitions=4)
+        partitions(100, "none", maxConnections=3, minPartitions=4)
 
 
 def test_ordering_by_key_reads_all_ranges_in_every_partition():
-    found = pieces(100, "key", minPartitions=3)
+    found = partitions(100, "key", minPartitions=3)
     assert [(each.index, each.buckets) for each in found] == [(0, 3), (1, 3), (2, 3)]
     assert all(seqs(each.ranges) == list(range(1, 101)) for each in found)
 
@@ -104,10 +112,10 @@ def test_ordering_by_key_reads_all_ranges_in_every_partition():
 def test_what_is_looked_at_by_key_does_not_grow_with_the_partitions():
     for total in (100_000, 1_000_000, 5_000_000):
         for options in ({}, {"minPartitions": 200}, {"maxRecordsPerPartition": 1000}):
-            found = pieces(total, "key", **options)
+            found = partitions(total, "key", **options)
             assert sum(each.messages for each in found) <= max(8 * total, 2_000_000)
-    assert len(pieces(10_000, "key", minPartitions=200)) == 200
-    found = pieces(5_000_000, "key", minPartitions=200, keyOrder="column")
+    assert len(partitions(10_000, "key", minPartitions=200)) == 200
+    found = partitions(5_000_000, "key", minPartitions=200, keyOrder="column")
     assert len(found) == 200
     assert sum(each.messages for each in found) == 5_000_000
 
@@ -155,13 +163,13 @@ def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order
             ),
         }
     )
-    rows, groups = group(rows, pa.array([11, 12, 13, 21, 22, 23], pa.int64()))
+    rows, chunks = to_staged_chunks(rows, pa.array([11, 12, 13, 21, 22, 23], pa.int64()))
     assert rows.column_names == ["data"]
     assert "".join(rows["data"].to_pylist()) == "abcdef"
-    assert groups == [
-        Group("{[11,12),[13,14),[23,24)}", 1, int(at.timestamp())),
-        Group("{[12,13),[21,22)}", 0, None),
-        Group("{[22,23)}", 1, int(at.timestamp()) + 9),
+    assert chunks == [
+        StagedChunk("{[11,12),[13,14),[23,24)}", 1, int(at.timestamp())),
+        StagedChunk("{[12,13),[21,22)}", 0, None),
+        StagedChunk("{[22,23)}", 1, int(at.timestamp()) + 9),
     ]
 
 
@@ -174,19 +182,21 @@ def test_dedup_keys_stay_with_their_rows():
         }
     )
     seqs = pa.array([1, 2, 3, 4, 5], pa.int64())
-    rest, groups = group(rows, seqs)
+    rest, chunks = to_staged_chunks(rows, seqs)
     assert rest.column_names == ["data"]
-    assert groups == [
-        Group("{[1,2),[3,4),[5,6)}", 7, dedup_keys=["1", "3", None]),
-        Group("{[2,3),[4,5)}", 0),
+    assert chunks == [
+        StagedChunk("{[1,2),[3,4),[5,6)}", 7, dedup_keys=["1", "3", None]),
+        StagedChunk("{[2,3),[4,5)}", 0),
     ]
     keys = ["1", None, "3", None, None]
-    assert group(rows.drop_columns(["priority"]), seqs)[1] == [Group("{[1,6)}", dedup_keys=keys)]
+    assert to_staged_chunks(rows.drop_columns(["priority"]), seqs)[1] == [
+        StagedChunk("{[1,6)}", dedup_keys=keys)
+    ]
 
 
 def test_without_priority_and_deliver_at_there_is_one_group():
     seqs = pa.array([5, 6], pa.int64())
-    assert group(pa.table({"data": ["a", "b"]}), seqs)[1] == [Group("{[5,7)}")]
+    assert to_staged_chunks(pa.table({"data": ["a", "b"]}), seqs)[1] == [StagedChunk("{[5,7)}")]
 
 
 def test_headers_become_jsonb_and_data_of_a_binary_stream_data_bytes():
@@ -203,10 +213,10 @@ def test_null_data_is_an_error_that_names_the_column():
 
 def test_chunks_join_small_batches_up_to_a_size():
     batch = pa.record_batch({"data": ["x"] * 20_000})
-    assert [c.num_rows for c in chunks(iter([batch] * 7))] == [60_000, 60_000, 20_000]
+    assert [c.num_rows for c in joined(iter([batch] * 7))] == [60_000, 60_000, 20_000]
     large = pa.record_batch({"data": ["x" * (9 << 20)]})
-    assert [c.num_rows for c in chunks(iter([large] * 3))] == [2, 1]
-    assert list(chunks(iter([batch.slice(0, 0)]))) == []
+    assert [c.num_rows for c in joined(iter([large] * 3))] == [2, 1]
+    assert list(joined(iter([batch.slice(0, 0)]))) == []
 
 
 def test_the_next_chunk_is_read_while_one_is_written():

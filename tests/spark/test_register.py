@@ -99,6 +99,7 @@ def copying(url: str, tmp_path: Path, spark_environment: None) -> Queue:
 
 
 @pytest.mark.slow
+@pytest.mark.longer
 def test_source_and_sink_work_where_only_the_driver_has_the_package_in_a_zip(
     copying: Queue, tmp_path: Path, package: str
 ):

@@ -15,7 +15,7 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.cursor_offset import CursorOffset
+from spark_pgqueue.spark.offset_source_offset import StreamOffsets
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.session import Offset, Session
 from tests.spark.conftest import Queue
@@ -135,9 +135,9 @@ def test_a_checkpoint_with_a_consumer_is_none_without_one_nor_the_other_way_roun
     queue.send("s", 1, 10)
     end = ask(queue, "s", "c")
     with pytest.raises(PgQueueError, match=r"PQ005.*reads a consumer, and this one has none"):
-        CursorOffset.parse(asdict(end))
+        StreamOffsets.parse(asdict(end))
     position = {"incarnation": "5e0e", "next": 7, "messages": 12}
-    cursor = CursorOffset({"s": position}).as_json()
+    cursor = StreamOffsets({"s": position}).as_json()
     with pytest.raises(PgQueueError, match=r"PQ005.*without a consumer, and this one has one"):
         Offset.parse(cursor)
 

@@ -20,7 +20,7 @@ from spark_pgqueue.postgres import adbc, embedded, schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.partitions import Piece, Ranges, in_order
+from spark_pgqueue.spark.partitions import MessagePartition, Ranges, in_order
 from spark_pgqueue.spark.reading import closing_after, read_rows, select_sql
 from tests.spark.conftest import Queue
 from tests.sql.cost import cost
@@ -48,26 +48,30 @@ def filled(url: str):
         yield conn
 
 
-def piece(ranges: list[tuple[int, int]], index: int = 0, buckets: int = 1, **same: int) -> Piece:
+def partition(
+    ranges: list[tuple[int, int]], index: int = 0, buckets: int = 1, **same: int
+) -> MessagePartition:
     told = (same.get("priority", 0), same.get("deliver_count", 1))
-    return Piece(
+    return MessagePartition(
         index, 1, "text", "s", Ranges(in_order((*each, *told) for each in ranges)), buckets
     )
 
 
-def blocks(conn: psycopg.Connection, of: Piece) -> int:
+def blocks(conn: psycopg.Connection, of: MessagePartition) -> int:
     for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
         conn.execute(f"set {name} = off")
     return cost(conn, select_sql(of, of.ranges, COLUMNS))
 
 
 def test_a_fragmented_stream_costs_a_walk_and_not_a_probe_for_each_message(filled):
-    every_other = piece([(seq, seq + 1) for seq in range(1, 20_001, 2)])
-    whole = blocks(filled, piece([(1, 20_001)]))
+    every_other = partition([(seq, seq + 1) for seq in range(1, 20_001, 2)])
+    whole = blocks(filled, partition([(1, 20_001)]))
     assert blocks(filled, every_other) <= 1.5 * whole + 20
-    assert blocks(filled, piece([(seq, seq + 1) for seq in range(1, 20_001, 4)])) <= 2 * whole + 20
+    assert (
+        blocks(filled, partition([(seq, seq + 1) for seq in range(1, 20_001, 4)])) <= 2 * whole + 20
+    )
     # What lies far apart is no reason to read all that is between.
-    apart = piece([(seq, seq + 1) for seq in range(1, 20_001, 1000)])
+    apart = partition([(seq, seq + 1) for seq in range(1, 20_001, 1000)])
     assert blocks(filled, apart) <= 6 * len(apart.ranges) + 20
 
 
@@ -86,14 +90,14 @@ def test_a_fragmented_stream_costs_a_walk_and_not_a_probe_for_each_message(fille
 def test_any_ranges_are_read_in_their_order_once(filled, url, ranges):
     schema = source_schema("text", False, has_arrival=True)
     wanted = [seq for lo, hi in ranges for seq in range(lo, hi)]
-    rows = pa.Table.from_batches(list(read_rows(url, 5, piece(ranges), schema)))
+    rows = pa.Table.from_batches(list(read_rows(url, 5, partition(ranges), schema)))
     assert rows["seq"].to_pylist() == wanted
     arrivals = rows["arrival"].to_pylist()
     assert arrivals == sorted(set(arrivals))
     assert set(rows["deliver_count"].to_pylist()) == {1}
     found = []
     for index in range(3):
-        of = list(read_rows(url, 5, piece(ranges, index, 3), schema))
+        of = list(read_rows(url, 5, partition(ranges, index, 3), schema))
         share = pa.Table.from_batches(of, schema=of[0].schema)["seq"].to_pylist() if of else []
         assert share == [seq for seq in wanted if seq in set(share)]
         found += share
@@ -192,7 +196,7 @@ def test_max_connections_bounds_the_tasks_and_keeps_no_connection(queue: Queue, 
     with connect(queue.url) as conn:
         for bound in (None, 2):
             wait_for(conn, 0)
-            rows = read_rows(queue.url, 5, piece([(1, 1001)]), source_schema("text", False))
+            rows = read_rows(queue.url, 5, partition([(1, 1001)]), source_schema("text", False))
             assert sum(map(len, closing_after(rows, queue.url, bound))) == 1000
             if bound is None:
                 assert connections(conn) == 1
@@ -231,7 +235,9 @@ def test_200_partitions_and_100_mb_with_20_connections(tmp_path: Path):
     with embedded.start(tmp_path / "data", settings=settings) as server:
         with connect(server.url) as conn:
             schema.install(conn)
-            conn.execute("select pgqueue.create_stream('s', p_max_bytes => 200000000)")
+            conn.execute(
+                "select pgqueue.create_stream('s', p_settings => '{\"max_bytes\": 200000000}')"
+            )
             for consumer in ("c0", "c1"):
                 conn.execute("select pgqueue.create_consumer('s', %s)", [consumer])
             conn.execute("select pgqueue.send('s', repeat('0123456789', 10000000))")

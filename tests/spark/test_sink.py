@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+import spark_pgqueue
 from spark_pgqueue.spark.options import parse_sink
 from spark_pgqueue.spark.sink import PgQueueBatchWriter
 from tests.spark.conftest import Queue, wait_until
@@ -74,7 +76,7 @@ def test_rows_with_a_dedup_key_that_was_sent_are_left_out(queue: Queue):
     queue.create("s")
     with pytest.raises(Exception, match="has no dedup_window, and so takes no dedup keys"):
         queue.write(frame(queue, 1, 2).withColumn("dedup_key", F.col("data")), "s")
-    queue.sql("select pgqueue.set_dedup_window('s', '1 day')")
+    queue.sql("""select pgqueue.alter_stream('s', '{"dedup_window": "1 day"}')""")
     queue.sql("select pgqueue.send('s', 'first', p_dedup_key => '3')")
     numbers = queue.spark.range(1, 11, numPartitions=3).select(
         F.col("id").cast("string").alias("data"),
@@ -213,7 +215,7 @@ def test_a_batch_write_is_one_publication(queue: Queue):
     queue.create("s")
     queue.write(frame(queue, 1, 200_000), "s")
     assert [part.message_count for part in queue.look(internals.publications)] == [200_000]
-    assert queue.look(internals.staged_blocks) == []
+    assert queue.look(internals.staged_chunks) == []
 
 
 def test_only_the_named_consumers_get_the_messages(queue: Queue):
@@ -493,3 +495,41 @@ def test_headers_survive_from_source_to_sink(queue: Queue):
         "where name = 'out'"
     )
     assert found == [("k", headers)]
+
+
+def test_a_query_that_fails_again_and_again_leaves_no_staged_rows(queue: Queue, fails):
+    """Where a task fails after it has staged some of its rows, and where the commit fails."""
+    queue.create("in", "json", "full")
+    queue.create("json", kind="json")
+    queue.create("full")
+    queue.sql("""select pgqueue.create_consumer('full', 'c', p_settings => '{"max_backlog": 3}')""")
+    queue.send("in", 1, 40)
+    for stream in ("json", "full"):
+        rows = queue.load("in", stream).select("data")
+        if stream == "json":  # one task, which goes from stream to stream
+            rows = rows.coalesce(1).selectExpr(
+                "if(data = '40', '{', data) as data", "if(data = '40', 'json', 'full') as stream"
+            )
+        for _ in range(2):
+            fails(queue.publish(rows, stream, stream, retryTimeout="1 s"))
+        assert queue.look(internals.count, "staged_chunks") == 0
+        assert queue.look(internals.count, "reservations") == 0
+    assert queue.sent("json") == queue.sent("full") == []
+
+
+def test_a_thread_that_writes_registers_first(queue: Queue):
+    """Spark looks for the format in the session that is active in the thread."""
+    queue.create("s")
+    queue.create("in", "c")
+    queue.send("in", 1, 2)
+
+    def write(batch: DataFrame) -> None:
+        spark_pgqueue.register(batch.sparkSession)
+        queue.write(batch.select("data"), "s")
+
+    def each(batch: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(write, [batch, batch]))
+
+    queue.collect(queue.load("in", "c"), each=each).awaitTermination()
+    assert queue.sent("s") == ["1", "1", "2", "2"]

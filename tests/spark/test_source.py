@@ -21,8 +21,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.partitions import Batch, ClaimedPiece, Range
-from spark_pgqueue.spark.reading import read_piece
+from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
+from spark_pgqueue.spark.reading import read_claimed
 from spark_pgqueue.spark.session import Session
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
@@ -365,8 +365,8 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
     schema = source_schema("text", include_headers=True)
     session = Session(parse_source(options), schema)
     end = session.claim(session.initial, Admission())
-    (piece,) = session.plan(session.initial, end)
-    read = read_piece(parse_source(options), piece, schema, None)
+    (partition,) = session.plan(session.initial, end)
+    read = read_claimed(parse_source(options), partition, schema, None)
     got = next(read).num_rows
     if lose:
         session._lease.stop()
@@ -378,9 +378,9 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
         assert got == 9000
     if lose:  # the task is tried again, and then the batch is planned again
         with pytest.raises(PgQueueError, match="PQ012"):
-            next(read_piece(parse_source(options), piece, schema, None))
-        pieces = session.plan(session.initial, end)
-        again = [read_piece(parse_source(options), each, schema, None) for each in pieces]
+            next(read_claimed(parse_source(options), partition, schema, None))
+        partitions = session.plan(session.initial, end)
+        again = [read_claimed(parse_source(options), each, schema, None) for each in partitions]
         assert sum(batch.num_rows for each in again for batch in each) == 8999
     session.close()
 
@@ -418,7 +418,7 @@ def test_a_batch_in_several_leaves_leaves_the_others_alone(queue: Queue, orderin
     database = "do $$ begin execute format('alter database %%I {}', current_database()); end $$"
     queue.sql(database.format("set lock_timeout = ''2 s''"))
     with connect(queue.url) as conn, conn.transaction():
-        read, others = internals.leaves(conn, "s", since=101)
+        read, others = internals.segments(conn, "s", since=101)
         assert len(read) >= 3
         assert len(others) >= 3
         conn.execute(f"lock table {', '.join(others)} in access exclusive mode".encode())
@@ -520,11 +520,11 @@ def test_a_reader_goes_on_in_the_middle_of_a_partition_when_its_backend_ends(que
         "array(select repeat('x', 2000) || i from generate_series(1, 30000) i))"
     )
     ranges = (Range(1, 9_001, 0, 1), Range(9_001, 30_001, 2, 3))
-    piece = ClaimedPiece(0, 1, "text", "s", ranges, batch=BATCH)
+    partition = ClaimedPartition(0, 1, "text", "s", ranges, batch=BATCH)
     schema = source_schema("text", include_headers=True)
     options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
     batches: list[list[int]] = []
-    for batch in read_piece(options, piece, schema, None):
+    for batch in read_claimed(options, partition, schema, None):
         batches.append(batch["seq"].to_pylist())
         if len(batches) in (1, 3):
             queue.terminate_backends()
@@ -542,13 +542,13 @@ def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(que
     mine = "mod(hashtext(key)::int8 & 2147483647, 2) = 0"
     ((last, count),) = queue.sql(f"select max(seq), count(*) from pgqueue.messages where {mine}")
     for ranges, lost in (((Range(1, last + 1, 0, 1),), 0), ((Range(1, last + 1, 0, 1),), 1)):
-        piece = ClaimedPiece(0, 1, "text", "s", ranges, buckets=2, batch=BATCH)
+        partition = ClaimedPartition(0, 1, "text", "s", ranges, buckets=2, batch=BATCH)
         schema, got = source_schema("text", include_headers=True), 0
         options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
         if lost:
             queue.sql(f"delete from pgqueue.messages where seq < %s and not {mine}", last)
         with nullcontext() if not lost else pytest.raises(PgQueueError, match="were deleted"):
-            for batch in read_piece(options, piece, schema, None):
+            for batch in read_claimed(options, partition, schema, None):
                 got += batch.num_rows
                 if got == count:
                     queue.terminate_backends()

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql import datasource as spark_filters
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres import schema
@@ -236,6 +237,7 @@ def test_what_was_deleted_is_missed_where_it_was_promised(
     filtered = Look(url, key, table="messages", stream="s", pushdown="true", failOnDataLoss="false")
     assert {row["key"] for row in filtered.rows()} == {"k"}
     value(conn, "drop_stream", "s")
+    call(conn, "maintain")
     for each in planned:
         with pytest.raises(PgQueueError, match=r"the stream was dropped|unknown stream 's'"):
             each.rows()
@@ -539,3 +541,31 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
     queue.sql("select pgqueue.ack(%s)", claim)
     assert pending.count() == 99, "a DataFrame shows what it has shown before"
     assert load(table="pending", consumer="c").count() == 1
+
+
+def test_a_micro_batch_does_not_read_what_was_planned_for_another(queue: Queue, fails):
+    """Spark keeps the plan of a load(): what came later would be missing without a word."""
+    queue.create("in", "c", "d")
+    queue.create("known")
+    queue.send("in", 1, 2)
+
+    def known() -> DataFrame:
+        reader = queue.spark.read.format("pgqueue").option("url", queue.url)
+        return reader.option("stream", "known").load().withColumnRenamed("data", "known")
+
+    def one_by_one(consumer: str) -> DataFrame:
+        return queue.load("in", consumer, maxMessagesPerTrigger="1").select("data")
+
+    joined = one_by_one("c").join(known(), F.expr("data = known"))
+    told = fails(queue.collect(joined, "outer"))
+    assert "this micro-batch would read stream known as it was planned for" in told
+    assert "call load() inside of foreachBatch" in told
+
+    counts: list[int] = []
+
+    def join(batch: DataFrame, batch_id: int) -> None:
+        queue.send("known", batch_id + 1, batch_id + 1)
+        counts.append(batch.join(known(), F.expr("data = known")).count())
+
+    queue.collect(one_by_one("d"), "inner", each=join).awaitTermination()
+    assert counts == [1, 1]

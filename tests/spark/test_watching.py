@@ -21,7 +21,7 @@ from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.source import PgQueueStreamReader
 from spark_pgqueue.watching import notebook
-from spark_pgqueue.watching.sight import Sight
+from spark_pgqueue.watching.progress_history import ProgressHistory
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark
@@ -56,9 +56,9 @@ def test_what_a_query_did_is_a_dataframe_and_can_be_watched(queue: Queue):
     last = watched(query)
     assert f"query {query.id} has ended" in last
     assert "orders / billing" in last
-    sight = Sight(query)
-    assert sight.done("orders / billing") == 1
-    page = notebook.page(sight)
+    history = ProgressHistory(query)
+    assert history.done("orders / billing") == 1
+    page = notebook.page(history)
     assert "orders / billing" in page
     assert page.count("<svg") == 1, "with plots"
 
@@ -85,7 +85,7 @@ def test_a_query_that_failed_is_shown_with_its_error(queue: Queue):
 
     query = queue.collect(queue.load("s", "c"), each=fail)
     assert "has failed: " in watched(query, every=0.2)
-    assert "<account>" not in notebook.page(Sight(query)), "it is text"
+    assert "<account>" not in notebook.page(ProgressHistory(query)), "it is text"
 
 
 def test_other_sources_are_shown_as_far_as_spark_says_what_they_do(queue: Queue):
@@ -144,7 +144,7 @@ def test_a_batch_that_took_all_there_was_does_not_wait_for_a_look_at_what_is_lef
     row = Statements.row
 
     def spy(self, sql, *parameters, **more):
-        asked.append("reader_lag" in sql)
+        asked.append("consumer_lag" in sql)
         return row(self, sql, *parameters, **more)
 
     monkeypatch.setattr(Statements, "row", spy)

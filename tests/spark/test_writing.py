@@ -62,7 +62,7 @@ def test_rows_go_to_the_streams_that_they_name_together_or_not_at_all(queue: Que
         assert [i for i in order if i in some] == [i for i in some if i % 3 == 0]
     write(txnVersion="2")
     assert len(queue.sent("b")) == 200
-    assert queue.look(internals.count, "staged blocks") == 0
+    assert queue.look(internals.count, "staged_chunks") == 0
 
 
 def test_rows_of_binary_data_go_to_binary_streams_alone(queue: Queue):

@@ -1,4 +1,4 @@
-"""What is in the schema pgqueue, as the catalogue of Postgres has it: to be compared."""
+"""What is in both schemas, as the catalogue of Postgres has it: to be compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LOOKS = {
     "functions": """
         select oid::regprocedure::text, pg_get_functiondef(oid), proowner::regrole::text,
                (select array_agg(x::text order by x::text) from unnest(proacl) x)
-        from pg_proc where pronamespace = 'pgqueue'::regnamespace""",
+        from pg_proc
+        where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)""",
     "views": """
         select relname, pg_get_viewdef(oid) from pg_class
         where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'""",
@@ -52,10 +53,12 @@ LOOKS = {
         where (classoid = 'pg_class'::regclass and objoid in
                (select oid from pg_class where relnamespace = 'pgqueue'::regnamespace))
            or (classoid = 'pg_proc'::regclass and objoid in
-               (select oid from pg_proc where pronamespace = 'pgqueue'::regnamespace))
-           or (classoid = 'pg_namespace'::regclass and objoid = 'pgqueue'::regnamespace)""",
+               (select oid from pg_proc
+                where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)))
+           or (classoid = 'pg_namespace'::regclass
+               and objoid in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace))""",
     "schema": "select nspowner::regrole::text, nspacl::text from pg_namespace"
-    " where nspname = 'pgqueue'",
+    " where nspname in ('pgqueue', '_pgqueue')",
 }
 
 

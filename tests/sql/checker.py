@@ -15,8 +15,10 @@ from typing import Any
 
 import psycopg
 from psycopg import IsolationLevel
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import namedtuple_row
 
+from spark_pgqueue.postgres import connection
 from tests.sql.limits import limit
 
 
@@ -37,12 +39,12 @@ class Consumer:
     max_ranges: int
     partitions: int | None = None  # of a group
     by_key: bool = False
-    limits_keys: bool = False
     per_key_limit: int | None = None
     per_key_capacity: int | None = None
     entries: list[Any] = field(default_factory=list)  # its messages with a key, for that
     publication_of: dict[int, int] = field(default_factory=dict)
-    gates: set[int] = field(default_factory=set)
+    spent: set[int] = field(default_factory=set)  # keys with spent tokens
+    freed: list[Any] = field(default_factory=list)  # keys that the next dealer deals
     places: list[Any] = field(default_factory=list)  # how far they are
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
@@ -60,7 +62,8 @@ class Consumer:
 
 def read(conn: psycopg.Connection) -> list[Consumer]:
     """Read all consumers of a database, from one snapshot."""
-    with psycopg.connect(conn.info.dsn, password=conn.info.password or None) as other:
+    url = make_conninfo(conn.info.dsn, password=conn.info.password or None)
+    with connection.connect(url, autocommit=False) as other:
         other.isolation_level = IsolationLevel.REPEATABLE_READ
         return read_here(other)
 
@@ -73,16 +76,18 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
             "select k.next_publication, k.gaps, k.take_was_cut, k.last_line_no, k.scan_lanes_from,"
-            " k.pieces_from, k.taken, k.forgotten,"
+            " k.pieces_from, k.freed_from, k.taken, k.forgotten,"
+            " case when tokens_from >= '2000-01-01' then tokens_from"
+            " when tokens_from < '2000-01-01' then '2000-01-01' end as tokens_from,"
             " (select coalesce(sum(s.message_count), 0) from pgqueue.skips s"
             " where s.consumer_id = k.consumer_id) as skipped,"
-            " g.gap_nos, g.ids as gap_ids, g.total, g.kept, k.sift_from,"
+            " g.gap_nos, g.ids as gap_ids, g.total, g.kept, k.filter_from,"
             " greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now"
             " from pgqueue.consumer_cursors k cross join lateral ("
             " select coalesce(array_agg(gap_no), '{}') as gap_nos,"
             " coalesce(range_agg(publication_ids), '{}') as ids,"
             " coalesce(range_agg(kept), '{}') as kept,"
-            " coalesce(sum(pgqueue._cardinality(publication_ids)), 0) as total"
+            " coalesce(sum(_pgqueue.cardinality(publication_ids)), 0) as total"
             " from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g"
             " where k.consumer_id = %s",
             [row.consumer_id],
@@ -96,7 +101,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
             [tuple(f) for f in scan_from], max_ranges, row.partitions, row.by_key,
-            row.limits_keys, row.per_key_limit, row.per_key_capacity,
+            row.per_key_limit, row.per_key_capacity,
         )  # fmt: skip
     for place in cur.execute("select * from pgqueue.group_partitions").fetchall():
         assert place.consumer_id in consumers, f"a partition of no group: {place}"
@@ -115,11 +120,14 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq from pgqueue.pieces p"
     ).fetchall():
         consumers[piece.consumer_id].pieces[piece.piece] = piece
+    for freed in cur.execute("select * from pgqueue.freed_keys").fetchall():
+        assert freed.consumer_id in consumers, f"free keys of no consumer: {freed}"
+        check_freed(consumers[freed.consumer_id], freed)
+    for token in cur.execute("select * from pgqueue.key_tokens").fetchall():
+        assert token.consumer_id in consumers, f"a token of no consumer: {token}"
+        check_token(consumers[token.consumer_id], token)
     for run in cur.execute("select * from pgqueue.consumer_messages").fetchall():
         assert run.consumer_id in consumers, f"a run of no consumer: {run}"
-        if run.message_count == 0:
-            check_gate(consumers[run.consumer_id], run)
-            continue
         consumers[run.consumer_id].runs.append(run)
     for claim in cur.execute(
         "select *, array(select a.seqs from unnest(acted) a) as acted_seqs from pgqueue.claims"
@@ -127,7 +135,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         assert claim.consumer_id in consumers, f"a claim of no consumer: {claim}"
         consumers[claim.consumer_id].claims.append(claim)
     passing = cur.execute(
-        "select c.consumer_id, pgqueue._passing(c, range_agg(p.seqs)) as seqs"
+        "select c.consumer_id, _pgqueue.passing(c, range_agg(p.seqs)) as seqs"
         " from pgqueue.consumers c join pgqueue.publications p using (stream_id)"
         " where c.filtered group by c.consumer_id"
     ).fetchall()
@@ -154,8 +162,8 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         " join pgqueue.messages m on m.stream_id = d.stream_id and m.seq = d.seq"
         " where not exists (select from pgqueue.publications p"
         " where p.stream_id = d.stream_id and p.seqs @> d.seq)"
-        # a publication is trimmed before the leaf with its messages is emptied
-        " and not exists (select from pgqueue.leaves l where l.stream_id = d.stream_id"
+        # a publication is trimmed before the segment with its messages is emptied
+        " and not exists (select from pgqueue.segments l where l.stream_id = d.stream_id"
         " and d.seq >= l.lo and d.seq < l.hi and l.closed_at is not null)"
     ).fetchall()
     assert not lost, f"dedup keys of messages that were not published: {lost[:20]}"
@@ -209,7 +217,7 @@ def check_sets(c: Consumer, done: set[int] | None) -> None:
         assert run.message_count == len(seqs), f"a run of {len(seqs)}: {run}"
         assert run.first_seq == min(seqs), f"first_seq of {run}"
         assert len(run.seqs) <= c.max_ranges, f"a run of {len(run.seqs)} ranges: {run}"
-        places.update(seqs & c.published if run.state == "unsifted" else seqs)
+        places.update(seqs & c.published if run.state == "unfiltered" else seqs)
     in_hand = sum(run.message_count for run in c.runs)
     settled = c.cursor.taken - c.cursor.forgotten - c.cursor.skipped - in_hand
     assert settled >= c.dead.total(), f"settled {settled}, of which {c.dead.total()} are dead"
@@ -275,9 +283,9 @@ def check_line(c: Consumer) -> None:
     for run in c.runs:
         assert run.line_no <= c.cursor.last_line_no, f"a place not given out yet: {run}"
         assert run.arrival_no <= c.cursor.last_line_no, f"an arrival not given out yet: {run}"
-        if run.state == "unsifted":
-            assert c.cursor.sift_from is not None, f"nobody will sift {run}"
-            assert c.cursor.sift_from <= run.line_no, f"before {c.cursor.sift_from}: {run}"
+        if run.state == "unfiltered":
+            assert c.cursor.filter_from is not None, f"nobody will filter {run}"
+            assert c.cursor.filter_from <= run.line_no, f"before {c.cursor.filter_from}: {run}"
             assert c.cursor.take_was_cut, f"nobody will look for {run}"
         if run.state == "ready":
             place = [f for f in c.scan_from if f[0] == run.lane]
@@ -300,26 +308,33 @@ def check_line(c: Consumer) -> None:
         assert all(lane < c.cursor.scan_lanes_from for lane in lanes), f"{c.scan_from}"
 
 
-def check_gate(c: Consumer, run: Any) -> None:
-    """A run of no messages, which says how many of a key were delivered lately."""
-    assert c.limits_keys, f"an empty run: {run}"
-    assert (run.state, run.arrival_no, run.claim_id) == ("delayed", -1, None), f"{run}"
-    assert run.deliver_count > 0, f"{run}"
-    assert run.key is not None, f"{run}"
-    assert not run.seqs, f"{run}"
-    assert run.not_visible_until >= c.cursor.due_from, f"before due_from: {run}"
-    c.gates.add(run.key)
+def check_token(c: Consumer, token: Any) -> None:
+    """Spent tokens say how many messages of a key were delivered lately, and will come back."""
+    assert c.by_key, f"a token, and nothing goes by key: {token}"
+    assert token.spent > 0, f"{token}"
+    assert c.cursor.tokens_from is not None, f"it will not come back: {token}"
+    assert token.returns_at >= c.cursor.tokens_from, f"before tokens_from: {token}"
+    c.spent.add(token.key)
+
+
+def check_freed(c: Consumer, freed: Any) -> None:
+    """The next dealer will find the keys that are noted as free."""
+    assert c.by_key, f"free keys, and nothing goes by key: {freed}"
+    assert freed.keys, f"{freed}"
+    assert c.cursor.freed_from is not None, f"no dealer will look: {freed}"
+    assert c.cursor.freed_from <= freed.place <= c.cursor.last_line_no, f"{freed}"
+    c.freed.append(freed)
 
 
 def check_pieces(c: Consumer) -> None:
     """Without order, by key: what waits will be freed, and no key has more than it may have."""
-    kept = {key for p in c.pieces.values() for key in p.keys}
+    kept = {key for p in (*c.pieces.values(), *c.freed) for key in p.keys}
     in_flight: Counter[int | None] = Counter()
     for run in c.runs:
         keys = [c.keys.get(s) for s in numbers(run.seqs)]
         if run.state == "waiting":
             assert set(keys) == {run.key}, f"keys {keys} in {run}"
-            assert run.key in kept | c.gates, f"key {run.key} is stuck: {run}"
+            assert run.key in kept | c.spent, f"key {run.key} is stuck: {run}"
             continue
         assert run.key is None, f"a key: {run}"
         if run.piece is not None:
@@ -329,7 +344,7 @@ def check_pieces(c: Consumer) -> None:
                 assert run.piece in c.pieces, f"not known: {run}"
         else:
             assert (run.state, run.lane) in {
-                ("ready", 1), ("delayed", 1), ("unsifted", 1)
+                ("ready", 1), ("delayed", 1), ("unfiltered", 1)
             }, f"{run}"  # fmt: skip
             assert run.state != "ready" or run.line_no == run.arrival_no, f"{run}"
     check_limit(c, in_flight)
@@ -384,8 +399,8 @@ def check_order(c: Consumer) -> None:
     for run in c.runs:
         if run.state == "delayed" and run.key is not None:
             delayed[run.key].append(run.first_seq)
-    freed = {key for p in c.pieces.values() if p.message_count == 0 for key in p.keys}
-    kept = Counter(key for p in c.pieces.values() if p.message_count for key in p.keys)
+    freed = {key for f in c.freed for key in f.keys}
+    kept = Counter(key for p in c.pieces.values() for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
     if not whole:
         check_limit(c, Counter({key: len(places[0]) for key, places in messages.items()}))
@@ -393,14 +408,14 @@ def check_order(c: Consumer) -> None:
         assert len(pieces) == 1, f"key {key} is in the pieces {pieces}"
         (piece,) = pieces
         assert piece in whole or key in c.pieces[piece].keys, f"key {key} is not told of {piece}"
-    for key, (in_piece, waiting, line, unsifted) in messages.items():
+    for key, (in_piece, waiting, line, unfiltered) in messages.items():
         if key in delayed:
             assert key not in kept, f"key {key} is delayed and in a piece"
             assert delayed[key] == [min(run.first_seq for run in c.runs if run.key == key
                                         and run.arrival_no == min(waiting)[0])]  # fmt: skip
         else:
-            assert not waiting or key in kept or key in freed | c.gates, f"key {key} is stuck"
-        for before, after in combinations((in_piece, waiting, line, unsifted), 2):
+            assert not waiting or key in kept or key in freed | c.spent, f"key {key} is stuck"
+        for before, after in combinations((in_piece, waiting, line, unfiltered), 2):
             if before and after:
                 assert max(before) < min(after), f"key {key}: {max(before)} before {min(after)}"
 
@@ -408,16 +423,16 @@ def check_order(c: Consumer) -> None:
 def check_ordered_run(c: Consumer, run: Any) -> int:
     """Look at a run of an ordered consumer.
 
-    Returns: 0 it is a piece, 1 it waits, 2 it is in the line, 3 it is not sifted.
+    Returns: 0 it is a piece, 1 it waits, 2 it is in the line, 3 it is not filtered.
     """
-    if run.state == "unsifted":
+    if run.state == "unfiltered":
         assert (run.lane, run.line_no, run.piece) == (1, run.arrival_no, None), f"{run}"
         return 3
     keys = {c.keys.get(s) for s in numbers(run.seqs)}
     if run.state == "waiting" or (run.state == "delayed" and run.key is not None):
         assert run.piece is None, f"it waits in a piece: {run}"
         assert keys == {run.key}, f"keys {keys} in {run}"
-        for kept in (p for p in c.pieces.values() if run.key in p.keys):
+        for kept in (p for p in (*c.pieces.values(), *c.freed) if run.key in p.keys):
             place = (kept.arrival_no, kept.first_seq)
             assert (run.arrival_no, run.first_seq) >= place, f"before {place}: {run}"
         return 1

@@ -95,7 +95,15 @@ def set_clock_back(conn: psycopg.Connection, by: timedelta) -> None:
     set_hints(conn, f"clock_timestamp() + interval '{by.total_seconds()} s'")
 
 
+def pass_a_minute(conn: psycopg.Connection) -> None:
+    """The consumers looked from the beginning a minute ago, and everything else is as it was."""
+    conn.execute(f"update pgqueue.{HINTS} set looked_at = looked_at - interval '1 min'")
+
+
 def set_hints(conn: psycopg.Connection, to: str = "'-infinity'") -> None:
     times = dict(conn.execute(TIMES).fetchall())
-    hints = ", ".join(f"{column} = {to}" for column in times[HINTS])
+    # one that is null says that there is nothing to look for
+    hints = ", ".join(
+        f"{c} = case when {c} is not null then ({to})::timestamptz end" for c in times[HINTS]
+    )
     conn.execute(f"update pgqueue.{HINTS} set {hints}".encode())

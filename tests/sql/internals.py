@@ -14,37 +14,6 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.multirange import Multirange
 from psycopg.types.range import Range
 
-# Plain words for the tables of the schema pgqueue.
-TABLES = {
-    "streams": "streams",
-    "messages": "messages",
-    "publications": "publications",
-    "consumers": "consumers",
-    "cursors": "consumer_cursors",
-    "gaps": "consumer_gaps",
-    "runs": "consumer_messages",
-    "pieces": "pieces",
-    "claims": "claims",
-    "dead letters": "dead_messages",
-    "readers": "readers",
-    "staged blocks": "staged_writes",
-    "reservations": "reservations",
-    "sink batches": "sink_batches",
-    "sink streams": "sink_streams",
-    "retention": "retention",
-    "leaves": "leaves",
-    "trims": "trims",
-    "decided": "decided",
-    "skips": "skips",
-    "group partitions": "group_partitions",
-    "group workers": "group_workers",
-    "incarnations": "incarnations",
-    "bindings": "bindings",
-    "filters": "consumer_filters",
-    "dedup keys": "dedup_keys",
-    "key backlog": "key_backlog",
-}
-
 
 def rows(conn: psycopg.Connection, query: str, *args: Any) -> list[Any]:
     """The rows of a query, as named tuples."""
@@ -57,11 +26,11 @@ def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
-def leaves(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str], list[str]]:
+def segments(conn: psycopg.Connection, stream: str, since: int) -> tuple[list[str], list[str]]:
     """The tables of a stream, of numbers as data: with messages from `since` on, and the others."""
     names = rows(
         conn,
-        "select t.name::text from pgqueue.streams s, pgqueue._message_tables(s.stream_id) t"
+        "select t.name::text from pgqueue.streams s, _pgqueue.message_tables(s.stream_id) t"
         " where s.name = %s order by 1",
         stream,
     )
@@ -88,23 +57,38 @@ def expired(conn: psycopg.Connection, consumer_id: int) -> set[int]:
     return {n for row in found for r in row.seqs for n in range(r.lower, r.upper)}
 
 
-def count(conn: psycopg.Connection, what: str) -> int:
-    """How many rows there are of one of `TABLES`."""
-    return rows(conn, f"select count(*) from pgqueue.{TABLES[what]}")[0][0]
+def file_of_payloads(conn: psycopg.Connection, stream: str) -> str:
+    """Where a stream without segments has its long payloads, below the data directory."""
+    [[path]] = rows(
+        conn,
+        "select pg_relation_filepath(c.reltoastrelid) from pgqueue.streams s,"
+        " _pgqueue.message_tables(s.stream_id) t, pg_class c where s.name = %s and c.oid = t.name",
+        stream,
+    )
+    return path
 
 
-def table(what: str) -> str:
-    """The name of one of `TABLES`, for a statement about the table itself."""
-    return f"pgqueue.{TABLES[what]}"
+def tables(conn: psycopg.Connection) -> list[str]:
+    """The names of all tables of the schema, without those of single streams."""
+    query = (
+        "select relname from pg_class where relnamespace = 'pgqueue'::regnamespace"
+        " and relkind in ('r', 'p') and not relispartition order by 1"
+    )
+    return [row.relname for row in rows(conn, query)]
 
 
-def index_of(conn: psycopg.Connection, what: str) -> str:
-    """The name of an index of one of `TABLES` that is no constraint."""
+def count(conn: psycopg.Connection, table: str) -> int:
+    """How many rows there are of a table."""
+    return rows(conn, f"select count(*) from pgqueue.{table}")[0][0]
+
+
+def index_of(conn: psycopg.Connection, table: str) -> str:
+    """The name of an index of a table that is no constraint."""
     (row,) = rows(
         conn,
         "select min(indexrelid::regclass::text) as name from pg_index where not indisunique"
         " and indrelid = %s::regclass",
-        table(what),
+        f"pgqueue.{table}",
     )
     return row.name
 
@@ -146,7 +130,7 @@ def claims(conn: psycopg.Connection) -> list[Any]:
         conn,
         "select claim_id, live,"
         " extract(epoch from lease_until - clock_timestamp())::float as seconds_left"
-        " from pgqueue.claims order by claim_id",
+        " from pgqueue.claims order by claimed_at, claim_id",
     )
 
 
@@ -154,9 +138,9 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
     """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
         conn,
-        "select max(claim_id) as claim_id from pgqueue.claims"
-        " join pgqueue.consumers using (consumer_id) where name = %s and claim_id < %s",
-        *(consumer, IN_FLIGHT),
+        "select (array_agg(claim_id order by claimed_at desc))[1] as claim_id from pgqueue.claims"
+        " join pgqueue.consumers using (consumer_id) where name = %s and claim_id > 0",
+        consumer,
     )
     return row.claim_id
 
@@ -256,9 +240,9 @@ def ranges_trimmed(conn: psycopg.Connection) -> int:
     ].n
 
 
-def staged_blocks(conn: psycopg.Connection) -> list[int]:
+def staged_chunks(conn: psycopg.Connection) -> list[int]:
     """The ids of what is staged and not published."""
-    found = rows(conn, "select staged_id from pgqueue.staged_writes order by staged_id")
+    found = rows(conn, "select staged_id from pgqueue.staged_chunks order by staged_id")
     return [row.staged_id for row in found]
 
 
@@ -267,7 +251,9 @@ def sink_batches(conn: psycopg.Connection) -> list[str]:
     return [row.sink for row in rows(conn, "select sink from pgqueue.sink_batches order by sink")]
 
 
-def insert_messages(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> list[int]:
+def insert_messages(
+    conn: psycopg.Connection, stream: int, n: int, key: str = "null", data: str = "x"
+) -> list[int]:
     """Write messages that nobody sees yet, as a task of Spark's sink does; returns the numbers.
 
     Args:
@@ -275,19 +261,21 @@ def insert_messages(conn: psycopg.Connection, stream: int, n: int, key: str = "n
         stream: the id of a text stream.
         n: how many.
         key: an SQL expression over i, which counts from 1.
+        data: of each message.
     """
-    found = rows(conn, f"{INSERT_RESERVED.format(stream=stream, n=n, key=key)} select seq from m")
+    insert = INSERT_RESERVED.format(stream=stream, n=n, key=key, data=data)
+    found = rows(conn, f"{insert} select seq from m")
     return [row.seq for row in found]
 
 
 # Messages with reserved numbers; key is an expression over i, which counts from 1.
 INSERT_RESERVED = """
 with r as materialized (select pgqueue.reserve({stream}, {n}) as seqs),
-m as (insert into pgqueue.messages (seq, stream_id, key, data)
-      select seq, {stream}, {key}, 'x'
-      from (select seq, row_number() over (order by seq) as i
-            from r, unnest(seqs) g, generate_series(lower(g), upper(g) - 1) seq) n
-      order by seq returning seq)
+n as materialized (select seq, row_number() over (order by seq) as i
+      from r, unnest(seqs) g, generate_series(lower(g), upper(g) - 1) seq),
+w as (insert into pgqueue.written (seq, stream_id, key, data)
+      select seq, {stream}, {key}, '{data}' from n order by seq),
+m as (select seq from n order by seq)
 """
 
 
@@ -348,10 +336,10 @@ declare
     v_stored   pgqueue.consumer_cursors;
 begin
     select * into v_consumer from pgqueue.consumers where name = 'c';
-    perform pgqueue._lock_consumer(v_consumer.consumer_id);
-    v_stored := pgqueue._cursor(v_consumer.consumer_id);
-    perform pgqueue._save_cursor(
-        v_stored, (pgqueue._take(v_consumer, v_stored, null, {})).o_cursor, true);
+    perform _pgqueue.lock_consumer(v_consumer.consumer_id);
+    v_stored := _pgqueue.cursor(v_consumer.consumer_id);
+    perform _pgqueue.save_cursor(
+        v_stored, (_pgqueue.take(v_consumer, v_stored, null, {})).o_cursor, true);
 end $$
 """
 
@@ -370,24 +358,77 @@ def take(conn: psycopg.Connection, limit: int) -> None:
     conn.execute(TAKE.format(limit).encode())
 
 
+def hints(conn: psycopg.Connection) -> set[str]:
+    """The names of all that a cursor has."""
+    found = rows(
+        conn,
+        "select attname from pg_attribute where attrelid = 'pgqueue.consumer_cursors'::regclass"
+        " and attnum > 0 and not attisdropped",
+    )
+    return {row.attname for row in found}
+
+
+def set_hint(conn: psycopg.Connection, name: str, to: str) -> None:
+    """The cursors of all consumers say something else, an expression of SQL."""
+    conn.execute(f"update pgqueue.consumer_cursors set {name} = {to}".encode())
+
+
+def noted_full(conn: psycopg.Connection, consumer_id: int) -> bool:
+    """Whether a sender or a claim noted that this consumer is full: for a moment nobody counts."""
+    [[noted]] = rows(conn, "select pg_sequence_last_value(_pgqueue.room_of(%s)) < 0", consumer_id)
+    return noted
+
+
+def wait_until_counted_again(conn: psycopg.Connection) -> None:
+    """Until nobody takes a consumer for full because somebody noted that it is."""
+    conn.execute(
+        "select pg_sleep_until(to_timestamp(-pg_sequence_last_value(oid) / 1000000.0))"
+        " from pg_class where relkind = 'S' and relname ~ '^room_'"
+        " and pg_sequence_last_value(oid) < 0"
+    )
+
+
+def note_full(conn: psycopg.Connection, consumer_id: int, later: str) -> None:
+    """A sender noted that this consumer is full, when the clock was so much later."""
+    conn.execute(
+        "select setval(_pgqueue.room_of(%s)::regclass,"
+        " -(extract(epoch from clock_timestamp() + %s::interval) * 1000000)::bigint)",
+        [consumer_id, later],
+    )
+
+
 # What other sessions may be at
 
 
 def lock_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
     """Hold a consumer to the end of the transaction, as a claimer does."""
-    conn.execute("select pgqueue._lock_consumer(%s)", [consumer_id])
+    conn.execute("select _pgqueue.lock_consumer(%s)", [consumer_id])
+
+
+def lock_publish_alone(conn: psycopg.Connection, stream: int) -> None:
+    """Let nobody publish to a stream until the end of the transaction."""
+    conn.execute("select pg_advisory_xact_lock(_pgqueue.lock_class_publish(), %s::int)", [stream])
+
+
+def streams_maintained(conn: psycopg.Connection) -> int:
+    """Of how many streams this transaction has the lock under which they are maintained."""
+    sql = (
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        " and classid = _pgqueue.lock_class_maintain()::oid"
+    )
+    return rows(conn, sql)[0][0]
 
 
 def lock_seqs(conn: psycopg.Connection, stream_id: int) -> None:
     """Lock the numbers of a stream to the end of the transaction, which nobody should."""
-    conn.execute("select pgqueue._lock_seqs(%s)", [stream_id])
+    conn.execute("select _pgqueue.lock_seqs(%s)", [stream_id])
 
 
 def seqs_are_locked(conn: psycopg.Connection, stream_id: int) -> bool:
     """Whether somebody has that lock."""
     sql = (
         "select exists (select from pg_locks where locktype = 'advisory'"
-        " and classid = pgqueue._lock_class_seqs()::oid and objid = %s::oid)"
+        " and classid = _pgqueue.lock_class_seqs()::oid and objid = %s::oid)"
     )
     row = conn.execute(sql, [stream_id]).fetchone()
     return row is not None and row[0]
@@ -395,13 +436,21 @@ def seqs_are_locked(conn: psycopg.Connection, stream_id: int) -> bool:
 
 def writers(conn: psycopg.Connection, stream_id: int) -> int:
     """How many transactions may have numbers of a stream and are not over."""
-    row = conn.execute("select cardinality(pgqueue._writers(%s))", [stream_id]).fetchone()
+    row = conn.execute("select cardinality(_pgqueue.writers(%s))", [stream_id]).fetchone()
     return 0 if row is None else row[0]
 
 
-def lock_runs(conn: psycopg.Connection) -> None:
-    """Hold all runs to the end of the transaction, as one who claims or settles them does."""
-    conn.execute("select from pgqueue.consumer_messages for update")
+def lock_runs(conn: psycopg.Connection, seq: int | None = None) -> None:
+    """Hold all runs, or that of a message, to the end of the transaction, as a claimer does."""
+    conn.execute(
+        "select from pgqueue.consumer_messages where seqs @> %s::bigint is not false for update",
+        [seq],
+    )
+
+
+def lock_dead_letter(conn: psycopg.Connection, seq: int) -> None:
+    """Hold a dead letter to the end of the transaction, as maintain() does that deletes it."""
+    conn.execute("select from pgqueue.dead_messages where seqs @> %s::bigint for update", [seq])
 
 
 def lock_sink_batches(conn: psycopg.Connection) -> None:
@@ -414,19 +463,28 @@ def lock_claim(conn: psycopg.Connection, claim_id: int) -> None:
     conn.execute("select from pgqueue.claims where claim_id = %s for update", [claim_id])
 
 
+def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: list[int]) -> None:
+    """What a producer does who took messages of a key for gone."""
+    rows(
+        conn,
+        "select _pgqueue.delete_entries(c, array[hashtextextended(%s, 0)],"
+        " _pgqueue.set_of(%s))::text from pgqueue.consumers c where c.name = %s",
+        key,
+        seqs,
+        consumer,
+    )
+
+
 def note_trim(conn: psycopg.Connection, stream_id: int, seqs: list[int]) -> None:
     """Note that these messages of a stream were trimmed, and their publication."""
     conn.execute(
-        "select pgqueue._note_trim(%s, '{}', (select range_agg(int8range(s, s, '[]'))"
+        "select _pgqueue.note_trim(%s, '{}', (select range_agg(int8range(s, s, '[]'))"
         " from unnest(%s::bigint[]) s), %s)",
         [stream_id, seqs, len(seqs)],
     )
 
 
-# States that are large
-
-IN_FLIGHT = 10**17
-"""The ids of the claims that `add_in_flight` makes are above, and those of others far below."""
+# States that are large. The claims that are made here have negative ids.
 
 
 def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "null") -> None:
@@ -434,7 +492,8 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
     with conn.transaction():
         (reserved,) = rows(
             conn,
-            f"{INSERT_RESERVED.format(stream=stream, n=n, key=key)} select seqs::text from r",
+            INSERT_RESERVED.format(stream=stream, n=n, key=key, data="x")
+            + "select seqs::text from r",
         )
         conn.execute(
             "select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), %s,"
@@ -443,7 +502,7 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
         )
     conn.execute(
         "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], message_count)"
-        " from pgqueue.staged_writes"
+        " from pgqueue.staged_chunks"
     )
 
 
@@ -485,7 +544,7 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
             " deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,"
             " not_visible_until, key, piece)"
             " select 1, m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')),"
-            f" case when m.state = 'claimed' then i + {IN_FLIGHT} end,"
+            " case when m.state = 'claimed' then -i end,"
             " case when m.state = 'delayed' then now() + interval '1 day' end,"
             f" case when {keyed} and m.state <> 'claimed' then i / 3 end,"
             f" case when {keyed} and m.state = 'claimed' then -i end"
@@ -497,11 +556,11 @@ def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
     )
     conn.execute(
         (
-            "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-            " visibility_timeout, message_count, remaining)"
-            " select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-            f" from pgqueue.consumer_messages where claim_id > {IN_FLIGHT}"
-        ).encode(),
+            b"insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
+            b" visibility_timeout, message_count, remaining)"
+            b" select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
+            b" from pgqueue.consumer_messages where claim_id < 0"
+        ),
         [keyed],
     )
 
@@ -531,26 +590,66 @@ def add_backlog(conn: psycopg.Connection, consumer_id: int, first: int, n: int) 
     )
 
 
-def add_dead(conn: psycopg.Connection, n: int) -> None:
-    """n dead letters of consumer 1, each of a run of its own."""
+def add_dead(conn: psycopg.Connection, n: int, consumer_id: int = 1) -> None:
+    """n dead letters of a consumer, each of a run of its own."""
     conn.execute(
         "insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority,"
         " deliver_count, reason) select stream_id, consumer_id,"
         " int8multirange(int8range(-i, -i, '[]')), 1, 0, 1, 'x'"
-        " from pgqueue.consumers, generate_series(1::bigint, %s) i where consumer_id = 1",
-        [n],
+        " from pgqueue.consumers, generate_series(1::bigint, %s) i where consumer_id = %s",
+        [n, consumer_id],
     )
 
 
-def add_consumers(conn: psycopg.Connection, n: int) -> None:
+def add_all(conn: psycopg.Connection, consumer_id: int, n: int) -> None:
+    """n messages of a consumer in each state, dead letters and history, each by itself."""
+    add_backlog(conn, consumer_id, 0, 2 * n)
+    conn.execute(
+        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
+        " arrival_no, line_no, first_seq, message_count, seqs, claim_id, not_visible_until)"
+        " select %(consumer)s, m.state, 0, 0, 11, i, i, s, 1,"
+        " int8multirange(int8range(s, s, '[]')),"
+        " case m.state when 'claimed' then -i end,"
+        " case m.state when 'delayed' then now() + interval '1 day' end"
+        " from unnest('{claimed, delayed, unfiltered}'::text[]) with ordinality m (state, no)"
+        " cross join generate_series(1, %(n)s) i"
+        " cross join lateral (select i + m.no * 1000000 as s) n",
+        {"consumer": consumer_id, "n": n},
+    )
+    conn.execute(
+        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
+        " visibility_timeout, message_count, remaining)"
+        " select claim_id, consumer_id, false, now(), now() + interval '1 day', interval '1 day',"
+        " 1, 1 from pgqueue.consumer_messages where claim_id < 0 and consumer_id = %s",
+        [consumer_id],
+    )
+    add_dead(conn, n, consumer_id)
+    conn.execute(
+        "insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count,"
+        " deliver_count) select %s, now(), int8multirange(int8range(i, i, '[]')), 1, 1"
+        " from generate_series(1, %s) i",
+        [consumer_id, n],
+    )
+
+
+def add_schedules(conn: psycopg.Connection, stream_id: int, n: int) -> None:
+    """n schedules of a stream whose time is to come."""
+    conn.execute(
+        "insert into pgqueue.schedules (stream_id, name, every, start_at, time_zone, data,"
+        " priority, next_at) select %s, 's' || i, interval '1 day', now(), 'UTC', 'x', 0,"
+        " now() + interval '1 day' from generate_series(1, %s) i",
+        [stream_id, n],
+    )
+
+
+def add_consumers(conn: psycopg.Connection, n: int, name: str = "idle") -> None:
     """n consumers of the stream s. Every other one has claimed a message; now all are idle."""
     conn.execute(
-        "select pgqueue.create_consumer('s', 'idle ' || i, 'earliest')"
-        " from generate_series(1, %s) i",
-        [n],
+        "select pgqueue.create_consumer('s', %s || i, 'earliest') from generate_series(1, %s) i",
+        [name, n],
     )
     conn.execute(
-        "select c.* from generate_series(1, %s, 2) i, pgqueue.claim('s', 'idle ' || i) c", [n]
+        "select c.* from generate_series(1, %s, 2) i, pgqueue.claim('s', %s || i) c", [n, name]
     )
 
 

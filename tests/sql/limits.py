@@ -1,6 +1,6 @@
 """The queue's limits: how much one statement takes, walks over, or puts into one run.
 
-Each is a function without arguments in the schema pgqueue, named _limit_ and what it limits. With
+Each is a function without arguments in the schema _pgqueue, named limit_ and what it limits. With
 all of them at 2 or 3, histories of a few messages reach what otherwise needs thousands.
 """
 
@@ -12,7 +12,7 @@ import psycopg
 FIND = """
 select p.proname, format_type(p.prorettype, null)
 from pg_proc p
-where p.pronamespace = 'pgqueue'::regnamespace and p.proname like '\\_limit\\_%'
+where p.pronamespace = '_pgqueue'::regnamespace and p.proname like 'limit\\_%'
   and p.pronargs = 0 and p.prorettype in ('int'::regtype, 'bigint'::regtype)
 order by p.proname
 """
@@ -20,7 +20,7 @@ order by p.proname
 
 def limit(conn: psycopg.Connection, name: str, otherwise: int) -> int:
     """The limit of this name, or what it is without such a function."""
-    function = f"pgqueue._limit_{name}"
+    function = f"_pgqueue.limit_{name}"
     found = conn.execute("select to_regprocedure(%s)", [f"{function}()"]).fetchone()
     if found is None or found[0] is None:
         return otherwise
@@ -35,7 +35,7 @@ def shrink(conn: psycopg.Connection) -> list[str]:
         few = 2 + len(name) % 2  # some of each, and always the same
         conn.execute(
             (
-                f"create or replace function pgqueue.{name}() returns {kind}"
+                f"create or replace function _pgqueue.{name}() returns {kind}"
                 f" language sql immutable as 'select {few}::{kind}'"
             ).encode()
         )

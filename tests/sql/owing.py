@@ -17,7 +17,7 @@ from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of
 
 STREAMS = {"s": "text", "j": "json", "b": "binary"}
 
-SINK, BATCH = "sink", 5  # of the staged block
+SINK, BATCH = "sink", 5  # of the staged chunk
 
 
 @dataclass
@@ -94,7 +94,7 @@ def use(conn: Conn, url: str, write: Callable[[Conn, int, int], list[int]]) -> K
         seqs = write(conn, stream, 3)
         block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
         known.staged = value(conn, "stage", SINK, BATCH, stream, block), seqs
-    value(conn, "publish_staged", "other", 3, stream, [], 0)
+    value(conn, "publish_staged", "other", 0, stream, [], 0)
     return known
 
 
@@ -137,7 +137,7 @@ def assert_delivers(
     got["reader"] += _read(conn, known)
     block, seqs = known.staged
     assert value(conn, "publish_staged", SINK, BATCH, known.stream, [block], len(seqs))
-    assert value(conn, "publish_staged", "other", 3, known.stream, [], 0) is False
+    assert value(conn, "publish_staged", "other", 0, known.stream, [], 0) is False
     new = {*sent, *seqs, value(conn, "send", "s", "after")}
     clock.pass_time(conn, timedelta(hours=2))
     for name, delivered in got.items():

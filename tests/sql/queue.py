@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
+from spark_pgqueue.client import arguments
 from tests.sql import internals
 from tests.sql.internals import rows
 
@@ -29,12 +30,13 @@ TAKEN_OVER = "the visibility timeout passed"
 
 
 def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Any]:
-    """Call `pgqueue.<function>` and return its rows as named tuples."""
+    """Call a function, of the schema pgqueue if it has none; returns its rows as named tuples."""
     arguments = [sql.Placeholder() for _ in args] + [
         sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder()) for name in named
     ]
+    schema, _, name = function.rpartition(".")
     query = sql.SQL("select * from {}({})").format(
-        sql.Identifier("pgqueue", function), sql.SQL(", ").join(arguments)
+        sql.Identifier(schema or "pgqueue", name), sql.SQL(", ").join(arguments)
     )
     cur = conn.cursor(row_factory=namedtuple_row)
     return cur.execute(query, [*args, *named.values()]).fetchall()
@@ -56,9 +58,16 @@ def one(conn: Conn, query: Any, *args: Any) -> Any:
 
 
 def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any) -> int:
-    """Make a consumer that starts at the first message; returns its id."""
-    options = {"p_start": "earliest", **options}
-    return value(conn, "create_consumer", "s", name, p_ordering=ordering, **options)
+    """Make a consumer that starts at the first message; returns its id.
+
+    An option is an argument, if its name begins with p_, or else a setting.
+    """
+    given = {name: option for name, option in options.items() if name.startswith("p_")}
+    settings = {name: option for name, option in options.items() if name not in given}
+    if settings:
+        given["p_settings"] = arguments.settings("settings", settings)
+    given = {"p_start": "earliest", "p_ordering": ordering, **given}
+    return value(conn, "create_consumer", "s", name, **given)
 
 
 def send(conn: Conn, data: str = "x", **options: Any) -> int:
@@ -183,10 +192,13 @@ def wait_for_a_lock(conn: Conn, waiters: int = 1) -> None:
 # Spark's sides
 
 
-def stage(conn: Conn, stream: int, n: int, batch: int = 0, sink: str = "sink", **options: Any):
+def stage(
+    conn: Conn, stream: int, n: int, batch: int = 0, sink: str = "sink", data: str = "x",
+    **options: Any,
+):  # fmt: skip
     """Write n messages and stage them, as a task does. Returns the block."""
     with conn.transaction():
-        seqs = internals.insert_messages(conn, stream, n)
+        seqs = internals.insert_messages(conn, stream, n, data=data)
         block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
         return value(conn, "stage", sink, batch, stream, block, **options)
 

@@ -101,7 +101,7 @@ def test_a_query_acts_on_its_batch_whose_replay_has_the_same_rows(
 
 
 def test_a_message_that_fails_too_often_by_actions_is_given_up(conn: Conn) -> None:
-    reader = Reader(conn, consumer(conn, p_max_deliver_count=2))
+    reader = Reader(conn, consumer(conn, max_deliver_count=2))
     (seq,) = send_all(conn, ["x"])
     for batch in range(2):
         end = reader.ask()
@@ -261,6 +261,35 @@ def test_messages_are_brought_back_once_per_batch(conn: Conn) -> None:
     assert sorted(seqs_of(receive(conn))) == [sent[0], sent[2]]
 
 
+@pytest.mark.parametrize("sink", ["txn:a", "query"])
+def test_actions_on_two_consumers_are_two_parts_of_a_batch(conn: Conn, sink: str) -> None:
+    """Two writes of foreachBatch with one txnAppId: the second is no repetition."""
+    for name in "cd":
+        consumer(conn, name)
+    sent = send_all(conn, ["x"] * 2)
+    assert settle(conn, action("ack", sent), sink=sink) == (True, 2, 0)
+    assert settle(conn, action("dead_letter", sent, "d"), sink=sink) == (True, 2, 0)
+    assert settle(conn, action("dead_letter", sent, "d"), sink=sink) == (False, 0, 0)
+    assert sorted(dead(conn, "d")) == sent
+    rows = Jsonb([action("redrive", sent, "d")])
+    assert tuple(call(conn, "revive_messages", sink, 0, rows)[0]) == (True, 2, 0)
+    sent += send_all(conn, ["x"])
+    both = [action("ack", sent[2:], name) for name in "cd"]
+    assert settle(conn, both[0], batch=1, sink=sink) == (True, 1, 0)
+    assert settle(conn, *both, batch=1, sink=sink) == (True, 1, 1), "c's is done already"
+
+
+def test_actions_of_a_query_that_are_repeated_name_the_same_messages(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 4)
+    settle(conn, action("ack", sent[:1]), action("ack", sent[1:2], details=1))
+    assert settle(conn, action("ack", sent[:2], details=2)) == (False, 0, 0)
+    for other in (action("ack", sent[1:3]), action("dead_letter", sent[:2])):
+        with pytest.raises(psycopg.Error, match="other messages than it has now") as caught:
+            settle(conn, other)
+        assert caught.value.sqlstate == "PQ010"
+
+
 def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn, stream: int) -> None:
     reader = Reader(conn, consumer(conn))
     out = value(conn, "create_stream", "out")
@@ -341,9 +370,8 @@ def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -
 
     assert write() is True
     assert write() is False
-    assert publish(conn, stream, [stage(conn, stream, 5)], 5) is False, (
-        "its batch, wherever it goes"
-    )
+    with pytest.raises(psycopg.Error, match="that was to the streams of column stream"):
+        publish(conn, stream, [stage(conn, stream, 5)], 5)
     assert value(conn, "is_published", "sink", None, 0) is True
     assert write(3, "txn:a") is True
     assert write(2, "txn:a") is False
@@ -351,20 +379,20 @@ def test_a_batch_of_several_streams_is_published_once(conn: Conn, stream: int) -
     assert len(acked(conn, "s", "c")) == 2 + 2 + 1
     assert len(acked(conn, "other", "c")) == 3 + 3
     blocks = [stage(conn, stream, 1, 1, p_routed=True), stage(conn, other, 1, 1)]
-    with pytest.raises(psycopg.Error, match="1 of 2 staged blocks"):
+    with pytest.raises(psycopg.Error, match="1 of 2 staged chunks"):
         value(conn, "publish_staged", "sink", 1, None, blocks, 2)
     call(conn, "maintain", "1 h")
-    assert internals.count(conn, "staged blocks") == 2, "not yet published"
+    assert internals.count(conn, "staged_chunks") == 2, "not yet published"
     assert write(1) is True
     call(conn, "maintain", "1 h")
-    assert internals.count(conn, "staged blocks") == 0
+    assert internals.count(conn, "staged_chunks") == 0
 
 
 def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: int) -> None:
     """Dedup keys are of a stream; a full consumer counts all blocks that are for it."""
     other = value(conn, "create_stream", "other")
     for name in ("s", "other"):
-        value(conn, "set_dedup_window", name, seconds(3600))
+        value(conn, "alter_stream", name, '{"dedup_window": "1 hour"}')
     consumer(conn, "c", p_settings=Jsonb({"max_backlog": 3}))
     consumer(conn, "d")
     keys = {"p_dedup_keys": ["one", "two"], "p_routed": True}
@@ -406,12 +434,13 @@ def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
 ) -> None:
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 3)
-    end = reader.ask()
+    reader.ask()
     of_query(conn, reader)
     first, second = session(), session()
     with ThreadPoolExecutor(1) as pool:
         with first.transaction():
-            assert value(first, "ack", end.claim_id, sent[:1]) == 1
+            done = settle(first, action("ack", sent[:1]), p_query_id="q", sink="write:first")
+            assert done == (True, 1, 0)
             slower = pool.submit(settle, second, action("dead_letter", sent[:2]), p_query_id="q")
             wait_for_a_lock(conn)
         assert slower.result() == (True, 1, 1)
@@ -429,7 +458,7 @@ def test_who_settles_and_who_brings_back_take_consumers_in_one_order(
     revived = Jsonb([action("redrive", [seq], name) for name in ("z", "a")])
     with ThreadPoolExecutor(2) as pool:
         with holder.transaction():
-            holder.execute("select pgqueue._lock_consumer(%s)", [first])
+            holder.execute("select _pgqueue.lock_consumer(%s)", [first])
             done = pool.submit(settle, settler, *(action("ack", [seq], n) for n in ("z", "a")))
             wait_for_a_lock(conn)
             back = pool.submit(call, reviver, "revive_messages", "txn:a", 5, revived)

@@ -144,14 +144,14 @@ def test_an_acknowledgement_from_outside_says_what_others_have(conn: Conn, reade
 
 def test_what_is_delayed_or_in_a_claim_is_not_available(conn: Conn) -> None:
     id_ = consumer(conn)
-    assert value(conn, "reader_available", id_) == 0
+    assert value(conn, "consumer_available", id_) == 0
     send_all(conn, ["x"] * 5)
-    assert value(conn, "reader_available", id_) == 5
+    assert value(conn, "consumer_available", id_) == 5
     claim = claim_of(receive(conn, 2))
-    assert value(conn, "reader_available", id_) == 3
+    assert value(conn, "consumer_available", id_) == 3
     value(conn, "nack", claim, p_delay=timedelta(hours=1))
-    assert value(conn, "reader_available", id_) == 3
-    assert value(conn, "reader_backlog", id_) == 5
+    assert value(conn, "consumer_available", id_) == 3
+    assert value(conn, "consumer_backlog", id_) == 5
 
 
 def test_the_recent_size_is_that_of_the_last_hundred(conn: Conn, stream: int) -> None:

@@ -88,6 +88,6 @@ def test_without_ageing_what_is_urgent_comes_first_for_ever(conn: Conn, stream: 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_it_is_refused_where_priorities_mean_nothing(conn: Conn, ordering: str) -> None:
-    with pytest.raises(psycopg.Error, match="priorities, which mean nothing") as error:
+    with pytest.raises(psycopg.Error, match="priorities, which have no meaning") as error:
         consumer(conn, ordering=ordering, p_settings='{"ageing": "1 s"}')
     assert error.value.sqlstate == "PQ003"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.sql import internals
+from tests.sql import clock, internals
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -19,6 +20,7 @@ from tests.sql.queue import (
     call,
     claim_of,
     consumer,
+    now,
     one,
     publish,
     receive,
@@ -57,18 +59,20 @@ def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
 def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
     conn: Conn, ordering: str
 ) -> None:
-    limited(conn, 5, ordering=ordering)
+    id_ = limited(conn, 5, ordering=ordering)
     send_keys(conn, "a", "b", "c", "d")
     assert "has 4 before it" in str(rejected(conn, 2)), "all or nothing"
     send(conn, p_key="e")
+    assert not internals.noted_full(conn, id_)
     error = rejected(conn)
+    assert internals.noted_full(conn, id_)
     assert error.diag.message_primary == (
         "stream 's' takes no message now: consumer 'c' has 5 before it that nobody claimed,"
         " and max_backlog is 5"
     )
     assert "Nothing was sent" in str(error.diag.message_hint)
     got = receive(conn, 3)
-    wait_until_counted_again(conn)
+    internals.wait_until_counted_again(conn)
     assert len(send_all(conn, ["x"] * 3)) == 3
     rejected(conn)
     value(conn, "ack", claim_of(got))
@@ -76,9 +80,13 @@ def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
     assert stats(conn).backlog == 0
 
 
-def wait_until_counted_again(conn: Conn) -> None:
-    """That a consumer is full is known for a moment, however fast it is emptied."""
-    conn.execute("select pg_sleep(0.05)")
+def test_what_was_noted_before_the_clock_was_set_back_is_counted_again(conn: Conn) -> None:
+    id_ = limited(conn, 2)
+    send_all(conn, ["x", "x"])
+    rejected(conn)
+    receive(conn)
+    internals.note_full(conn, id_, "1 hour")
+    send(conn)
 
 
 def test_what_goes_back_counts_again(conn: Conn) -> None:
@@ -97,7 +105,7 @@ def test_only_consumers_that_are_to_get_a_message_count(conn: Conn) -> None:
     send(conn)
     rejected(conn)
     send(conn, p_consumers=["other"])
-    wait_until_counted_again(conn)
+    internals.wait_until_counted_again(conn)
     rejected(conn, p_consumers=["c"])
 
 
@@ -106,7 +114,7 @@ def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
     send(conn)
     rejected(conn)
     value(conn, "alter_consumer", "s", "c", '{"max_backlog": 2}')
-    wait_until_counted_again(conn)
+    internals.wait_until_counted_again(conn)
     send(conn)
     rejected(conn)
     value(conn, "alter_consumer", "s", "c", '{"max_backlog": null}')
@@ -117,6 +125,7 @@ def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
     value(conn, "drop_consumer", "s", "c")
     assert not one(conn, "select limited from pgqueue.streams")
     send(conn)
+    call(conn, "maintain")
     assert not one(conn, "select count(*) from pg_class where relname like 'room%%'")
 
 
@@ -130,6 +139,16 @@ def test_a_batch_of_a_sink_is_rejected_whole(conn: Conn, stream: int) -> None:
     value(conn, "ack", claim_of(receive(conn, 1)))
     assert publish(conn, stream, [block], 2), "the same batch, later"
     assert stats(conn).backlog == 3
+
+
+def test_numbers_that_were_reserved_long_ago_count_when_they_are_published(
+    conn: Conn, stream: int
+) -> None:
+    limited(conn, 5)
+    block = stage(conn, stream, 4)
+    send(conn)
+    assert publish(conn, stream, [block], 4)
+    rejected(conn)
 
 
 def test_a_copy_that_is_rejected_rejects_the_message(conn: Conn) -> None:
@@ -184,7 +203,8 @@ def test_far_from_full_nobody_counts(conn: Conn) -> None:
     limited(conn, 1000)
     send(conn)
     conn.execute(
-        "create or replace function pgqueue._backlog_of(p_consumer_id int) returns bigint"
+        "create or replace function _pgqueue.backlog_of(p_consumer_id int, p_enough bigint)"
+        " returns bigint"
         " language plpgsql as 'begin raise exception $$counted$$; end'"
     )
     for _ in range(8):
@@ -202,7 +222,7 @@ def test_a_transaction_counts_what_it_sent_itself(conn: Conn) -> None:
         send(conn)
     conn.execute("rollback")
     assert stats(conn).backlog == 0
-    wait_until_counted_again(conn)
+    internals.wait_until_counted_again(conn)
     send_all(conn, ["x", "x"])
 
 
@@ -228,7 +248,7 @@ def test_what_waits_is_dropped_and_what_is_claimed_is_not(
     claim = claim_of(receive(conn, 2))
     delayed = send(conn, p_key="c", p_deliver_at="2100-01-01")
     later = send_keys(conn, *"aabbab")
-    wait_until_counted_again(conn)
+    internals.wait_until_counted_again(conn)
     assert receive(conn, 1) == [] or ordering == "none"
     found = states(conn)
     assert found[delayed] == "dead"
@@ -239,6 +259,15 @@ def test_what_waits_is_dropped_and_what_is_claimed_is_not(
     assert sorted(s for s, state in states(conn).items() if state == "dead") == [
         delayed, *later[:2]
     ]  # fmt: skip
+
+
+def test_a_claim_that_finds_enough_ready_drops_too(conn: Conn) -> None:
+    limited(conn, 10, "drop_oldest")
+    send_all(conn, ["x"] * 10)
+    first = claim_of(receive(conn, 1))
+    *_, newest = [send(conn) for _ in range(12)]
+    assert seqs_of(receive(conn, 1)) == [newest - 9]
+    value(conn, "ack", first)
 
 
 def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> None:
@@ -262,6 +291,18 @@ def health(conn: Conn) -> Any:
     return row
 
 
+def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> None:
+    """A message of tomorrow needs no worker today: not before it is taken, and not after."""
+    consumer_id = limited(conn, 100)
+    send(conn, p_deliver_at=now(conn) + timedelta(days=1))
+    assert health(conn).status == "ok"
+    assert receive(conn) == []
+    internals.forget_claimers(conn, consumer_id)
+    assert health(conn).status == "ok"
+    clock.pass_time(conn, timedelta(days=2))
+    assert health(conn).status == "unattended"
+
+
 def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None:
     consumer_id = limited(conn, 3)
     assert (health(conn).status, health(conn).because) == (
@@ -270,7 +311,7 @@ def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None
     send(conn)
     assert health(conn).status == "unattended"
     assert health(conn).because == (
-        "1 can be claimed and no lease ended, and nobody has claimed anything yet"
+        "1 are new or ready and no lease ended, and nobody has claimed anything yet"
     )
     claim = claim_of(receive(conn))
     assert health(conn).status == "ok"
@@ -292,6 +333,25 @@ def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None
     call(conn, "receive", "s", "c", 1, p_visibility_timeout=seconds(0.001))
     internals.forget_claimers(conn, consumer_id)
     assert health(conn).status == "unattended"
-    assert "2 can be claimed and the leases of 1 claims ended, and nobody has claimed since" in (
+    assert "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since" in (
         health(conn).because
     )
+
+
+def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a_limit(
+    conn: Conn,
+) -> None:
+    consumer(conn)
+    send(conn)
+    for _ in range(9):
+        value(conn, "nack", claim_of(receive(conn)), None, None, "no answer")
+    claim = claim_of(receive(conn))
+    assert health(conn).status == "failing"
+    value(conn, "nack", claim, None, None, "no answer")
+    claim = claim_of(receive(conn))
+    assert (health(conn).status, health(conn).because) == (
+        "failing",
+        "1 were delivered ten times or more, and max_deliver_count is not set: no answer",
+    )
+    value(conn, "ack", claim)
+    assert health(conn).status == "ok"

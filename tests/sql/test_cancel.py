@@ -403,7 +403,7 @@ def race(conn: Conn, url: str, ordering: str, lasts: float) -> None:
     assert sum(cancelled) == sum(
         len(checker.numbers(row.seqs)) for row in kept if row.claim_id is None
     )
-    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "consumer_messages") == 0
 
 
 def test_it_reads_no_more_than_it_must(conn: Conn) -> None:
@@ -411,5 +411,5 @@ def test_it_reads_no_more_than_it_must(conn: Conn) -> None:
     consumer(conn)
     conn.execute("select pgqueue.send('s', 'x') from generate_series(1, 3000)")
     assert cancel(conn, 2999) == 1
-    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "consumer_messages") == 0
     assert stats(conn).backlog == 2999

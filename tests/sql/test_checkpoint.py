@@ -37,7 +37,7 @@ def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     conn: Conn, ordering: str
 ) -> None:
     """What was finished is acknowledged; and the reader is not known any more."""
-    reader = Reader(conn, consumer(conn, ordering=ordering, p_max_deliver_count=1))
+    reader = Reader(conn, consumer(conn, ordering=ordering, max_deliver_count=1))
     sent = send_all(conn, ["x"] * 9, p_keys=["a", "b", "c"] * 3)
     first = reader.ask(2)
     reader.move(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,8 +22,10 @@ from tests.sql.queue import (
     seconds,
     send,
     send_all,
+    seqs_of,
     states,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -62,6 +65,26 @@ def test_a_claim_acknowledges_the_one_before_it(conn: Conn, ordering: str, funct
     claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
     assert call(conn, function, "s", "c", 2, p_ack=claim) == []
     assert states(conn) == {}
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_acknowledges_the_one_before_it_also_when_it_has_to_wait(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    """It acknowledges, takes that back when it finds the consumer locked, and does it again."""
+    id_ = consumer(conn, ordering=ordering)
+    first = send(conn, p_key="a")
+    claim = claim_of(receive(conn))
+    second = send(conn, p_key="b")
+    busy = session()
+    with ThreadPoolExecutor(1) as pool:
+        with busy.transaction():
+            internals.lock_consumer(busy, id_)
+            waiting = pool.submit(receive, conn, p_ack=claim)
+            wait_for_a_lock(busy)
+            assert states(busy)[first] == "claimed"
+        assert seqs_of(waiting.result()) == [second]
+    assert states(conn) == {second: "claimed"}
 
 
 def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn) -> None:

@@ -41,7 +41,7 @@ pytestmark = [
 def test_a_message_that_failed_too_often_is_dead_lettered(
     conn: Conn, ordering: str, how: str
 ) -> None:
-    consumer(conn, ordering=ordering, p_max_deliver_count=2)
+    consumer(conn, ordering=ordering, max_deliver_count=2)
     poison = send(conn, "poison", p_key="k", p_priority=7)
     for attempt in (1, 2):
         (row,) = receive(conn, p_visibility_timeout=seconds(0.05 if how == "expiry" else 30))
@@ -86,7 +86,7 @@ def test_a_dead_message_lets_those_behind_it_pass(conn: Conn) -> None:
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_message_that_failed_too_often_takes_no_later_one_back(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering, p_max_deliver_count=1)
+    consumer(conn, ordering=ordering, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 3, p_keys=["k"] * 3)
     claim = claim_of(receive(conn))
     assert value(conn, "nack", claim, sent[:1]) == 1
@@ -105,7 +105,7 @@ def bury(conn: Conn, seqs: list[int], name: str = "c", reason: str | None = None
 
 def test_a_dead_letter_tells_why_whose_how_often_and_when_with_what_it_holds(conn: Conn) -> None:
     conn.execute("set application_name = 'worker 7'")
-    consumer(conn, p_max_deliver_count=2)
+    consumer(conn, max_deliver_count=2)
     bad, worse = send(conn, "bad", p_key="k", p_headers=Jsonb({"a": 1})), send(conn, "worse")
     for _ in range(2):
         rows = receive(conn)
@@ -149,7 +149,7 @@ def test_dead_letters_are_read_page_by_page_and_by_number_reason_and_time(conn: 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_what_is_redriven_arrives_anew_at_the_end_in_its_order(conn: Conn, ordering: str) -> None:
     """As if never delivered, for this consumer alone."""
-    consumer(conn, ordering=ordering, p_max_deliver_count=1)
+    consumer(conn, ordering=ordering, max_deliver_count=1)
     consumer(conn, "other")
     first = send_all(conn, ["x"] * 6, p_keys=list("aabbab"))
     bury(conn, first, "other")
@@ -195,7 +195,7 @@ def test_what_is_redriven_keeps_the_limits_of_its_key(
 
 
 def test_a_redriven_message_may_keep_its_count_and_its_error(conn: Conn) -> None:
-    consumer(conn, p_max_deliver_count=1)
+    consumer(conn, max_deliver_count=1)
     seq = send(conn)
     value(conn, "nack", claim_of(receive(conn)), None, None, "no such user")
     assert value(conn, "redrive", "s", "c", p_reset=False) == 1
@@ -213,7 +213,7 @@ def test_a_redriven_message_may_keep_its_count_and_its_error(conn: Conn) -> None
 def test_what_died_alone_in_its_claim_comes_in_large_claims_when_it_is_redriven(
     conn: Conn,
 ) -> None:
-    consumer(conn, p_max_deliver_count=1)
+    consumer(conn, max_deliver_count=1)
     send_all(conn, ["x"] * 4)
     while rows := receive(conn):
         value(conn, "nack", claim_of(rows))
@@ -315,3 +315,18 @@ def test_retention_keeps_what_is_dead_until_it_is_purged(conn: Conn, stream: int
     for _ in range(4):
         call(conn, "maintain")
     assert seqs_of(receive(conn)) == sent[:1]
+
+
+def test_dead_letters_that_maintain_is_deleting_are_passed_over(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 2)
+    for seq in sent:
+        value(conn, "dead_letter", claim_of(receive(conn, 1)), [seq])
+    conn.execute("set lock_timeout = '10 s'")
+    other = session()
+    with other.transaction():
+        internals.lock_dead_letter(other, sent[0])
+        assert value(conn, "redrive", "s", "c") == 1
+    assert states(conn) == {sent[0]: "dead", sent[1]: "ready"}

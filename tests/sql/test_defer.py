@@ -34,7 +34,7 @@ def test_what_is_put_off_comes_back_with_its_state_and_did_not_fail(
     conn: Conn, ordering: str, given: str
 ) -> None:
     """However often: it is never dead-lettered for it."""
-    consumer(conn, ordering=ordering, p_max_deliver_count=1)
+    consumer(conn, ordering=ordering, max_deliver_count=1)
     seq = send(conn, p_key="k")
     for turn in range(3):
         (message,) = receive(conn)

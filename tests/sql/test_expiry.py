@@ -169,7 +169,7 @@ def test_a_claim_that_expires_much_is_bounded(conn: Conn, has_small_limits: bool
 
 
 def test_two_claimers_give_up_each_message_once(conn: Conn, url: str) -> None:
-    consumer(conn, ordering="key", p_visibility_timeout=HOUR)
+    consumer(conn, ordering="key", visibility_timeout=HOUR)
     keys = [f"k{i % 5}" for i in range(40)]
     gone, left = [], []
     for _ in range(5):

@@ -209,7 +209,7 @@ def test_waiting_says_behind_what(conn: Conn) -> None:
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_rate_says_until_when_its_key_waits(conn: Conn, ordering: str) -> None:
-    """Where a gate, a row of no messages, is what the key waits for; it is no message."""
+    """Where a spent token is what the key waits for; it is no message."""
     rate = Jsonb({"per_key_interval": "1 hour", "per_key_burst": 1})
     consumer(conn, ordering=ordering, p_settings=rate)
     send_keys(conn, "k", "k", "l")

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.conftest import GivenServer, Server
-from tests.sql import checker, internals
+from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import (
@@ -26,7 +27,10 @@ from tests.sql.queue import (
     call,
     consumer,
     dead_publication,
+    maintain,
+    publish,
     send_key,
+    stage,
     value,
     wait_for_a_lock,
 )
@@ -237,16 +241,21 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
         pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     name = f"gap_{restart}_{end}"
     with connection.connect(url) as conn, connection.connect(url) as late:
-        value(conn, "create_stream", "s", p_notify=False)
+        value(conn, "create_stream", "s", p_settings='{"notify": false}')
         consumer(conn)
         sent = prepare(late, name)
         last = send_key(conn)
         assert acked(conn, "s", "c") == [last]
         assert acked(conn, "s", "c") == []
+        call(conn, "maintain")
         conn.execute("checkpoint")
     if restart:
         server.restart(restart)
     with connection.connect(url) as conn:
+        call(conn, "maintain")
+        if restart:
+            call(conn, "recover")  # it was there before
+        consumer(conn, "latest", p_start="latest")
         for _ in range(3):
             assert acked(conn, "s", "c") == []
         other = send_key(conn)
@@ -254,8 +263,36 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
         assert cursor_of(conn).gaps == ids(1, 2)
         conn.execute(f"{end} prepared '{name}'".encode())
         assert acked(conn, "s", "c") == (sent if end == "commit" else [])
+        late = sorted(acked(conn, "s", "latest"))
+        assert late == (sent if end == "commit" else []) + [other]
         acked(conn, "s", "c")
         assert cursor_of(conn).taken == ids(1, 4)
+
+
+def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
+    server: Server, url: str
+) -> None:
+    if isinstance(server, GivenServer):
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+    with connection.connect(url) as conn, connection.connect(url) as other:
+        stream = value(conn, "create_stream", "s", p_settings='{"notify": false}')
+        value(conn, "set_retention", "s", p_for=timedelta(hours=7))
+        maintain(conn)
+        send_key(conn)
+        other.execute("begin")
+        block = stage(other, stream, 2)
+        other.execute("prepare transaction 'staged'")
+        clock.pass_time(conn, timedelta(hours=1))
+        maintain(conn)
+        conn.execute("checkpoint")
+    server.restart("fast")
+    with connection.connect(url) as conn:
+        clock.pass_time(conn, timedelta(hours=14))
+        maintain(conn)
+        conn.execute("commit prepared 'staged'")
+        maintain(conn)
+        publish(conn, stream, [block], 2)
+        assert len([row for row in call(conn, "read", "s") if row.key is None]) == 2
 
 
 def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
@@ -286,7 +323,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 ) -> None:
     """2. Two producers end right after a look: their gaps come to wait for the same ones."""
     define = (
-        "create or replace function pgqueue._limit_gaps() returns int language sql as 'select {}'"
+        "create or replace function _pgqueue.limit_gaps() returns int language sql as 'select {}'"
     )
     conn.execute(define.format(2).encode())
     consumer(conn)
@@ -305,7 +342,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
     # asked for the second time who publishes, which is after the look, it waits here
     conn.execute("create sequence asked; select pg_advisory_lock(1)")
     (publishers,) = conn.execute(
-        "select pg_get_functiondef('pgqueue._publishers(int)'::regprocedure)"
+        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
     ).fetchone() or ("",)
     wait = "begin if nextval('public.asked') = 2 then perform pg_advisory_xact_lock(1); end if;\n"
     slow = publishers.replace("begin\n", wait, 1).replace(" STABLE", " VOLATILE", 1)
@@ -334,7 +371,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering: str) -> None:
     """Producers that abort, use savepoints, sleep, publish from several levels, and are killed."""
     with connection.connect(url) as conn:
-        value(conn, "create_stream", "s", p_notify=False)
+        value(conn, "create_stream", "s", p_settings='{"notify": false}')
         consumer(conn, ordering=ordering)
     stop = threading.Event()
     sent: list[int] = []
@@ -406,14 +443,14 @@ def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
     assert acked(conn, "s", "c") == []
     # The window between asking who publishes and looking, as wide as a test needs.
     definition = conn.execute(
-        "select pg_get_functiondef('pgqueue._publishers(int)'::regprocedure)"
+        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
     ).fetchone()
     assert definition is not None
-    slow = definition[0].replace("_publishers", "_publishers_now", 1)
+    slow = definition[0].replace("publishers", "publishers_now", 1)
     conn.execute(slow.encode())
     conn.execute(
-        "create or replace function pgqueue._publishers(p_stream_id int) returns text[]"
-        " language plpgsql stable as $$ declare v text[] := pgqueue._publishers_now(p_stream_id);"
+        "create or replace function _pgqueue.publishers(p_stream_id int) returns text[]"
+        " language plpgsql stable as $$ declare v text[] := _pgqueue.publishers_now(p_stream_id);"
         " begin perform pg_sleep(0.4); return v; end $$"
     )
     got: list[int] = []

@@ -250,11 +250,11 @@ def test_what_all_partitions_have_passed_is_deleted(conn: Conn, group: int) -> N
     for _ in range(5):
         send_keys(conn, *"abcdefgh")
         work_off(conn, leases)
-    assert internals.count(conn, "runs") <= 1
-    assert internals.count(conn, "group partitions") == 4
+    assert internals.count(conn, "consumer_messages") <= 1
+    assert internals.count(conn, "group_partitions") == 4
     send(conn)
     read(conn, leases)
-    assert internals.count(conn, "runs") == 1
+    assert internals.count(conn, "consumer_messages") == 1
 
 
 def test_workers_that_are_woken_up_together_all_find_what_one_of_them_takes(
@@ -335,16 +335,16 @@ def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
     sent = send_keys(conn, *"abcdefgh")
     leases = lease(conn, "w")
     rows = read(conn, leases, 3)
-    value(conn, "reset_group", "s", "g", f"seq {sent[5]}")
+    value(conn, "seek", "s", "g", f"seq {sent[5]}")
     commit(conn, rows)
     assert work_off(conn, leases) == sent[5:]
-    value(conn, "reset_group", "s", "g", "earliest")
+    value(conn, "seek", "s", "g", "earliest")
     assert work_off(conn, leases, 3) == sent
     send(conn)
-    value(conn, "reset_group", "s", "g", "latest")
+    value(conn, "seek", "s", "g", "latest")
     assert work_off(conn, leases) == []
     with pytest.raises(psycopg.DatabaseError, match="p_to is earliest"):
-        value(conn, "reset_group", "s", "g", "soon")
+        value(conn, "seek", "s", "g", "soon")
     with pytest.raises(psycopg.DatabaseError, match="replays nothing"):
         value(conn, "replay", "s", "g", "earliest")
 
@@ -378,9 +378,9 @@ def test_how_far_behind_each_partition_is(conn: Conn, group: int) -> None:
 def test_dropping_leaves_nothing(conn: Conn, group: int) -> None:
     send(conn)
     rows = read(conn, lease(conn, "w"))
-    value(conn, "drop_group", "s", "g")
-    assert internals.count(conn, "group partitions") == 0
-    assert internals.count(conn, "group workers") == 0
+    value(conn, "drop_consumer", "s", "g")
+    assert internals.count(conn, "group_partitions") == 0
+    assert internals.count(conn, "group_workers") == 0
     with pytest.raises(psycopg.DatabaseError, match="another worker"):
         commit(conn, rows)
     with pytest.raises(psycopg.DatabaseError, match="unknown group 'g'"):

@@ -46,7 +46,7 @@ NOTIFY = json.dumps({"notify_done": True})
 
 def keeper(conn: Conn, name: str = "c", settings: str = KEEP, **options: Any) -> int:
     """A consumer that keeps its history."""
-    return consumer(conn, name, p_settings=settings, **options)
+    return consumer(conn, name, **json.loads(settings), **options)
 
 
 def history(conn: Conn, name: str = "c") -> list[Any]:
@@ -156,7 +156,7 @@ def test_a_consumer_without_history_pays_nothing_for_it(conn: Conn) -> None:
         claim = claim_of(receive(conn, 1, name))
         costs[name].append(cost(conn, "select pgqueue.ack(%s)", claim))
     assert min(costs["c"]) < min(costs["keeper"])
-    plain = one(conn, "select prosrc from pg_proc where proname = '_ack'")
+    plain = one(conn, "select prosrc from pg_proc where oid = '_pgqueue.ack'::regproc")
     assert "consumers" not in plain
 
 
@@ -201,7 +201,7 @@ def test_the_error_of_a_message_that_failed_is_told(conn: Conn) -> None:
 @pytest.mark.parametrize("end", ["ack", "ack some", "next claim", "dead_letter", "expired"])
 def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session, end: str) -> None:
     """And of no other consumer's."""
-    keeper(conn, settings=NOTIFY, p_max_deliver_count=1)
+    keeper(conn, settings=NOTIFY, max_deliver_count=1)
     consumer(conn, "other")
     other = session()
     channel = value(other, "listen_done", "s", "c", other.info.backend_pid)
@@ -230,7 +230,7 @@ def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session, end:
 
 def test_each_acknowledgement_is_kept_once_whoever_dies(conn: Conn, url: str) -> None:
     """Workers whose leases are too short, and backends that are killed at it."""
-    keeper(conn, p_visibility_timeout=seconds(0.05))
+    keeper(conn, visibility_timeout=seconds(0.05))
     sent = send_all(conn, ["x"] * 600)
     done: Counter[int] = Counter()
     pids: list[int] = []

@@ -17,8 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, internals
 from tests.sql.catalogue import catalogue
@@ -30,7 +29,7 @@ Conn = psycopg.Connection
 
 def psql(url: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run install.sql as a person would, or what the arguments say."""
-    program = shutil.which("psql") or str(embedded.find_binaries(18) / "psql")
+    program = shutil.which("psql") or str(binaries.find_binaries(18) / "psql")
     arguments = arguments or ("-f", str(schema.sql_directory() / "install.sql"))
     command = [program, "-X", *arguments, url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, input=stdin)
@@ -48,7 +47,7 @@ def content(conn: Conn) -> dict[str, str]:
     rows = "select coalesce(jsonb_agg(t order by t::text), '[]')::text from {} t"
     functions = conn.execute(
         "select oid::regprocedure::text, pg_get_functiondef(oid) from pg_proc"
-        " where pronamespace = 'pgqueue'::regnamespace"
+        " where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)"
     ).fetchall()
     tables = {name: one(conn, rows.format(name)) for (name,) in stored}
     return tables | dict(sequences) | dict(functions)
@@ -58,8 +57,7 @@ def public_functions(conn: Conn, condition: str) -> list[str]:
     """The functions that people call and for which a condition holds."""
     found = conn.execute(
         "select oid::regprocedure::text from pg_proc"
-        " where pronamespace = 'pgqueue'::regnamespace and proname not like '\\_%'"
-        f" and {condition} order by 1".encode()
+        f" where pronamespace = 'pgqueue'::regnamespace and {condition} order by 1".encode()
     ).fetchall()
     return [row[0] for row in found]
 
@@ -127,7 +125,7 @@ def test_an_older_installer_is_refused_and_changes_nothing(conn: Conn, url: str)
     newer = schema.expected_version() + 1
     conn.execute("insert into pgqueue.installed (version) values (%s)", [newer])
     conn.execute("drop view pgqueue.message_states")
-    index = internals.index_of(conn, "dead letters")
+    index = internals.index_of(conn, "dead_messages")
     conn.execute(f"drop index {index}".encode())
     conn.execute(
         "create or replace function pgqueue.schema_version() returns int language sql"
@@ -170,7 +168,8 @@ def test_every_function_and_view_says_what_it_does_directly_above(file: Path) ->
 
 def test_the_header_of_a_public_function_names_the_errors_that_its_body_raises() -> None:
     for file in schema.sql_files():
-        above, *functions = file.read_text().split("create or replace function pgqueue.")
+        made = re.compile(r"create or replace function (?=_?pgqueue\.)")
+        above, *functions = made.split(file.read_text())
         for function in functions:
             header = above.rstrip("\n").rpartition("\n\n")[2]
             above = function
@@ -190,10 +189,11 @@ def test_nothing_is_granted_to_public_after_the_first_and_the_second_installatio
             assert public_functions(conn, functions) == []
             private = conn.execute(
                 "select oid::regprocedure::text from pg_proc"
-                f" where pronamespace = 'pgqueue'::regnamespace and {functions}".encode()
+                f" where pronamespace = '_pgqueue'::regnamespace and {functions}".encode()
             ).fetchall()
             assert private == []
-            assert not one(conn, "select has_schema_privilege('public', 'pgqueue', 'usage')")
+            for name in ("pgqueue", "_pgqueue"):
+                assert not one(conn, "select has_schema_privilege('public', %s, 'usage')", name)
             relations = conn.execute(
                 "select oid::regclass::text from pg_class where relnamespace ="
                 " 'pgqueue'::regnamespace and relkind in ('r', 'p', 'v')"
@@ -213,12 +213,14 @@ def test_what_people_call_and_views_ask_runs_as_the_owner_with_a_pinned_path(con
     as_caller = [f.partition("(")[0] for f in public_functions(conn, "not prosecdef")]
     assert as_caller == [
         "pgqueue.capture",
+        "pgqueue.change_capture",
         "pgqueue.create_roles",
+        "pgqueue.execute_as",
         "pgqueue.maintain_all",
         "pgqueue.release",
     ]
     asked = conn.execute(
-        f"select proname from pg_proc where oid in (select pgqueue._view_functions())"
+        f"select proname from pg_proc where oid in (select _pgqueue.view_functions())"
         f" and not (prosecdef and {pinned})".encode()
     ).fetchall()
     assert asked == []
@@ -227,7 +229,7 @@ def test_what_people_call_and_views_ask_runs_as_the_owner_with_a_pinned_path(con
 def test_all_that_people_use_has_a_comment_of_one_sentence(conn: Conn) -> None:
     found = conn.execute(
         "select oid::regprocedure::text, obj_description(oid, 'pg_proc') from pg_proc"
-        " where pronamespace = 'pgqueue'::regnamespace and proname not like '\\_%'"
+        " where pronamespace = 'pgqueue'::regnamespace"
         " union all select oid::regclass::text, obj_description(oid, 'pg_class') from pg_class"
         " where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
     ).fetchall()
@@ -278,7 +280,7 @@ PREPARED = {
     " create function pgqueue.evil() returns trigger language plpgsql"
     " as 'begin raise exception ''hijacked''; end';"
     " create trigger evil before insert on pgqueue.streams execute function pgqueue.evil()",
-    "function": "create function pgqueue._check_name(text, text) returns void language sql"
+    "function": "create function _pgqueue.check_name(text, text) returns void language sql"
     " as 'select'",
     "type": "create type pgqueue.line_place as (lane int, line_no bigint, first_seq bigint)",
     "view": "create view pgqueue.stream_stats as select 1 as mine",
@@ -294,10 +296,10 @@ def test_what_somebody_else_prepared_is_refused(
     role = conninfo_to_dict(other)["user"]
     with connection.connect(empty_url) as conn, connection.connect(other) as theirs:
         if schema_of == "other":
-            theirs.execute("create schema pgqueue")
+            theirs.execute("create schema pgqueue; create schema _pgqueue")
         else:
-            conn.execute("create schema pgqueue")
-            conn.execute(f"grant all on schema pgqueue to {role}".encode())
+            conn.execute("create schema pgqueue; create schema _pgqueue")
+            conn.execute(f"grant all on schema pgqueue, _pgqueue to {role}".encode())
         theirs.execute(PREPARED[what].encode())
         if (what, schema_of) == ("schema", "installer"):
             schema.install(conn)

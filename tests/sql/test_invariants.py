@@ -289,7 +289,7 @@ def test_atomic_publication_of_a_batch(conn: Conn, session: Session, url: str, s
         value(conn, "publish_staged", "sink", 7, stream, [*staged, 999], 15)
     assert caught.value.sqlstate == "PQ008"
     assert call(conn, "receive", "s", "c", 100) == []
-    assert internals.staged_blocks(conn) == sorted(staged)
+    assert internals.staged_chunks(conn) == sorted(staged)
 
     barrier = threading.Barrier(4)
 

@@ -49,7 +49,7 @@ def capped(conn: Conn, most: int, ordering: str = "none", name: str = "c", **opt
 
 def rejected(conn: Conn, *keys: str | None, **options: Any) -> psycopg.Error:
     """Sends messages of these keys together, which are rejected, and change nothing."""
-    tables = ("publications", "messages", "key backlog")
+    tables = ("publications", "messages", "key_backlog")
     before = [internals.count(conn, table) for table in tables]
     with pytest.raises(psycopg.Error) as error:
         send_all(conn, ["x"] * len(keys), p_keys=list(keys), **options)
@@ -108,7 +108,7 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
     rejected(conn, "a")
     assert len(acked(conn, "s", "c")) == 11
     assert room(conn, "a") == 3
-    assert internals.count(conn, "key backlog") == 0, "acknowledged, and so forgotten"
+    assert internals.count(conn, "key_backlog") == 0, "acknowledged, and so forgotten"
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -208,10 +208,10 @@ def test_however_a_message_leaves_its_key_has_room_again(
     assert [room(conn, k) for k in "klm"] == [0, 0, 1]
     leave(conn, how, stream, ordering)
     left = {k: v for k, v in states(conn).items() if v != "dead"}
-    assert len(left) <= 3, "what was sent so that leaves are closed"
+    assert len(left) <= 3, "what was sent so that segments are closed"
     assert [room(conn, k) for k in "klm"] == [2, 2, 2]
     maintain(conn)
-    assert internals.count(conn, "key backlog") == 0
+    assert internals.count(conn, "key_backlog") == 0
     send_keys(conn, "k", "k")
     rejected(conn, "k")
 
@@ -252,7 +252,7 @@ def test_what_a_consumer_has_when_it_is_limited_counts(conn: Conn, ordering: str
     value(conn, "ack", claim)
     rejected(conn, "k")
     value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": null}')
-    assert internals.count(conn, "key backlog") == 0
+    assert internals.count(conn, "key_backlog") == 0
     assert not one(conn, "select keys_limited from pgqueue.streams")
     send_keys(conn, *"kkkkk")
     capped(conn, 2, name="late", p_start="earliest")
@@ -286,7 +286,7 @@ def test_what_a_filter_has_not_judged_yet_counts_if_it_passes(conn: Conn) -> Non
     capped(conn, 2, p_where='$.key != "x"')
     *_, last = send_keys(conn, *"xaxbxcxdxd")
     receive(conn, 1)
-    assert states(conn)[last] in ("unsifted", "ready")
+    assert states(conn)[last] in ("unfiltered", "ready")
     rejected(conn, "d")
     assert [room(conn, k) for k in "cdx"] == [1, 0, 20]
 
@@ -384,7 +384,7 @@ def test_a_producer_with_an_old_snapshot_judges_by_it_and_forgets_nothing(
             value(other, "send", "s", "x", p_key="k")
     with other.transaction():
         value(other, "send", "s", "x", p_key="k")
-    assert internals.count(conn, "key backlog") == 3
+    assert internals.count(conn, "key_backlog") == 3
     assert (room(conn), room(conn, "l")) == (0, 1)
 
 
@@ -403,9 +403,96 @@ def test_no_producer_waits_for_one_that_found_the_same_key_free(
     maintain(conn, 1)
     for mine in (conn, other):
         mine.execute("commit")
-    assert internals.count(conn, "key backlog") == 2, "one more than allowed: they raced"
+    assert internals.count(conn, "key_backlog") == 2, "one more than allowed: they raced"
     rejected(conn, "k")
     value(conn, "drop_consumer", "s", "c")
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_what_comes_back_while_a_producer_takes_it_for_gone_counts_again(
+    conn: Conn, session: Session, ending: str
+) -> None:
+    """The producer made room by the dead message's entry, and is open while that is redriven."""
+    capped(conn, 1)
+    [dead] = send_keys(conn, "k")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    late = session()
+    late.execute("begin")
+    new = send_keys(late, "k")
+    assert value(conn, "redrive", "s", "c") == 1
+    late.execute(ending.encode())
+    if ending == "commit":
+        rows = receive(conn)
+        assert seqs_of(rows) == [dead, *new]
+        value(conn, "ack", claim_of(rows), new)
+    maintain(conn)
+    assert room(conn) == 0
+    rejected(conn, "k")
+
+
+def test_what_came_back_since_a_producer_looked_stays_entered(conn: Conn, session: Session) -> None:
+    """The producer finds that the message is dead; it is redriven before the entry is deleted."""
+    capped(conn, 1)
+    [dead] = send_keys(conn, "k")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    value(conn, "redrive", "s", "c")
+    internals.delete_entries_of(conn, "c", "k", [dead])
+    assert room(conn) == 0
+
+
+def test_what_comes_back_while_its_entry_is_deleted_is_entered_again(
+    conn: Conn, session: Session
+) -> None:
+    capped(conn, 1)
+    [dead] = send_keys(conn, "k")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    producer = session()
+    with producer.transaction():
+        internals.delete_entries_of(producer, "c", "k", [dead])
+        assert value(conn, "redrive", "s", "c") == 1
+    assert room(conn) == 0
+
+
+@pytest.mark.parametrize("created", [False, True], ids=["altered", "created"])
+def test_what_an_open_producer_sent_before_a_capacity_was_set_counts(
+    conn: Conn, session: Session, created: bool
+) -> None:
+    if not created:
+        consumer(conn)
+    early, late = session(), session()
+    for producer in (early, late):
+        producer.execute("begin")
+        send_keys(producer, "k")
+    if created:
+        capped(conn, 2)
+    else:
+        value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 2}')
+    early.execute("commit")
+    maintain(conn, 1)
+    assert room(conn) == 1
+    late.execute("commit")
+    maintain(conn, 1)
+    assert room(conn) == 0
+    acked(conn, "s", "c")
+    maintain(conn)
+    assert room(conn) == 2
+    assert internals.count(conn, "late_entries") == 0
+    assert internals.count(conn, "key_backlog") == 0
+
+
+def test_what_an_old_snapshot_sends_after_a_capacity_was_set_counts(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn)
+    old = session()
+    old.execute("begin transaction isolation level repeatable read")
+    old.execute("select count(*) from pgqueue.consumers")
+    value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
+    maintain(conn, 1)
+    send_keys(old, "k")
+    old.execute("commit")
+    maintain(conn, 1)
+    assert room(conn) == 0
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
@@ -469,7 +556,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
     acked(conn, "s", "c")
     assert [room(conn, k) for k in "abc"] == [5, 5, 5]
     maintain(conn)
-    assert internals.count(conn, "key backlog") == 0
+    assert internals.count(conn, "key_backlog") == 0
 
 
 @pytest.mark.small_limits
@@ -569,7 +656,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     value(conn, "seek", "s", "c", "latest")
     for _ in range(300):  # with small limits it looks at a few, from a place by chance on
         maintain(conn, 1)
-        if not internals.count(conn, "key backlog"):
+        if not internals.count(conn, "key_backlog"):
             break
     else:
         pytest.fail("entries are left")
@@ -609,7 +696,7 @@ def cost_of_a_look(conn: Conn, key: str, quick: bool = False) -> int:
         cost(
             conn,
             "select j.* from pgqueue.consumers c cross join lateral"
-            " pgqueue._judge_keys(c, array[hashtextextended(%s, 0)], %s) j",
+            " _pgqueue.judge_keys(c, array[hashtextextended(%s, 0)], %s) j",
             key, quick,
         )
         for _ in range(3)
@@ -629,7 +716,7 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     assert one(
         conn,
         "select owed <> '{}' from pgqueue.consumers c cross join lateral"
-        " pgqueue._judge_keys(c, array[hashtextextended('job 1500', 0)], true)",
+        " _pgqueue.judge_keys(c, array[hashtextextended('job 1500', 0)], true)",
     )
     rejected(conn, "job 1500")
 
@@ -656,7 +743,7 @@ def test_key_stats_says_what_a_key_has_also_new(conn: Conn, ordering: str) -> No
     [
         ({"per_key_capacity": 0}, "at least 1, not 0"),
         ({"per_key_capacity": "many"}, "at least 1, not"),
-        ({"per_key_capacity": 1, "on_full": "drop_oldest"}, "what is sent is rejected"),
+        ({"per_key_capacity": 1, "on_full": "drop_oldest"}, "per_key_capacity rejects messages"),
         ({"per_key_capacty": 1}, "Is it per_key_capacity"),
     ],
 )

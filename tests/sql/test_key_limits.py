@@ -32,6 +32,7 @@ from tests.sql.queue import (
     seqs_of,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -41,9 +42,7 @@ BY_KEY = ["none", "key"]
 
 def limited(conn: Conn, ordering: str, **settings: Any) -> int:
     """The consumer c with these settings; its id."""
-    return consumer(
-        conn, ordering=ordering, p_settings=json.dumps(settings), p_visibility_timeout=seconds(60)
-    )
+    return consumer(conn, ordering=ordering, visibility_timeout=seconds(60), **settings)
 
 
 def keys_of(rows: list[Any]) -> list[str]:
@@ -300,8 +299,8 @@ def test_a_limit_counts_what_was_in_flight_when_it_was_set(
 @pytest.mark.parametrize(
     ("ordering", "settings", "says"),
     [
-        ("stream", {"fair": True}, "no key is told from another"),
-        ("none", {"per_key_burst": 2}, "there is none"),
+        ("stream", {"fair": True}, "all keys are one line"),
+        ("none", {"per_key_burst": 2}, "needs a per_key_interval"),
         ("none", {"per_key_limit": 0}, "at least 1"),
         ("key", {"per_key_interval": "0 s"}, "longer than 0"),
     ],
@@ -338,6 +337,24 @@ def test_a_spark_query_whose_consumer_has_limits_now_replays_nothing(
         reader.resume(end)
     assert error.value.sqlstate == "PQ006"
     assert seqs_of(drained(conn)) == seqs[1:]
+
+
+def test_a_message_of_later_waits_behind_those_that_wait_for_a_token(conn: Conn) -> None:
+    limited(conn, "key", per_key_interval="1 hour", per_key_burst=1)
+    first, second = send_keys(conn, *"aa")
+    rows = receive(conn, 5)
+    assert seqs_of(rows) == [first]
+    value(conn, "ack", claim_of(rows))
+    assert receive(conn, 5) == []
+    (third,) = send_all(conn, ["x"], p_keys=["a"], p_deliver_at=now(conn) + seconds(1800))
+    assert receive(conn, 5) == []
+    checker.check(conn)
+    for seq in (second, third):
+        clock.pass_time(conn, seconds(3600))
+        rows = receive(conn, 5)
+        assert seqs_of(rows) == [seq]
+        value(conn, "ack", claim_of(rows))
+        checker.check(conn)
 
 
 HISTORIES = [
@@ -456,6 +473,46 @@ def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
     value(conn, "ack", held)
     done += rest + seqs_of(drained(conn, 5))
     assert sorted(done) == seqs
+
+
+@pytest.mark.parametrize("ordering", BY_KEY)
+def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    """The claim goes by the old settings, and spends tokens that nobody asks for any more."""
+    limited(conn, ordering, per_key_interval="300 ms", fair=True)
+    seqs = send_keys(conn, *"aaa")
+    with ThreadPoolExecutor(1) as pool, session() as other:
+        with conn.transaction():
+            value(conn, "alter_consumer", "s", "c", '{"per_key_interval": null}')
+            claim = pool.submit(receive, other, 1)
+            wait_for_a_lock(conn)
+        rows = claim.result(20)
+    checker.check(conn)
+    value(conn, "ack", claim_of(rows))
+    done = seqs_of(rows)
+    end = time.monotonic() + 10
+    while len(done) < 3 and time.monotonic() < end:
+        done += seqs_of(drained(conn))
+        time.sleep(0.01)
+    assert done == seqs
+    clock.pass_time(conn, seconds(1))
+    assert receive(conn, 1) == []
+    assert internals.count(conn, "key_tokens") == 0
+
+
+def test_a_token_says_when_a_claim_makes_sense_again(conn: Conn) -> None:
+    limited(conn, "none", per_key_interval="1 hour", per_key_burst=2)
+    send_keys(conn, *"aaa")
+    assert len(drained(conn)) == 2
+    assert seconds(3500) < value(conn, "next_due", "s", "c") - now(conn) <= seconds(3600)
+    clock.pass_time(conn, seconds(3600))
+    assert value(conn, "next_due", "s", "c") <= now(conn)
+    assert len(drained(conn)) == 1
+    clock.pass_time(conn, seconds(3600))
+    assert drained(conn) == []
+    assert value(conn, "next_due", "s", "c") is None
+    assert internals.count(conn, "key_tokens") == 0
 
 
 @pytest.mark.small_limits

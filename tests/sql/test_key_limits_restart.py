@@ -17,7 +17,7 @@ def test_the_rate_and_the_limit_hold_over_a_restart(server: Server, url: str, re
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s")
         consumer(conn, p_settings='{"per_key_interval": "30 s", "per_key_burst": 2}')
-        consumer(conn, "l", p_settings='{"per_key_limit": 2}', p_visibility_timeout=seconds(60))
+        consumer(conn, "l", per_key_limit=2, visibility_timeout=seconds(60))
         seqs = send_keys(conn, *"aaab")
         assert sorted(acked(conn, "s", "c", 10)) == [*seqs[:2], seqs[3]]
         held = receive(conn, 10, "l")

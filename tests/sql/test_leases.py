@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
 def test_a_lease_is_the_consumers_visibility_timeout_or_that_of_the_claim(conn: Conn) -> None:
-    consumer(conn, p_visibility_timeout=seconds(100))
+    consumer(conn, visibility_timeout=seconds(100))
     send_all(conn, ["x", "y"])
 
     def left() -> float:
@@ -74,7 +74,7 @@ def test_a_claim_is_extended_while_another_claimer_is_at_it(
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering, p_visibility_timeout=seconds(0.2))
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.2))
     seq = send(conn)
     first = claim_of(receive(conn))
     assert receive(conn) == []
@@ -94,7 +94,7 @@ def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn, ordering: str)
 def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(
     conn: Conn, ordering: str, settle: str
 ) -> None:
-    consumer(conn, ordering=ordering, p_visibility_timeout=seconds(0.01))
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.01))
     send(conn)
     claim = claim_of(receive(conn))
     time.sleep(0.05)
@@ -102,7 +102,7 @@ def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(
 
 
 def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> None:
-    consumer(conn, p_visibility_timeout=seconds(1))
+    consumer(conn, visibility_timeout=seconds(1))
     sent = send_all(conn, ["x"] * 5)
     assert [claim_one(conn), claim_one(conn)] == sent[:2]
     time.sleep(1.05)
@@ -110,7 +110,7 @@ def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> 
 
 
 def test_a_claim_passes_over_a_lease_whose_owner_is_just_settling(conn: Conn, url: str) -> None:
-    consumer(conn, p_visibility_timeout=seconds(0.05))
+    consumer(conn, visibility_timeout=seconds(0.05))
     sent = send_all(conn, ["x"] * 2)
     late = claim_of(receive(conn, 1))
     time.sleep(0.1)

@@ -12,10 +12,12 @@ import pytest
 from tests.sql import clock, internals
 from tests.sql.queue import (
     Conn,
+    Session,
     acked,
     call,
     claim_of,
     consumer,
+    maintain,
     publish,
     receive,
     seconds,
@@ -38,7 +40,7 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
     assert publish(conn, stream, [won], 2, 1)
     fresh = stage(conn, stream, 4, 2)
     assert dict(call(conn, "maintain")) == {
-        "staged blocks": 2,
+        "staged chunks": 2,
         "unpublished messages": 8,
         "old sink batches": 0,
         "abandoned readers": 0,
@@ -48,7 +50,7 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
         "old dedup keys": 0,
         "old history": 0,
     }
-    assert internals.staged_blocks(conn) == [fresh]
+    assert internals.staged_chunks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6
     assert lost_attempt != fresh
     assert publish(conn, stream, [fresh], 4, 2)
@@ -56,17 +58,17 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
     with pytest.raises(psycopg.Error) as caught:
         publish(conn, stream, [old], 5, 3)
     assert caught.value.sqlstate == "PQ008"
-    assert dict(call(conn, "maintain"))["staged blocks"] == 0
+    assert dict(call(conn, "maintain"))["staged chunks"] == 0
 
 
 def test_maintain_forgets_all_but_the_last_batches_of_a_sink(conn: Conn, stream: int) -> None:
     for batch in range(30):
         publish(conn, stream, [], 0, batch)
-    publish(conn, stream, [], 0, 3, "another")
-    assert dict(call(conn, "maintain"))["old sink batches"] == 19
+    publish(conn, stream, [], 0, 0, "another")
+    assert dict(call(conn, "maintain"))["old sink batches"] == 20
     assert value(conn, "is_published", "sink", stream, 0) is True, "the later ones say so"
     assert publish(conn, stream, [], 0, 29) is False
-    assert value(conn, "is_published", "another", stream, 3) is True
+    assert value(conn, "is_published", "another", stream, 0) is True
 
 
 def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, stream: int) -> None:
@@ -79,7 +81,7 @@ def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, strea
 
 
 def test_maintain_releases_no_claim(conn: Conn) -> None:
-    consumer(conn, p_visibility_timeout=seconds(0.01))
+    consumer(conn, visibility_timeout=seconds(0.01))
     send(conn)
     claim = claim_of(receive(conn))
     time.sleep(0.05)
@@ -111,7 +113,7 @@ def test_maintain_deletes_no_published_message_whatever_was_staged(conn: Conn, s
     assert caught.value.sqlstate == "PQ008"
     clock.pass_time(conn, timedelta(days=2))
     assert dict(call(conn, "maintain"))["unpublished messages"] == 1
-    assert internals.staged_blocks(conn) == []
+    assert internals.staged_chunks(conn) == []
     assert acked(conn, "s", "c") == [*sent, *seqs[:2]]
 
 
@@ -161,3 +163,73 @@ def test_maintain_forgets_readers_that_were_not_used_for_long(conn: Conn, stream
     assert len(internals.readers(conn)) == 1
     assert len(internals.claims(conn)) == 1
     assert acked(conn, "s", "c") in ([1], [2])
+
+
+def test_a_failed_write_deletes_what_it_staged_and_nothing_else(conn: Conn, stream: int) -> None:
+    """Neither chunks of another attempt, nor published ones, nor those of another batch."""
+    consumer(conn)
+    failed, alive, published = (stage(conn, stream, n) for n in (5, 2, 1))
+    other = stage(conn, stream, 3, batch=1)
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, stream, 4)
+        shared = [
+            value(conn, "stage", "x", 1, stream, f"{{[{a},{b + 1})}}")
+            for a, b in ((seqs[0], seqs[1]), (seqs[2], seqs[3]))
+        ]
+    assert publish(conn, stream, [published], 1)
+    assert publish(conn, stream, shared[:1], 2, 1, "x")
+    assert value(conn, "unstage", "sink", 0, [failed, other, published, *shared, 99]) == 5
+    assert value(conn, "unstage", "x", 1, shared) == 2
+    assert internals.staged_chunks(conn) == [alive, other]
+    assert internals.count(conn, "messages") == 2 + 1 + 3 + 2
+    assert internals.count(conn, "reservations") == 2
+    assert len(acked(conn, "s", "c")) == 3
+
+
+def test_what_is_being_published_is_not_deleted(conn: Conn, stream: int, session: Session) -> None:
+    consumer(conn)
+    staged = stage(conn, stream, 5)
+    other = session()
+    with other.transaction():
+        assert publish(other, stream, [staged], 5)
+        assert value(conn, "unstage", "sink", 0, [staged]) == 0
+    assert value(conn, "unstage", "sink", 0, [staged]) == 0
+    assert len(acked(conn, "s", "c")) == 5
+
+
+@pytest.mark.small_limits
+def test_one_call_holds_the_locks_of_some_streams_and_all_have_their_turn(
+    conn: Conn, has_small_limits: bool
+) -> None:
+    """Locks of all streams at once would need more memory than the server has for locks."""
+    names = {f"t{i}" for i in range(7)}
+    for name in names:
+        value(conn, "create_stream", name)
+        value(conn, "set_retention", name, p_for=timedelta(days=1))
+    for _ in range(3):  # who begins in the middle goes on from there
+        maintain(conn)
+    seen = conn.execute(
+        "select stream from pgqueue.stream_retention where maintained_at is not null"
+    ).fetchall()
+    assert {name for (name,) in seen} == names
+    held = []
+    for _ in range(4):
+        with conn.transaction():
+            call(conn, "maintain")
+            held.append(internals.streams_maintained(conn))
+    assert max(held) <= 3 if has_small_limits else held == [7] * 4, held
+
+
+def test_maintain_in_the_transaction_of_a_drop_leaves_the_tables_to_the_next_one(
+    conn: Conn, session: Session
+) -> None:
+    """Behind the lock for that the senders of all streams would wait."""
+    value(conn, "create_stream", "other")
+    sender = session()
+    sender.execute("set lock_timeout = '10 s'")
+    with conn.transaction():
+        value(conn, "drop_stream", "s")
+        maintain(conn)
+        assert value(sender, "send", "other", "x") == 1
+    maintain(conn)
+    assert internals.count(conn, "dropped_streams") == 0

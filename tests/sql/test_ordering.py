@@ -34,7 +34,7 @@ pytestmark = [
 @pytest.fixture
 def keyed(conn: Conn, stream: int) -> int:
     """The consumer c with ordering=key; its id."""
-    return consumer(conn, ordering="key", p_visibility_timeout=seconds(60))
+    return consumer(conn, ordering="key", visibility_timeout=seconds(60))
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])

@@ -204,7 +204,7 @@ def test_lines_come_in_once_where_dedup_keys_are_remembered(
     """However often, by however many at once."""
     send_all(conn, ["a", "b", "c"])
     given = lines(conn)
-    value(conn, "create_stream", "t", p_dedup_window="1 day")
+    value(conn, "create_stream", "t", p_settings='{"dedup_window": "1 day"}')
     first, second = session(), session()
     first.execute("begin")
     assert import_lines(first, given[:2]) == (2, 0)

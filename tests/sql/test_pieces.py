@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 @pytest.fixture
 def keyed(conn: Conn, stream: int) -> int:
     """The consumer c with ordering=key; its id."""
-    return consumer(conn, ordering="key", p_visibility_timeout=seconds(60))
+    return consumer(conn, ordering="key", visibility_timeout=seconds(60))
 
 
 @pytest.mark.small_limits
@@ -173,7 +173,7 @@ def work(conn: Conn, seed: int, until: float) -> tuple[list[Any], list[Any]]:
 def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
     conn: Conn, session: Session
 ) -> None:
-    consumer(conn, ordering="key", p_visibility_timeout=seconds(0.3))
+    consumer(conn, ordering="key", visibility_timeout=seconds(0.3))
     rng, until = random.Random(1), time.monotonic() + 4
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(work, session(), seed, until) for seed in range(3)]

@@ -25,7 +25,7 @@ def singles(conn: Conn, n: int) -> None:
 
 def consumer(conn: Conn, name: str, ordering: str = "none") -> int:
     """One whose claims are held for as long as the test takes."""
-    return queue.consumer(conn, name, ordering, p_visibility_timeout=timedelta(days=1))
+    return queue.consumer(conn, name, ordering, visibility_timeout=timedelta(days=1))
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -74,7 +74,7 @@ def test_runs_that_fit_exactly_leave_nothing_to_walk_over_beside_an_old_snapshot
     internals.add_ready(conn, 1001, 9000)
     with connection.connect(url) as other, other.transaction():
         other.execute("set transaction isolation level repeatable read")
-        internals.count(other, "runs")
+        internals.count(other, "consumer_messages")
         for _ in range(70):
             (row,) = call(conn, "claim", "s", "c", 100)
             call(conn, "ack", row.claim_id)

@@ -62,7 +62,7 @@ def work(conn: Conn, poison: set[int], size: int, how: str) -> tuple[list[int], 
 def test_of_a_claim_only_the_message_to_blame_dies(
     conn: Conn, ordering: str, how: str, max_deliver_count: int
 ) -> None:
-    consumer(conn, ordering=ordering, p_max_deliver_count=max_deliver_count)
+    consumer(conn, ordering=ordering, max_deliver_count=max_deliver_count)
     sent = send_all(conn, ["x"] * 100, p_keys=[f"k{i % 7}" for i in range(100)])
     done, failures = work(conn, {sent[37]}, 100, how)
     assert sorted(done) == [seq for seq in sent if seq != sent[37]]
@@ -78,7 +78,7 @@ def test_of_a_claim_only_the_message_to_blame_dies(
 @pytest.mark.parametrize("how", ["crash", "nack"])
 def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
     """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
-    consumer(conn, ordering=ordering, p_max_deliver_count=3)
+    consumer(conn, ordering=ordering, max_deliver_count=3)
     conn.execute(
         "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{10000}'),"
         " (select array_agg('k' || i % 900) from generate_series(1, 10000) i))"
@@ -90,7 +90,7 @@ def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str,
 
 
 def test_several_poisonous_messages_die_one_by_one(conn: Conn) -> None:
-    consumer(conn, p_max_deliver_count=2)
+    consumer(conn, max_deliver_count=2)
     sent = send_all(conn, ["x"] * 64)
     poison = {sent[3], sent[4], sent[40]}
     done, failures = work(conn, poison, 64, "crash")
@@ -149,7 +149,7 @@ def test_what_was_retried_does_not_take_others_along_that_may_be_to_blame(
 
 
 def test_what_is_known_to_have_failed_dies_by_itself_and_blames_nobody(conn: Conn) -> None:
-    consumer(conn, p_max_deliver_count=2)
+    consumer(conn, max_deliver_count=2)
     bad = send_all(conn, ["x"] * 5)[0]
     for _ in range(2):
         value(conn, "nack", claim_of(receive(conn)), [bad])
@@ -162,7 +162,7 @@ def test_what_is_known_to_have_failed_dies_by_itself_and_blames_nobody(conn: Con
 
 def test_the_last_message_of_a_claim_is_the_one_to_blame(conn: Conn) -> None:
     """A worker that acknowledges one by one, and dies with the one at hand."""
-    consumer(conn, p_max_deliver_count=1)
+    consumer(conn, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 3)
     claim = claim_of(receive(conn))
     value(conn, "ack", claim, sent[:2])
@@ -192,7 +192,7 @@ def test_who_has_several_claims_is_told_which_one_may_kill_it(conn: Conn) -> Non
 def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
     conn: Conn,
 ) -> None:
-    c = consumer(conn, p_max_deliver_count=1)
+    c = consumer(conn, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 4)
     reader = "00000000-0000-0000-0000-000000000001"
     for i in range(3):
@@ -204,7 +204,7 @@ def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
 
 def test_a_failure_is_told_with_its_owner(conn: Conn) -> None:
     conn.execute("set application_name = 'worker 7'")
-    consumer(conn, p_max_deliver_count=1)
+    consumer(conn, max_deliver_count=1)
     seq = send(conn)
     value(conn, "nack", claim_of(receive(conn)), None, None, "no such user")
     (dead,) = internals.dead_letters(conn)

@@ -94,7 +94,7 @@ def test_one_message_among_many_that_kills_its_worker_ends_alone(
 ) -> None:
     """Some log2(n) workers die of it, and all other messages are worked on, also those that the
     worker had claimed beside it."""
-    consumer(conn, ordering=ordering, p_max_deliver_count=most, p_visibility_timeout=seconds(0.3))
+    consumer(conn, ordering=ordering, max_deliver_count=most, visibility_timeout=seconds(0.3))
     conn.execute("create table done (seq bigint)")
     conn.execute(
         "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, %s),"

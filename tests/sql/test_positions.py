@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
@@ -160,7 +162,7 @@ def test_the_end_is_told_beside_a_transaction_that_stays_open(
     early, prepared = session(), session()
     early.execute("begin")
     held = [send_key(early)]
-    value(conn, "create_stream", "quiet", p_notify=False)
+    value(conn, "create_stream", "quiet", p_settings='{"notify": false}')
     dead_publication(conn)
     seen = [send(conn)]
     look()
@@ -551,3 +553,53 @@ def test_workers_and_producers_go_on_while_a_consumer_is_moved(
     published = {s for (s,) in conn.execute("select seq from pgqueue.messages")}
     assert set(rest) | set(before) | held == published
     assert max(Counter(rest).values(), default=1) == 1
+
+
+@pytest.mark.parametrize("through", ["note_offset", "create_consumer", "seek"])
+def test_an_offset_that_nobody_has_read_decides_for_no_other_consumer(
+    conn: Conn, session: Session, through: str
+) -> None:
+    """It says to have read what an open producer publishes later."""
+    late = session()
+    offset = value(conn, "start_offset", "s", "earliest")
+    first = send_key(conn)
+    dead_publication(conn)
+    late.execute("begin")
+    sent = send_key(late)
+    forged = json.dumps({**offset, "next": 4})
+    if through == "note_offset":
+        value(conn, "create_group", "s", "forger", 1)
+        value(conn, "note_offset", "s", "forger", Jsonb(json.loads(forged)))
+    else:
+        consumer(conn, "forger", p_start=forged if through == "create_consumer" else "latest")
+        seek(conn, forged, "forger")
+    consumer(conn, "other", p_start="latest")
+    consumer(conn, "all")
+    assert acked(conn, "s", "all") == [first]
+    late.execute("commit")
+    assert acked(conn, "s", "other") == [sent]
+    assert acked(conn, "s", "all") == [sent]
+    if through != "note_offset":
+        assert acked(conn, "s", "forger") == [sent]
+
+
+def test_an_old_snapshot_believes_no_offset_beside_an_open_producer(
+    conn: Conn, session: Session
+) -> None:
+    """It does not see whether what the offset says to have read was published."""
+    old, late = session(), session()
+    old.execute("begin transaction isolation level repeatable read")
+    old.execute("select from pgqueue.publications")
+    offset = value(conn, "start_offset", "s", "earliest")
+    late.execute("begin")
+    sent = send_key(late)
+    forged = json.dumps({**offset, "next": 2})
+    with pytest.raises(psycopg.Error, match="does not see") as caught, old.transaction():
+        consumer(old, "forger", p_start=forged)
+    assert (caught.value.sqlstate, caught.value.diag.column_name) == ("PQ005", "p_start")
+    late.execute("commit")
+    consumer(old, "forger", p_start=forged)
+    old.execute("commit")
+    assert acked(conn, "s", "forger") == []
+    consumer(conn, "all")
+    assert acked(conn, "s", "all") == [sent]

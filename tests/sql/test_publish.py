@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -169,7 +170,7 @@ def test_sending_is_part_of_the_callers_transaction(conn: Conn, url: str) -> Non
 def test_each_publication_notifies_once_who_waits_and_nobody_when_the_stream_says_so(
     conn: Conn, stream: int, url: str
 ) -> None:
-    quiet = value(conn, "create_stream", "quiet", p_notify=False)
+    quiet = value(conn, "create_stream", "quiet", p_settings='{"notify": false}')
     publications: list[Callable[[], Any]] = [
         lambda: send(conn),
         lambda: send_all(conn, ["x"] * 10),
@@ -191,7 +192,7 @@ def test_each_publication_notifies_once_who_waits_and_nobody_when_the_stream_say
             send(conn)
         send_all(conn, [])
         stage(conn, stream, 1, 1)
-        publish(conn, stream, [], 0, 2)
+        publish(conn, stream, [], 0, 0, "other")
         value(conn, "send", "quiet", "x")
         call(conn, "send_batch", "quiet", ["x", "y"])
         publish(conn, quiet, [stage(conn, quiet, 1, 3)], 1, 3)
@@ -219,7 +220,13 @@ def test_a_message_as_large_as_its_stream_allows_is_taken_and_a_larger_one_refus
 ) -> None:
     """By each way in: alone, together, and written into the stream's table and staged."""
     for kind, column in (("text", "data"), ("json", "data"), ("binary", "data_bytes")):
-        stream = value(conn, "create_stream", kind, kind, p_max_bytes=10, p_max_header_bytes=20)
+        stream = value(
+            conn,
+            "create_stream",
+            kind,
+            kind,
+            p_settings='{"max_bytes": 10, "max_header_bytes": 20}',
+        )
         for size in (10, 11):
             data = "1" * size if kind != "binary" else b"1" * size
             one = {"p_data": None, f"p_{column}": data}
@@ -301,7 +308,7 @@ def test_headers_as_large_and_deep_as_allowed_are_taken_and_others_refused(
     conn: Conn, fits: str, too_much: str
 ) -> None:
     limit = len(fits) if "h" in fits else 65536
-    stream = value(conn, "create_stream", "h", p_max_header_bytes=limit)
+    stream = value(conn, "create_stream", "h", p_settings=json.dumps({"max_header_bytes": limit}))
     ways: list[Callable[[str], Any]] = [
         lambda headers: value(conn, "send", "h", "x", p_headers=headers),
         lambda headers: conn.execute(
@@ -318,7 +325,7 @@ def test_headers_as_large_and_deep_as_allowed_are_taken_and_others_refused(
 
 
 def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
-    value(conn, "create_stream", "j", "json", p_max_bytes=30)
+    value(conn, "create_stream", "j", "json", p_settings='{"max_bytes": 30}')
     secret = "{secret"
     calls = [
         ("send", ["j", secret]),
@@ -338,7 +345,7 @@ def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(
     conn: Conn, url: str
 ) -> None:
     """So where nobody waits, or the stream says so."""
-    value(conn, "create_stream", "quiet", p_notify=False)
+    value(conn, "create_stream", "quiet", p_settings='{"notify": false}')
     with connection.connect(url) as worker:
         call(worker, "start_waiting", "s")
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):

@@ -104,7 +104,7 @@ def test_several_poisonous_messages_die_one_by_one(conn: Conn) -> None:
 
 
 def test_without_quarantine_the_same_messages_come_for_ever(conn: Conn) -> None:
-    reader = Reader(conn, consumer(conn, p_max_deliver_count=1))
+    reader = Reader(conn, consumer(conn, max_deliver_count=1))
     sent = send_all(conn, ["x"] * 4)
     done, deaths = run(reader, {sent[0]}, None, starts=7)
     assert (done, deaths) == ([], [4] * 7)
@@ -311,3 +311,47 @@ def test_a_number_of_starts_is_at_least_1(conn: Conn, reader: Reader, after: int
         "PQ003", "p_quarantine_after",
     )  # fmt: skip
     assert call(conn, "reader_plan", reader.id, 0, end.claim_id) != []
+
+
+@pytest.mark.parametrize(
+    ("ordering", "poison_in", "order"),
+    [("none", 0, (0, 1)), ("key", 0, (1, 0)), ("key", 1, (0, 1)), ("none", 1, (1, 0))],
+)
+def test_a_query_of_two_sources_gives_up_the_message_to_blame_and_no_other(
+    conn: Conn, ordering: str, poison_in: int, order: tuple[int, int]
+) -> None:
+    """A failed start blames neither source: a message dies when it failed alone in the batch."""
+    readers, sent, done = [], [], [[], []]
+    for name in "st":
+        if name == "t":
+            value(conn, "create_stream", "t")
+        made = value(conn, "create_consumer", name, "c", p_start="earliest", p_ordering=ordering)
+        readers.append(Reader(conn, made))
+        sent.append([row[0] for row in call(conn, "send_batch", name, ["x"] * 9)])
+    poison = sent[poison_in][4]
+    ends: list[Any] = [None, None]
+    for _ in range(60):
+        if ends == [None, None]:
+            ends = [reader.ask(5) for reader in readers]
+            if not any(end.claimed for end in ends):
+                break
+        for i in order:
+            if ends[i].claimed:
+                readers[i].start(ends[i], AFTER)
+        batches = [readers[i].plan(ends[i]) if ends[i].claimed else [] for i in (0, 1)]
+        for i in order:
+            value(conn, "reader_query", readers[i].id, "query")
+        checker.check(conn)
+        if poison in batches[poison_in]:
+            continue
+        for i in (0, 1):
+            done[i] += batches[i]
+            readers[i].move(ends[i])
+        ends = [None, None]
+    assert [sorted(each) for each in done] == [
+        [seq for seq in each if (i, seq) != (poison_in, poison)] for i, each in enumerate(sent)
+    ]
+    found = [call(conn, "read_dead", name, "c", p_max=10) for name in "st"]
+    assert [[(each.seq, each.reason) for each in some] for some in found] == [
+        [(poison, "poison")] if i == poison_in else [] for i in (0, 1)
+    ]

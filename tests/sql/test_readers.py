@@ -16,6 +16,7 @@ from tests.sql.queue import (
     Reader,
     Session,
     acked,
+    action,
     call,
     claim_of,
     consumer,
@@ -27,6 +28,7 @@ from tests.sql.queue import (
     send,
     send_all,
     seqs_of,
+    settle,
     stage,
     state,
     states,
@@ -217,20 +219,6 @@ def test_the_greatest_limit_is_one(conn: Conn, ordering: str) -> None:
     assert value(conn, "ack", worker) == 1
 
 
-def test_a_batch_that_was_acknowledged_by_hand_is_done(conn: Conn, reader: Reader) -> None:
-    """Also for its checkpoint, which cannot go back before it."""
-    send_all(conn, ["x"] * 3)
-    start, end = reader.claim_id, reader.ask()
-    assert value(conn, "ack", end.claim_id) == 3
-    assert reader.resume(end) == (0, 0, 0)
-    reader.move(end)
-    assert (reader.ask().claimed, reader.ask().lost) == (0, 0)
-    reader.claim_id = start
-    with pytest.raises(psycopg.Error, match="older") as caught:
-        reader.ask()
-    assert caught.value.sqlstate == "PQ010"
-
-
 def test_messages_that_were_deleted_meanwhile_are_gone(conn: Conn, reader: Reader) -> None:
     sent = send_all(conn, ["x"] * 3)
     end = reader.ask(p_visibility_timeout=seconds(0.05))
@@ -266,8 +254,8 @@ def test_a_claim_of_a_reader_that_was_taken_over_is_not_live(conn: Conn, reader:
     receive(conn)
     warnings: list[str] = []
     conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
-    for settle in ("ack", "nack", "extend", "dead_letter"):
-        assert value(conn, settle, end.claim_id) == 0
+    for function in ("ack", "nack", "extend", "dead_letter"):
+        assert value(conn, function, end.claim_id) == 0
     assert len(warnings) == 4
     assert all(f"claim {end.claim_id} is not live" in text for text in warnings)
 
@@ -478,7 +466,7 @@ def test_what_a_reader_loses_while_it_reads_can_be_asked(conn: Conn, reader: Rea
     reader.move(end)
     end = reader.ask()
     assert reader.resume(end) == (4, 0, 0)
-    value(conn, "ack", end.claim_id, [2])
+    settle(conn, action("ack", [2]), p_replayed=False)
     assert reader.lost(end) == 0, "what its owner settles is not lost"
     clock.end_lease(conn, end.claim_id)
     worker = receive(conn, 1)
@@ -496,7 +484,7 @@ def test_taken_over_and_deleted_messages_are_told_apart(conn: Conn, stream: int)
 
     One that failed too often is not given up with a reader's claim: it says nothing of each.
     """
-    reader = Reader(conn, consumer(conn, p_max_deliver_count=3))
+    reader = Reader(conn, consumer(conn, max_deliver_count=3))
     dying = send(conn)
     for _ in range(2):
         value(conn, "nack", claim_of(receive(conn)))
@@ -504,7 +492,7 @@ def test_taken_over_and_deleted_messages_are_told_apart(conn: Conn, stream: int)
     value(conn, "retry", "s", "c")
     end = reader.ask()
     assert reader.plan(end) == [dying, settled, taken, deleted, left]
-    value(conn, "ack", end.claim_id, [settled])
+    settle(conn, action("ack", [settled]), p_replayed=False)
     clock.end_lease(conn, end.claim_id)
     worker = receive(conn)
     assert seqs_of(worker) == [dying, taken, deleted, left]
@@ -521,7 +509,7 @@ def test_taken_over_and_deleted_messages_are_told_apart(conn: Conn, stream: int)
 def test_what_was_settled_here_and_deleted_then_is_not_gone(conn: Conn, reader: Reader) -> None:
     sent = send_all(conn, ["x"] * 3)
     end = reader.ask()
-    value(conn, "ack", end.claim_id, sent[:2])
+    settle(conn, action("ack", sent[:2]), p_replayed=False)
     conn.execute("delete from pgqueue.messages where seq = any(%s)", [sent[:2]])
     clock.end_lease(conn, end.claim_id)
     value(conn, "nack", claim_of(receive(conn)))
@@ -560,8 +548,8 @@ def test_a_reader_that_was_not_used_for_long_is_forgotten_and_its_messages_come_
     clock.pass_time(conn, timedelta(days=30))
     send(conn)
     other.ask()
-    assert value(conn, "_forget_readers", timedelta(days=31)) == 0
-    assert value(conn, "_forget_readers", timedelta(days=7)) == 1
+    assert value(conn, "_pgqueue.forget_readers", timedelta(days=31)) == 0
+    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 1
     assert internals.count(conn, "readers") == 1
     checker.check(conn)
     assert set(acked(conn, "s", "c")) >= set(sent)
@@ -594,28 +582,30 @@ def test_a_reader_that_lives_is_not_forgotten(conn: Conn, reader: Reader) -> Non
     end = reader.ask()
     clock.pass_time(conn, timedelta(days=30))
     value(conn, "reader_extend", reader.id)
-    assert value(conn, "_forget_readers", timedelta(days=7)) == 0
+    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 0
     reader.move(end)
     reader.ask()
     for _ in range(10):
         clock.pass_time(conn, timedelta(days=1))
         assert reader.ask().claimed == 0
-    assert value(conn, "_forget_readers", timedelta(days=7)) == 0
+    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 0
     assert internals.count(conn, "readers") == 1
 
 
 def test_the_backlog_is_what_nobody_has_claimed(conn: Conn, reader: Reader) -> None:
-    assert value(conn, "reader_backlog", reader.consumer_id) == 0
+    assert value(conn, "consumer_backlog", reader.consumer_id) == 0
     send_all(conn, ["x"] * 5)
     send(conn)
-    assert value(conn, "reader_backlog", reader.consumer_id) == 6
+    assert value(conn, "consumer_backlog", reader.consumer_id) == 6
     reader.ask(2)
-    assert value(conn, "reader_backlog", reader.consumer_id) == 4 == stats(conn).backlog
+    assert value(conn, "consumer_backlog", reader.consumer_id) == 4 == stats(conn).backlog
 
 
 def test_the_lag_is_that_of_what_could_be_delivered(conn: Conn, reader: Reader) -> None:
     def lag() -> tuple:
-        [row] = conn.execute("select * from pgqueue.reader_lag(%s)", [reader.consumer_id])
+        [row] = conn.execute(
+            "select backlog, oldest_at from pgqueue.consumer_lag(%s)", [reader.consumer_id]
+        )
         return row
 
     assert lag() == (0, None)

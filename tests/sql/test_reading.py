@@ -361,9 +361,9 @@ def test_reading_writes_nothing(conn: Conn, stream: int) -> None:
 
 def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, session: Session) -> None:
     """Beside a transaction that stays open: the offset stops at its limit, and goes on after it."""
-    conn.execute("create or replace function pgqueue._max_offset_ranges() returns int language sql"
+    conn.execute("create or replace function _pgqueue.max_offset_ranges() returns int language sql"
                  " immutable as 'select 5'")  # fmt: skip
-    conn.execute("create or replace function pgqueue._limit_gap_ranges() returns int language sql"
+    conn.execute("create or replace function _pgqueue.limit_gap_ranges() returns int language sql"
                  " immutable as 'select 3'")  # fmt: skip
     for _ in range(30):  # history: nobody is open, so nothing of it is a gap
         dead_publication(conn)

@@ -15,7 +15,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from spark_pgqueue.postgres import connection
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
 from tests.sql.queue import (
     Conn,
@@ -33,6 +33,7 @@ from tests.sql.queue import (
     seqs_of,
     state,
     states,
+    stats,
     value,
     wait_for_a_lock,
 )
@@ -134,11 +135,11 @@ def test_what_is_new_is_taken_when_nothing_ready_passes(conn: Conn) -> None:
     first = send_keys(conn, *"abbb")
     assert seqs_of(where(conn, key_is("a"))) == first[:1]
     (new,) = send_keys(conn, "a")
-    runs = internals.count(conn, "runs")
+    runs = internals.count(conn, "consumer_messages")
     assert seqs_of(where(conn, key_is("b"), 1)) == first[1:2]
     assert one(conn, "select next_publication from pgqueue.consumer_cursors") == 2, "not yet"
     assert seqs_of(where(conn, key_is("a"))) == [new]
-    assert internals.count(conn, "runs") == runs + 2
+    assert internals.count(conn, "consumer_messages") == runs + 2
 
 
 def test_it_looks_at_so_many_and_no_more(conn: Conn) -> None:
@@ -146,11 +147,11 @@ def test_it_looks_at_so_many_and_no_more(conn: Conn) -> None:
     seqs = send_keys(conn, *"bbbbba")
     assert where(conn, key_is("a"), p_look=5) == []
     assert seqs_of(where(conn, key_is("a"), p_look=6)) == [seqs[5]]
-    assert internals.count(conn, "runs") == 2, "the others are one run, as before"
+    assert internals.count(conn, "consumer_messages") == 2, "the others are one run, as before"
 
 
 def test_what_it_claims_is_a_claim_like_any_other(conn: Conn, session: Session) -> None:
-    consumer(conn, p_max_deliver_count=2)
+    consumer(conn, max_deliver_count=2)
     seqs = send_keys(conn, *"abab")
     claim = claim_of(where(conn, key_is("b"), p_visibility_timeout=timedelta(hours=1)))
     (opened,) = internals.rows(conn, "select * from pgqueue.open_claims")
@@ -193,6 +194,20 @@ def test_what_expired_is_given_up(conn: Conn) -> None:
     assert state(conn, old).state == "dead"
 
 
+def test_one_call_gives_up_a_bounded_number_of_runs(conn: Conn) -> None:
+    limits.shrink(conn)
+    consumer(conn)
+    for _ in range(12):
+        send(conn, p_expires_at=now(conn) + timedelta(hours=1))
+    for _ in range(12):
+        internals.take(conn, 1)
+    clock.pass_time(conn, timedelta(hours=2))
+    assert where(conn, key_is("a")) == []
+    assert 0 < stats(conn).dead < 12
+    while stats(conn).dead < 12:
+        where(conn, key_is("a"))
+
+
 def test_a_paused_consumer_gets_nothing_and_acknowledges(conn: Conn) -> None:
     consumer(conn)
     send_keys(conn, "a", "a")
@@ -230,7 +245,7 @@ def test_a_claim_with_enough_before_it_needs_no_lock(conn: Conn, session: Sessio
     receive(conn, 1)
     holder, other = session(), session()
     holder.execute("begin")
-    holder.execute("select pgqueue._lock_consumer(consumer_id) from pgqueue.consumers")
+    holder.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
     assert len(where(conn, key_is("b"), 2)) == 2
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(where, other, key_is("z"))

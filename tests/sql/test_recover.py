@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psycopg
 import pytest
 
 from tests.sql import clock, internals
-from tests.sql.queue import Conn, Session, call, consumer, maintain, one, send, value
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    maintain,
+    one,
+    receive,
+    send,
+    send_all,
+    seqs_of,
+    value,
+    wait_for_a_lock,
+)
 from tests.sql.test_reading import read
 
 
@@ -69,6 +85,31 @@ def test_an_offset_beyond_what_was_restored_is_refused(conn: Conn, stream: int) 
     with pytest.raises(psycopg.DatabaseError, match="beyond the state to which"):
         read(conn, beyond)
     assert read(conn, before)[0] == seqs
+
+
+def test_what_is_kept_from_a_consumer_is_not_missing(conn: Conn) -> None:
+    consumer(conn)
+    value(conn, "cancel", "s", "c", [send(conn)])
+    conn.execute("delete from pgqueue.messages")
+    said: list[str] = []
+    conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    call(conn, "recover")
+    assert said == []
+
+
+def test_an_offset_amid_a_publication_that_was_not_restored_is_refused(
+    conn: Conn, stream: int
+) -> None:
+    send(conn)
+    send_all(conn, ["x"] * 3)
+    seqs, offset = read(conn, None, 2)
+    assert (len(seqs), "cut" in offset) == (2, True)
+    lose(conn, 1)
+    call(conn, "recover")
+    send_all(conn, ["y"] * 3)
+    with pytest.raises(psycopg.Error, match="beyond the state") as caught:
+        read(conn, offset)
+    assert caught.value.sqlstate == "PQ005"
 
 
 def test_an_offset_behind_which_all_is_trimmed_goes_on(conn: Conn, stream: int) -> None:
@@ -167,3 +208,24 @@ def test_a_checkpoint_that_names_an_unknown_claim_is_refused(conn: Conn, stream:
         assert "new checkpoint" in (error.value.diag.message_hint or "")
     assert call(conn, "reader_resume", reader, consumer_id, 0, first.claim_id)[0].planned == 1
     assert one(conn, "select count(*) from pgqueue.claims where live") == 1
+
+
+def test_messages_that_are_not_stored_are_passed_over_also_in_a_consumer_that_is_in_use(
+    conn: Conn, session: Session
+) -> None:
+    """A dump that was made beside maintain() may lack what its consumers owe."""
+    consumer(conn, ordering="stream")
+    first, lost, last = send_all(conn, ["x"] * 3)
+    conn.execute(b"delete from pgqueue.messages where seq = %s", [lost])
+    said: list[str] = []
+    conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    worker = session()
+    with ThreadPoolExecutor(1) as pool:
+        with worker.transaction():
+            claim = receive(worker, 1)
+            recovering = pool.submit(call, conn, "recover")
+            wait_for_a_lock(worker)
+        recovering.result()
+    assert [text for text in said if "owes 1 messages that are not stored" in text] == said != []
+    value(conn, "ack", claim_of(claim))
+    assert (seqs_of(claim), acked(conn, "s", "c", 1)) == ([first], [last])

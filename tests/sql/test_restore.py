@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -13,14 +14,27 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.conftest import SETTINGS, VERSIONS
-from tests.sql import checker, internals
+from tests.sql import checker, clock, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
 from tests.sql.owing import assert_delivers, owed, use
-from tests.sql.queue import Conn, Session, acked, call, consumer, one, send_key, value
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    maintain,
+    one,
+    receive,
+    send_key,
+    send_keys,
+    value,
+)
 from tests.sql.test_capture import messages
 from tests.sql.test_reading import read
 
@@ -37,7 +51,7 @@ def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
     """Another cluster, just made, of the newest version that has a pg_dump."""
     for version in VERSIONS:
         try:
-            programs = embedded.find_binaries(version)
+            programs = binaries.find_binaries(version)
         except PgQueueError:
             continue
         if all((programs / name).is_file() for name in ("pg_dump", "pg_dumpall", "psql")):
@@ -52,7 +66,7 @@ def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
 
 def run(server: embedded.Server, program: str, url: str, *arguments: str, stdin: str = "") -> str:
     """What a program of a server's version prints."""
-    path = embedded.find_binaries(server.version) / program
+    path = binaries.find_binaries(server.version) / program
     done = subprocess.run(
         [path, *arguments, "-d", url], capture_output=True, text=True, timeout=120, input=stdin
     )
@@ -60,7 +74,7 @@ def run(server: embedded.Server, program: str, url: str, *arguments: str, stdin:
     return done.stdout
 
 
-def restore(source: str, elsewhere: embedded.Server) -> str:
+def restore(source: str, elsewhere: embedded.Server, *options: str) -> str:
     """Dump a database with its roles, and restore it; returns the url of the new one."""
     name = f"restored_{uuid.uuid4().hex[:12]}"
     with connection.connect(elsewhere.url) as conn:
@@ -68,7 +82,7 @@ def restore(source: str, elsewhere: embedded.Server) -> str:
         # In SQL, which it is: those that are there already (postgres) are passed over.
         roles = run(elsewhere, "pg_dumpall", source, "--roles-only")
         run(elsewhere, "psql", elsewhere.url, "-X", "-q", stdin=roles)
-    dump = run(elsewhere, "pg_dump", source)
+    dump = run(elsewhere, "pg_dump", source, *options)
     strictly = ("-X", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction")
     run(elsewhere, "psql", elsewhere.url_of(name), *strictly, stdin=dump)
     return elsewhere.url_of(name)
@@ -170,6 +184,57 @@ def test_offsets_after_a_restore(
         assert first not in [row.seq for row in rows]
         schema.install(restored)
         assert value(restored, "is_restored") is False
+
+
+@pytest.mark.parametrize("recovered", [True, False], ids=["recovered", "not recovered"])
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
+    conn: Conn,
+    url: str,
+    session: Session,
+    stream: int,
+    elsewhere: embedded.Server,
+    ordering: str,
+    recovered: bool,
+) -> None:
+    """A table that was emptied is empty for the dump, whose older consumers owe its messages."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    value(conn, "set_retention", "s", p_done=True)
+    maintain(conn)
+    for name in ("taken", "new"):
+        consumer(conn, name, ordering)
+    lost = send_keys(conn, *"abab")
+    value(conn, "nack", claim_of(receive(conn, 2, "taken")))
+    clock.pass_time(conn, timedelta(hours=1))
+    maintain(conn)
+    [kept] = send_keys(conn, "a")
+    dumping = session()
+    dumping.execute("begin isolation level repeatable read")
+    snapshot = one(dumping, "select pg_export_snapshot()")
+    dumping.execute("lock table only pgqueue.messages_1 in access share mode")  # dropped later
+    for name in ("taken", "new"):
+        while rows := receive(conn, 100, name):
+            value(conn, "ack", claim_of(rows), lost)
+    for _ in range(2):
+        clock.pass_time(conn, timedelta(hours=1))
+        maintain(conn)
+    assert one(conn, "select min(seq) from pgqueue.messages") == kept
+    copy = restore(url, elsewhere, f"--snapshot={snapshot}")
+    said: list[str] = []
+    with connection.connect(copy) as restored:
+        restored.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        if recovered:
+            value(restored, "recover")
+            assert [text for text in said if "owes 4 messages that are not stored" in text] == said
+            assert len(said) == 2
+        new = send_keys(restored, "b")
+        for name in ("taken", "new"):
+            # where nothing of a claim is stored, the call says so and is empty
+            got = [seq for _ in range(4) for seq in acked(restored, "s", name, 2)]
+            assert got == [kept, *new]
+        assert recovered or "2 messages that consumer 'taken' of stream 's' was to get" in said[0]
+        checker.check(restored)
 
 
 def test_captured_tables_are_captured_after_a_restore(

@@ -1,4 +1,4 @@
-"""Retention: what a stream need not keep goes, whole leaves at a time, and nothing else does."""
+"""Retention: what a stream need not keep goes, whole segments at a time, and nothing else does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def retention(conn: Conn, **rules: object) -> None:
 
 
 def close(conn: Conn) -> None:
-    """The open leaf has its share of the hour that is kept: the next message is of another one."""
+    """The open segment has its share of the kept hour: the next message is of another."""
     clock.pass_time(conn, HOUR / 7)
     maintain(conn)
 
@@ -75,7 +75,8 @@ def test_messages_go_when_they_are_old_and_not_before(conn: Conn) -> None:
     clock.pass_time(conn, HOUR * 0.1)
     assert maintain(conn)["trimmed messages"] == 3
     assert stored(conn) == young
-    assert young[0] - old[-1] > 1_000_000, "a closed leaf gives out no numbers"
+    assert young[0] - old[-1] > 1_000_000, "a closed segment gives out no numbers"
+    assert one(conn, "select sent from pgqueue.stream_stats") == 5
 
 
 def test_messages_go_when_a_reader_has_noted_that_it_has_them(conn: Conn) -> None:
@@ -131,7 +132,7 @@ def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
 
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
 def test_what_a_consumer_owes_is_kept_whatever_its_state(conn: Conn, ordering: str) -> None:
-    """New, ready, claimed, delayed, waiting, dead: each keeps its leaf, and nothing else does."""
+    """New, ready, claimed, delayed, waiting, dead: each keeps its segment; nothing else does."""
     retention(conn, p_for=HOUR)
     consumer(conn, ordering=ordering)
     every = [send_key(conn, "a"), send_key(conn, "a"), send_key(conn, "b"), send_key(conn, "c")]
@@ -206,6 +207,48 @@ def test_a_claim_whose_lease_ended_does_not_keep_what_is_dropped(conn: Conn) -> 
     assert stored(conn) == []
     assert stats(conn).skipped == 3
     assert value(conn, "ack", claim_of(lost)) == 0
+
+
+def test_drop_goes_by_the_time_at_which_a_message_was_published(conn: Conn, stream: int) -> None:
+    """A sink may have taken its number long before."""
+    id_ = consumer(conn)
+    retention(conn, p_for=HOUR, p_unread="drop")
+    old = send(conn)
+    block = stage(conn, stream, 2)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    publish(conn, stream, [block], 2)
+    maintain(conn)
+    assert internals.skipped(conn, id_) == {old}
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert len(internals.skipped(conn, id_)) == 3
+    assert stored(conn) == []
+
+
+def test_drop_goes_on_beside_what_is_being_claimed_or_redriven(
+    conn: Conn, session: Session
+) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop", p_dead=HOUR)
+    id_ = consumer(conn)
+    dead = send_all(conn, ["x"] * 2)
+    for seq in dead:
+        value(conn, "dead_letter", claim_of(receive(conn, 1)), [seq])
+    sent = send_all(conn, ["x"] * 4)
+    value(conn, "ack", claim_of(receive(conn, 1)))
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    claimer, redriver = session(), session()
+    with claimer.transaction():
+        internals.lock_runs(claimer, sent[1])
+        with redriver.transaction(force_rollback=True):
+            assert value(redriver, "redrive", "s", "c", dead[:1]) == 1
+            assert maintain(conn, 1)["old dead letters"] == 1
+        maintain(conn)
+        assert internals.skipped(conn, id_) == set(sent[2:])
+    assert maintain(conn)["trimmed messages"] > 0
+    assert internals.skipped(conn, id_) == set(sent[1:])
+    assert stored(conn) == []
 
 
 def test_a_new_consumer_at_earliest_starts_after_what_was_trimmed(conn: Conn) -> None:
@@ -292,8 +335,23 @@ def test_a_consumer_that_is_dropped_meanwhile_does_not_stop_maintain(
     assert stats(conn).skipped == 3
 
 
+def test_maintain_has_locks_of_one_stream_s_segments_at_a_time(conn: Conn) -> None:
+    value(conn, "create_stream", "t")
+    for name in "st":
+        value(conn, "set_retention", name, p_for=HOUR)
+        maintain(conn)
+        value(conn, "send_batch", name, ["x"] * 3)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    for _ in "st":
+        done = dict(call(conn, "maintain"))
+        assert (done["trimmed messages"], done["unfinished"]) == (3, 1)
+    maintain(conn)
+    assert stored(conn) == []
+
+
 def test_maintain_keeps_no_lock_of_a_consumer_while_it_goes_on_to_other_streams(
-    conn: Conn, session: Session
+    conn: Conn, session: Session, stream: int
 ) -> None:
     """Beside a claim that keeps what is due, and a gap: it ends, or lets the lock go."""
     retention(conn, p_for=HOUR, p_unread="drop")
@@ -301,17 +359,21 @@ def test_maintain_keeps_no_lock_of_a_consumer_while_it_goes_on_to_other_streams(
     send_all(conn, ["old"] * 3)
     (claimed,) = receive(conn, 1)
     value(conn, "extend", claimed.claim_id, HOUR * 9)
+    other, writer = session(), session()
+    writer.execute("begin")
+    value(writer, "reserve", stream, 1)  # so the segment is sealed later than the gap is there
     close(conn)
-    other = session()
     other.execute("begin")
     send(other)
     send(conn)
     value(conn, "ack", claim_of(receive(conn)))
     assert internals.cursor_of(conn).gaps
+    writer.execute("rollback")
+    maintain(conn)
     clock.pass_time(conn, HOUR)
     locks = (
         "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
-        " and classid = pgqueue._lock_class_consumer()::oid"
+        " and classid = _pgqueue.lock_class_consumer()::oid"
     )
     unfinished, calls = 1, 0
     while unfinished:
@@ -325,12 +387,12 @@ def test_maintain_keeps_no_lock_of_a_consumer_while_it_goes_on_to_other_streams(
     assert states(conn)[claimed.seq] == "claimed"
 
 
-def test_a_leaf_waits_for_transactions_that_may_still_publish_some_of_it(
+def test_a_segment_waits_for_transactions_that_may_still_publish_some_of_it(
     conn: Conn, session: Session, stream: int
 ) -> None:
     """Open, prepared, and written by a sink that publishes it later: nothing of it is lost."""
     value(conn, "drop_stream", "s")
-    stream = value(conn, "create_stream", "s", p_notify=False)
+    stream = value(conn, "create_stream", "s", p_settings='{"notify": false}')
     consumer(conn)
     retention(conn, p_for=HOUR)
     send(conn, "before")
@@ -354,7 +416,7 @@ def test_a_leaf_waits_for_transactions_that_may_still_publish_some_of_it(
         lambda: third.execute("commit"),
     ):
         maintain(conn)
-        assert stored(conn), "the leaf was emptied"
+        assert stored(conn), "the segment was emptied"
         end()
     maintain(conn)
     assert len(acked(conn, "s", "c")) == 4
@@ -364,10 +426,10 @@ def test_a_leaf_waits_for_transactions_that_may_still_publish_some_of_it(
     assert stored(conn) == []
 
 
-def test_nothing_is_lost_by_an_emptied_leaf_that_somebody_reads(
+def test_nothing_is_lost_by_an_emptied_segment_that_somebody_reads(
     conn: Conn, session: Session
 ) -> None:
-    """An open transaction that read from a leaf keeps its table until it is over."""
+    """An open transaction that read from a segment keeps its table until it is over."""
     retention(conn, p_for=HOUR)
     send_all(conn, ["old"] * 3)
     close(conn)
@@ -381,12 +443,12 @@ def test_nothing_is_lost_by_an_emptied_leaf_that_somebody_reads(
     assert stored(conn) == []
 
 
-def test_a_large_table_becomes_a_leaf_without_being_read_under_a_lock(
+def test_a_large_table_becomes_a_segment_without_being_read_under_a_lock(
     conn: Conn, session: Session, stream: int
 ) -> None:
     """Its bound is checked while others send; the numbers jump only afterwards."""
     conn.execute(
-        "create or replace function pgqueue._leaf_bytes_at_once() returns bigint"
+        "create or replace function _pgqueue.segment_bytes_at_once() returns bigint"
         " language sql immutable as 'select 0::bigint'"
     )
     sent = send_all(conn, ["x"] * 10)
@@ -414,7 +476,7 @@ def test_a_large_table_becomes_a_leaf_without_being_read_under_a_lock(
 
 def test_consumers_are_created_while_a_large_table_is_checked(conn: Conn, session: Session) -> None:
     conn.execute(
-        "create or replace function pgqueue._leaf_bytes_at_once() returns bigint"
+        "create or replace function _pgqueue.segment_bytes_at_once() returns bigint"
         " language sql immutable as 'select 0::bigint'"
     )
     sent = send_all(conn, ["x"] * 3)
@@ -433,9 +495,9 @@ def test_consumers_are_created_while_a_large_table_is_checked(conn: Conn, sessio
 
 
 def test_numbers_that_get_past_all_leaves_lose_nothing(conn: Conn, stream: int) -> None:
-    """They are in the table _rest, which becomes a leaf itself."""
+    """They are in the table _rest, which becomes a segment itself."""
     conn.execute(
-        "create or replace function pgqueue._leaf_size() returns bigint"
+        "create or replace function _pgqueue.segment_size() returns bigint"
         " language sql immutable as 'select 5000::bigint'"
     )
     consumer(conn)
@@ -544,7 +606,7 @@ def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stre
     assert len(stored(conn)) == 3
     assert kept(conn).advice is None  # type: ignore[attr-defined]
     conn.execute(
-        "create or replace function pgqueue._large_stream() returns bigint"
+        "create or replace function _pgqueue.large_stream() returns bigint"
         " language sql immutable as 'select 1::bigint'"
     )
     assert "set_retention" in kept(conn).advice  # type: ignore[attr-defined]
@@ -570,7 +632,7 @@ def test_what_was_rolled_back_is_forgotten_with_what_was_trimmed_around_it(
     if consumers:
         consumer(conn)
     late = stage(conn, stream, 2)
-    maintain(conn)  # the next numbers are of another leaf
+    maintain(conn)  # the next numbers are of another segment
     for _ in range(3):
         sent.append(send(conn))
         dead_publication(conn)
@@ -599,7 +661,7 @@ def test_what_was_rolled_back_is_forgotten_with_what_was_trimmed_around_it(
 def test_a_number_that_nobody_reserved_is_in_nobodys_way(
     conn: Conn, stream: int, number: int, first: bool
 ) -> None:
-    """Who may write messages may write any number: no stream is kept from being maintained."""
+    """The owner of the schema may write any number: no stream is kept from being maintained."""
     if not first:
         retention(conn, p_for=HOUR)
     conn.execute(
@@ -608,8 +670,8 @@ def test_a_number_that_nobody_reserved_is_in_nobodys_way(
     value(conn, "create_stream", "t")
     value(conn, "set_retention", "t", p_for=HOUR)
     retention(conn, p_for=HOUR)
-    leaves = internals.rows(conn, "select stream_id, count(*) from pgqueue.leaves group by 1")
-    assert len(leaves) == (1 if first and number >= 2**62 else 2)
+    segments = internals.rows(conn, "select stream_id, count(*) from pgqueue.segments group by 1")
+    assert len(segments) == (1 if first and number >= 2**62 else 2)
     sent = send_all(conn, ["x"] * 3)
     consumer(conn)
     assert acked(conn, "s", "c") == sent
@@ -622,18 +684,18 @@ def test_a_number_that_nobody_reserved_is_in_nobodys_way(
         assert set(stored(conn)).isdisjoint(sent)
 
 
-def test_numbers_rise_when_a_leaf_is_closed_at_its_end(conn: Conn) -> None:
+def test_numbers_rise_when_a_segment_is_closed_at_its_end(conn: Conn) -> None:
     """Though they are given out while it is found out that it is to be closed."""
     conn.execute(
-        "create or replace function pgqueue._leaf_size() returns bigint"
+        "create or replace function _pgqueue.segment_size() returns bigint"
         " language sql immutable as 'select 1024::bigint'"
     )
     retention(conn, p_for=HOUR)
-    hi = one(conn, "select min(hi) from pgqueue.leaves")
+    hi = one(conn, "select min(hi) from pgqueue.segments")
     first = send(conn)
     conn.execute("select nextval('pgqueue.seq_1') from generate_series(1, %s)", [hi - first - 10])
     conn.execute(  # others take numbers while maintain() looks at how much there is
-        "create or replace function pgqueue._leaf_count() returns int language plpgsql as"
+        "create or replace function _pgqueue.segment_count() returns int language plpgsql as"
         " $$ begin perform nextval('pgqueue.seq_1') from generate_series(1, 20); return 8; end $$"
     )
     clock.pass_time(conn, HOUR / 7)
@@ -645,7 +707,7 @@ def test_numbers_rise_when_a_leaf_is_closed_at_its_end(conn: Conn) -> None:
     assert seqs[0] >= hi + 10
 
 
-def test_a_leaf_says_who_keeps_it_also_when_it_is_the_only_one(
+def test_a_segment_says_who_keeps_it_also_when_it_is_the_only_one(
     conn: Conn, session: Session
 ) -> None:
     retention(conn, p_for=HOUR)
@@ -660,7 +722,7 @@ def test_a_leaf_says_who_keeps_it_also_when_it_is_the_only_one(
 
 def test_maintain_all_commits_as_it_goes(conn: Conn) -> None:
     conn.execute(
-        "create or replace function pgqueue._trim_at_once() returns int"
+        "create or replace function _pgqueue.trim_at_once() returns int"
         " language sql immutable as 'select 2'"
     )
     retention(conn, p_for=HOUR)

@@ -29,9 +29,9 @@ ENOUGH = 5
 
 # Leaves of a few kB, trimmed a few publications at a time; what was trimmed is written down.
 SMALL = """
-create or replace function pgqueue._leaf_bytes_at_once() returns bigint
+create or replace function _pgqueue.segment_bytes_at_once() returns bigint
     language sql immutable as 'select 32768::bigint';
-create or replace function pgqueue._trim_at_once() returns int
+create or replace function _pgqueue.trim_at_once() returns int
     language sql immutable as 'select 100';
 create table public.gone (publication_id bigint, seqs int8multirange);
 create function public.note() returns trigger language plpgsql security definer as
@@ -53,7 +53,7 @@ class Race:
 
     def __init__(self, conn: Conn, url: str, run_for: float):
         self.conn, self.url = conn, url
-        self.stream: int = value(conn, "create_stream", "s", p_notify=False)
+        self.stream: int = value(conn, "create_stream", "s", p_settings='{"notify": false}')
         self.began = time.monotonic()
         self.ends = self.began + run_for
         self.gives_up = self.began + run_for * PATIENCE
@@ -147,11 +147,11 @@ class Race:
             what: self.conn.execute(f"select * from {what} where seqs && %s".encode(), [around])
             for what in ("pgqueue.publications", "public.gone", "pgqueue.consumer_messages")
         }
-        leaves = self.conn.execute("select * from pgqueue.leaves order by lo")
+        segments = self.conn.execute("select * from pgqueue.segments order by lo")
         return "\n".join(
             [f"{name} received {seqs} as {rows[0].claim_id}, acknowledged {acked}"]
             + [f"{what}: {cursor.fetchall()}" for what, cursor in found.items()]
-            + [f"leaves: {leaves.fetchall()}"]
+            + [f"segments: {segments.fetchall()}"]
         )
 
     def maintain(self) -> None:
@@ -205,7 +205,7 @@ def test_keep_loses_nothing_but_what_everybody_was_done_with(race: Race) -> None
     for ordering in ("none", "key"):
         consumer(conn, ordering, ordering)
     value(conn, "set_retention", "s", p_done=True)
-    maintain(conn)  # the first leaf: on a busy machine it is long in coming. (Not so below.)
+    maintain(conn)  # the first segment: on a busy machine it is long in coming. (Not so below.)
     before: dict[str, set[int]] = {}
 
     def create() -> None:
@@ -278,10 +278,10 @@ def test_drop_lets_each_message_be_acknowledged_or_skipped(race: Race) -> None:
 
 
 def everything_goes(conn: Conn) -> None:
-    """Nobody is at work any more: all that is not needed is trimmed, a few leaves are left."""
+    """Nobody is at work any more: all that is not needed is trimmed, a few segments are left."""
     for _ in range(3):
         clock.pass_time(conn, timedelta(days=2))
         maintain(conn)
     assert one(conn, "select count(*) from pgqueue.messages") == 0
     assert one(conn, "select count(*) from pgqueue.publications") == 0
-    assert one(conn, "select count(*) from pgqueue.leaves") <= 4
+    assert one(conn, "select count(*) from pgqueue.segments") <= 4

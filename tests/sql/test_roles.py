@@ -36,28 +36,19 @@ CALLERS = {
     "reserve": "producer",
     "publish_written": "producer",
     # a table's changes, by the trigger of a captured table
-    "_send_captured": "producer",
+    "send_captured": "producer",
+    "was_truncated": "producer",
     "capture": "producer",
     "release": "producer",
-    "_captured_table": "producer",
-    "_check_captured": "producer",
-    "_lock_captured": "producer",
-    "_is_captured": "producer",
-    "_drop_capture": "producer",
-    "_drop_left_behind": "producer",
-    "_make_capture": "producer",
-    "_column_names": "producer",
-    "_each_column": "producer",
-    "_make_triggers": "producer",
-    "_capture_function": "producer",
-    "_capture_rows": "producer",
-    "_capture_updates": "producer",
-    "_capture_pieces": "producer",
+    "change_capture": "producer",
+    "execute_as": "producer",
+    "capture_script": "producer",
+    "note_captures": "producer",
     # claiming and settling
     "claim": "consumer",
     "receive": "consumer",
     "receive_where": "consumer",
-    "_jsonpath": "consumer admin",
+    "as_jsonpath": "consumer admin",
     "ack": "consumer",
     "nack": "consumer",
     "defer": "consumer",
@@ -87,8 +78,6 @@ CALLERS = {
     "commit_offset": "consumer",
     "note_offset": "consumer",
     "create_group": "admin",
-    "drop_group": "admin",
-    "reset_group": "admin",
     # Spark's source
     "reader_claim": "consumer",
     "reader_extend": "consumer",
@@ -97,21 +86,23 @@ CALLERS = {
     "reader_query": "consumer",
     "reader_lost": "consumer",
     "reader_others": "consumer",
-    "reader_backlog": "consumer",
-    "reader_lag": "consumer",
-    "reader_available": "consumer",
+    "consumer_backlog": "consumer",
+    "consumer_lag": "consumer",
+    "consumer_available": "consumer",
     "reader_ack": "consumer",
     "reader_state": "consumer",
     "reader_release": "consumer",
     "reader_fork": "consumer",
     "recent_size": "consumer",
-    "_check_timeout": "consumer",
-    "_end_after": "consumer",
+    "check_timeout": "consumer",
+    "end_after": "consumer",
     # Spark's sink
     "open_sink": "producer",
     "is_published": "producer",
+    "begin_write": "producer",
     "stage": "producer",
     "publish_staged": "producer",
+    "unstage": "producer",
     "settle_messages": "consumer",
     "revive_messages": "admin",
     # looking
@@ -136,7 +127,6 @@ CALLERS = {
     "create_stream": "admin",
     "alter_stream": "admin",
     "drop_stream": "admin",
-    "set_dedup_window": "admin",
     "set_retention": "admin",
     "bind": "admin",
     "unbind": "admin",
@@ -186,7 +176,7 @@ VIEWS = (
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
-    "producer": {"messages_{s}": {"insert (seq, key, data, data_bytes, headers)"}},
+    "producer": {"written": {"insert (stream_id, seq, key, data, data_bytes, headers)"}},
     "consumer": {"messages_{s}": {"select"}},
     "observer": {view: {"select"} for view in VIEWS},
     "admin": {view: {"select"} for view in VIEWS},
@@ -218,11 +208,12 @@ def name_of(url: str) -> str:
 
 def allowed_functions(conn: Conn, role: str) -> set[str]:
     found = conn.execute(
-        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        "select pronamespace::regnamespace || '.' || proname from pg_proc"
+        " where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)"
         " and has_function_privilege(%s, oid, 'execute')",
         [role],
     ).fetchall()
-    return {name for (name,) in found}
+    return {name.removeprefix("pgqueue.") for (name,) in found}
 
 
 def allowed_relations(conn: Conn, role: str) -> dict[str, set[str]]:
@@ -231,7 +222,7 @@ def allowed_relations(conn: Conn, role: str) -> dict[str, set[str]]:
         "references,trigger}'::text[]) p where relnamespace = 'pgqueue'::regnamespace"
         " and relkind in ('r', 'p', 'v') and has_table_privilege(%(role)s, c.oid, p)"
         " union all select c.relname, p || ' (' || string_agg(a.attname, ', '"
-        " order by array_position('{seq,key,data,data_bytes,headers}', a.attname::text),"
+        " order by array_position('{stream_id,seq,key,data,data_bytes,headers}', a.attname::text),"
         " a.attname) || ')'"
         " from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0"
         " cross join unnest('{select,insert,update,references}'::text[]) p"
@@ -249,13 +240,15 @@ def allowed_relations(conn: Conn, role: str) -> dict[str, set[str]]:
 def test_each_role_may_do_what_it_needs_and_nothing_else(conn: Conn, roles: dict[str, str]) -> None:
     """Functions, tables, views, sequences and types, one by one, also of a stream made later."""
     streams = [row[0] for row in conn.execute("select stream_id from pgqueue.streams").fetchall()]
-    views = "select oid::regproc::text from pgqueue._view_functions() oid"
+    views = "select oid::regproc::text from _pgqueue.view_functions() oid"
     asked_by_views = {row[0].removeprefix("pgqueue.") for row in conn.execute(views).fetchall()}
     for name, url in roles.items():
         role = name_of(url)
         functions = set(FUNCTIONS[name])
         if name in ("observer", "admin"):
             functions |= asked_by_views
+        elif name == "producer":
+            functions.add("_pgqueue.reserved")  # asked for each row that it writes
         assert allowed_functions(conn, role) == functions, name
         expected = {
             relation.format(s=stream): privileges
@@ -271,14 +264,16 @@ def test_each_role_may_do_what_it_needs_and_nothing_else(conn: Conn, roles: dict
         ).fetchall()
         assert sequences == [], name
         types = conn.execute(
-            "select typname from pg_type where typnamespace = 'pgqueue'::regnamespace"
+            "select typname from pg_type where typnamespace in"
+            " ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)"
             " and typelem = 0 and has_type_privilege(%s, oid, 'usage')",
             [role],
         ).fetchall()
         assert types == [], name
-        usage = "select has_schema_privilege(%s, 'pgqueue', %s)"
-        assert one(conn, usage, role, "usage") is (name != "stranger")
-        assert one(conn, usage, role, "create") is False
+        usage = "select has_schema_privilege(%s, %s, %s)"
+        assert one(conn, usage, role, "pgqueue", "usage") is (name != "stranger")
+        assert one(conn, usage, role, "_pgqueue", "usage") is False
+        assert not any(one(conn, usage, role, s, "create") for s in ("pgqueue", "_pgqueue"))
 
 
 def test_nothing_is_granted_to_public(conn: Conn, roles: dict[str, str]) -> None:
@@ -287,7 +282,8 @@ def test_nothing_is_granted_to_public(conn: Conn, roles: dict[str, str]) -> None
     schema.install(conn)
     assert allowed_functions(conn, "public") == set()
     types = (
-        "select typname from pg_type where typnamespace = 'pgqueue'::regnamespace"
+        "select typname from pg_type where typnamespace in"
+        " ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)"
         " and typelem = 0 and has_type_privilege('public', oid, 'usage')"
     )
     assert conn.execute(types).fetchall() == []
@@ -304,9 +300,9 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
         with producer.transaction():
             seqs = value(producer, "reserve", stream, 1)
             (numbers,) = list(seqs)
-            copy = f"copy pgqueue.messages_{stream} (seq, data) from stdin".encode()
+            copy = b"copy pgqueue.written (stream_id, seq, data) from stdin"
             with producer.cursor().copy(copy) as written:
-                written.write_row((numbers.lower, "x"))
+                written.write_row((stream, numbers.lower, "x"))
             staged = value(producer, "stage", "sink", 0, stream, seqs)
         assert value(producer, "publish_staged", "sink", 0, stream, [staged], 1) is True
         for name in ("none", "key"):
@@ -330,7 +326,7 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
         call(consumer, "reader_resume", reader, ids["none"], 0, end.claim_id)
         (done,) = call(consumer, "reader_ack", reader, ids["none"], end.claim_id)
         assert tuple(done) == (1, 0)
-        assert value(consumer, "reader_available", ids["none"]) == 0
+        assert value(consumer, "consumer_available", ids["none"]) == 0
         assert call(consumer, "reader_state", reader, 0, end.claim_id)[0].stream == "t"
         fork = value(consumer, "reader_fork", reader, ids["none"], end.claim_id, 1)
         assert tuple(call(consumer, "reader_release", fork, ids["none"], end.claim_id)[0]) == (0, 0)
@@ -371,12 +367,17 @@ def test_a_producer_can_neither_read_acknowledge_nor_delete(
             "select * from pgqueue.messages",
             f"delete from pgqueue.messages_{stream}",
             f"update pgqueue.messages_{stream} set data = 'x'",
-            f"insert into pgqueue.messages_{stream} (seq, data) values (-1, 'x') returning data",
-            f"insert into pgqueue.messages_{stream} (seq, inserted_at) values (-1, now())",
+            f"insert into pgqueue.messages_{stream} (seq, data) values (-1, 'x')",
+            "insert into pgqueue.messages (stream_id, seq, data) values (1, 100, 'x')",
+            "insert into pgqueue.written (seq, data) values (-1, 'x') returning data",
+            "insert into pgqueue.written (seq, inserted_at) values (-1, now())",
+            "select setval('pgqueue.reserved_from', 1)",
+            "select currval('pgqueue.reserved_from')",
+            "select _pgqueue.reserved(1, 1)",
             f"truncate pgqueue.messages_{stream}",
             "insert into pgqueue.publications select * from pgqueue.publications",
             f"select pgqueue.ack({claim})",
-            f"select pgqueue._ack({claim})",
+            f"select _pgqueue.ack({claim})",
             "select * from pgqueue.receive('s', 'c')",
             "select pgqueue.drop_stream('s')",
             "select * from pgqueue.maintain('1 us')",
@@ -527,10 +528,10 @@ def test_a_consumer_may_run_a_worker(conn: Conn, roles: dict[str, str]) -> None:
         if message.data == "defer" and message.saved is None:
             raise Defer(state=1)
         if message.data == "retry" and message.deliver_count == 1:
-            raise Retry
+            raise Retry(delay=timedelta(0))
 
     for transactional in (False, True):
         worker = Consumer(roles["consumer"], "s", "c")
         handled = worker.run(handle, transactional=transactional, wait=timedelta(milliseconds=50))
-        assert handled == (1 if transactional else 6)
+        assert handled == (1 if transactional else 3)
         value(conn, "send", "s", "done")

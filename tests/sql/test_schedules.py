@@ -15,7 +15,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from spark_pgqueue.postgres import connection
-from tests.sql import clock
+from tests.sql import clock, internals, limits
 from tests.sql.cost import cost
 from tests.sql.queue import (
     ORDERINGS,
@@ -466,7 +466,7 @@ def test_dead_rows_behind_a_long_transaction_cost_a_claim_nothing(
     old.execute("select 1")
     for _ in range(300):
         conn.execute("update pgqueue.schedules set next_at = now()")
-        conn.execute("select pgqueue._note_turn(stream_id) from pgqueue.streams")
+        conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.streams")
     maintain(conn)
     acked(conn, "s", "c")
     assert receive(conn) == []
@@ -517,3 +517,32 @@ def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -
     for name in names:
         got[name].update(acked(conn, "s", name))
         assert len(got[name]) == sum(n for _, _, n in planned)
+
+
+def test_a_lock_is_no_error_of_a_schedule(conn: Conn, stream: int, session: Session) -> None:
+    """A claim that cannot send its message fails; the next one sends it."""
+    consumer(conn)
+    schedule(conn)
+    clock.pass_time(conn, timedelta(hours=1))
+    conn.execute("set lock_timeout = '100ms'")
+    other = session()
+    with other.transaction():
+        internals.lock_publish_alone(other, stream)
+        with pytest.raises(psycopg.Error) as caught:
+            receive(conn)
+        assert caught.value.sqlstate == "55P03"
+    assert len(receive(conn)) == 1
+    assert row(conn).last_error is None
+
+
+def test_one_claim_sends_the_messages_of_a_bounded_number_of_schedules(conn: Conn) -> None:
+    limits.shrink(conn)
+    most = limits.limit(conn, "schedules", 0)
+    consumer(conn)
+    for name in "abcdef":
+        schedule(conn, name)
+    clock.pass_time(conn, timedelta(hours=1))
+    receive(conn)
+    assert one(conn, "select count(*) from pgqueue.messages") == most < 6
+    acked(conn, "s", "c")
+    assert one(conn, "select count(*) from pgqueue.messages") == 6

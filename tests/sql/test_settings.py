@@ -46,7 +46,7 @@ def test_the_defaults_in_the_list_are_those_of_a_new_consumer_and_stream(conn: C
     assert settings_of(conn) == {}
     assert one(conn, "select settings from pgqueue.stream_stats") == {}
     for of_what, table in (("consumer", "consumers"), ("stream", "streams")):
-        names = rows(conn, "select * from pgqueue._settings() where of_what = %s", of_what)
+        names = rows(conn, "select * from _pgqueue.settings() where of_what = %s", of_what)
         for row in names:
             alter_of = {"consumer": alter, "stream": alter_stream}[of_what]
             before = one(conn, f"select to_jsonb(t) from pgqueue.{table} t")

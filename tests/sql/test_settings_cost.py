@@ -17,7 +17,8 @@ from tests.sql import internals
 from tests.sql.queue import Conn, call, consumer, send, value
 
 FUNCTIONS = """
-select funcname, calls from pg_stat_xact_user_functions where schemaname = 'pgqueue'
+select replace(schemaname, 'pgqueue', '') || funcname, calls
+from pg_stat_xact_user_functions where schemaname in ('pgqueue', '_pgqueue')
 """
 TABLES = """
 select relname || ' ' || what, n
@@ -27,9 +28,10 @@ cross join lateral (values ('scans', seq_scan + idx_scan),
 where schemaname = 'pgqueue' and n > 0
 """
 
+# Internal functions have an underscore here.
 # A claim of what is ready, its payloads, and the acknowledgement.
 BOTH = {
-    "receive": 1, "_claim": 1, "_is_due": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
+    "receive": 1, "_claim": 1, "_is_due": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
     "streams scans": 1, "consumers scans": 1, "messages_1 scans": 1, "claims scans": 1,
     "consumer_messages writes": 2, "claims writes": 2,
 }  # fmt: skip
@@ -94,12 +96,12 @@ def others(request: pytest.FixtureRequest, conn: Conn, stream: int) -> None:
 @pytest.mark.parametrize("others", [False, True], indirect=True, ids=["alone", "beside"])
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_claim_of_what_is_ready(conn: Conn, others: None, ordering: str) -> None:
-    consumer(conn, "c", ordering, p_visibility_timeout=timedelta(days=1))
+    consumer(conn, "c", ordering, visibility_timeout=timedelta(days=1))
     internals.publish_together(conn, 1, 1000, "'k' || i")
     assert work(conn, "c", 10, lambda: None) == READY[ordering]
 
 
 @pytest.mark.parametrize("others", [False, True], indirect=True, ids=["alone", "beside"])
 def test_a_claim_of_what_is_new(conn: Conn, others: None) -> None:
-    consumer(conn, "c", p_visibility_timeout=timedelta(days=1))
+    consumer(conn, "c", visibility_timeout=timedelta(days=1))
     assert work(conn, "c", 1, lambda: send(conn)) == NEW

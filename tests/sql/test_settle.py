@@ -74,7 +74,7 @@ def test_parts_of_a_claim_that_are_settled_at_once_are_all_counted(
 def test_a_claim_that_is_not_live_changes_nothing_answers_0_and_warns(
     conn: Conn, why: str, ordering: str
 ) -> None:
-    consumer(conn, ordering=ordering, p_visibility_timeout=seconds(0.01))
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.01))
     seq = send(conn)
     (first,) = receive(conn)
     claim: int | None = first.claim_id

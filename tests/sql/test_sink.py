@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +17,9 @@ from tests.sql.queue import (
     Conn,
     Session,
     acked,
+    call,
     consumer,
+    maintain,
     now,
     publish,
     receive,
@@ -91,6 +94,41 @@ def test_a_batch_of_a_query_that_is_no_retry_of_the_last_one_is_refused(
     assert publish(conn, stream, [stage(conn, stream, 1, 8)], 1, 8) is True
 
 
+def test_a_batch_of_a_query_to_another_stream_is_no_repetition(conn: Conn, stream: int) -> None:
+    """A copied checkpoint has the query id of the first: its batch would be lost."""
+    other = value(conn, "create_stream", "other")
+    for batch in (6, 7):
+        assert publish(conn, stream, [stage(conn, stream, 3, batch)], 3, batch)
+    blocks = [stage(conn, other, 3, 7)]
+    for batch, says in ((7, "batch 7 of query sink was"), (6, "batch 6 of query sink comes after")):
+        with pytest.raises(psycopg.Error, match=says) as caught:
+            publish(conn, other, blocks, 3, batch)
+        assert caught.value.sqlstate == "PQ010"
+        assert "that was to stream 's', and this is to stream 'other'" in str(caught.value)
+        assert "--fork" in str(caught.value.diag.message_hint)
+    with pytest.raises(
+        psycopg.Error, match="to stream 's', and this is to the streams of"
+    ) as caught:
+        publish(conn, None, [stage(conn, other, 3, 7, p_routed=True)], 3, 7)  # type: ignore[arg-type]
+    assert publish(conn, stream, [stage(conn, stream, 3, 7)], 3, 7) is False
+    assert publish(conn, other, [stage(conn, other, 3, 8)], 3, 8) is True
+
+
+def test_a_repeated_batch_of_a_query_has_the_same_messages(conn: Conn, stream: int) -> None:
+    """In any order and in other chunks; by their number alone only if the caller says so."""
+    a, b = (lambda n=1, x=x: stage(conn, stream, n, data=x) for x in "ab")
+    blocks = [a(2), b()]
+    assert publish(conn, stream, blocks, 3) is True
+    assert publish(conn, stream, blocks, 3) is False, "the same call again: its chunks are gone"
+    assert publish(conn, stream, [b(), a(), a()], 3) is False
+    for others in ([a(), b(2)], [a(3)], [a(), a(), stage(conn, stream, 1, data="c")]):
+        with pytest.raises(psycopg.Error, match="other messages than it has now") as caught:
+            publish(conn, stream, others, 3)
+        assert caught.value.sqlstate == "PQ010"
+        assert "compareRepeats" in str(caught.value.diag.message_hint)
+    assert publish(conn, stream, [a(3)], 3, p_compare=False) is False
+
+
 @pytest.mark.parametrize("rows", [3, 2])
 def test_a_batch_that_is_published_beside_is_compared_too(
     conn: Conn, session: Session, stream: int, rows: int
@@ -122,6 +160,7 @@ def test_a_query_notices_that_its_stream_was_dropped_and_made_again(
     assert "new checkpoint" in str(caught.value.diag.message_hint)
     assert publish(conn, again, [stage(conn, again, 1, 0, "new")], 1, 0, "new")
     assert publish(conn, again, [stage(conn, again, 1, 0, "txn:a")], 1, 0, "txn:a")
+    call(conn, "maintain")
     assert len(internals.published(conn)) == 2
 
 
@@ -301,3 +340,74 @@ def test_nobody_publishes_what_another_transaction_wrote_or_what_is_staged(
     with pytest.raises(psycopg.Error, match="were published before"):
         publish(conn, stream, [staged], 1)
     assert seqs_of(receive(conn)) == seqs
+
+
+def test_a_later_write_of_a_batch_deletes_what_earlier_ones_staged(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Of the same sink, batch and stream alone; and a write without a number is of nobody."""
+    consumer(conn)
+    other_stream = value(conn, "create_stream", "other")
+    earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
+    assert earlier < later
+
+    def staged(n: int, to: int = stream, batch: int = 1, sink: str = "txn:a", **more: Any) -> int:
+        return stage(conn, to, n, batch, sink, p_write_no=earlier, **more)
+
+    for _ in range(12):
+        staged(2)
+    kept = [
+        staged(3, batch=2),
+        staged(3, sink="txn:b"),
+        staged(3, other_stream),
+        staged(3, p_routed=True),
+        stage(conn, stream, 3, 1, "txn:a"),
+    ]
+    mine = [stage(conn, stream, 5, 1, "txn:a", p_write_no=later) for _ in range(2)]
+    assert internals.staged_chunks(conn) == kept + mine
+    assert internals.count(conn, "reservations") == len(kept + mine)
+    assert internals.count(conn, "messages") == 3 * len(kept) + 10
+    assert publish(conn, stream, mine, 10, 1, "txn:a")
+    assert len(acked(conn, "s", "c")) == 10
+
+
+def test_a_query_writes_a_batch_once_in_all(conn: Conn, stream: int) -> None:
+    """Also where its earlier write was to another stream, or to several."""
+    other_stream = value(conn, "create_stream", "other")
+    for to, routed in ((stream, False), (other_stream, False), (other_stream, True)):
+        chunk = stage(conn, to, 2, p_write_no=value(conn, "begin_write"), p_routed=routed)
+        assert internals.staged_chunks(conn) == [chunk]
+
+
+def test_what_outlived_its_application_stages_nothing_that_stays(conn: Conn, stream: int) -> None:
+    """A task that is late; and a driver whose batch another one does now."""
+    consumer(conn)
+    earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
+    old = [stage(conn, stream, 2, p_write_no=earlier)]
+    mine = [stage(conn, stream, 2, p_write_no=later)]
+    with pytest.raises(psycopg.Error, match="began later") as caught:
+        stage(conn, stream, 2, p_write_no=earlier)
+    assert caught.value.sqlstate == "PQ008"
+    with pytest.raises(psycopg.Error, match="0 of 1 staged chunks") as caught:
+        publish(conn, stream, old, 2)
+    assert caught.value.sqlstate == "PQ008"
+    assert publish(conn, stream, mine, 2)
+    late = stage(conn, stream, 2, p_write_no=earlier)  # nothing of the later one is left
+    assert publish(conn, stream, [late], 2) is False
+    maintain(conn)
+    assert internals.staged_chunks(conn) == []
+    assert len(acked(conn, "s", "c")) == 2
+
+
+def test_what_an_earlier_write_publishes_just_now_is_not_deleted(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    consumer(conn)
+    earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
+    old = stage(conn, stream, 2, p_write_no=earlier)
+    other = session()
+    with other.transaction():
+        assert publish(other, stream, [old], 2)
+        mine = stage(conn, stream, 2, p_write_no=later)
+    assert publish(conn, stream, [mine], 2) is False, "a replay"
+    assert len(acked(conn, "s", "c")) == 2

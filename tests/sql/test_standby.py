@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection, schema
-from tests.conftest import SETTINGS
-from tests.sql.queue import Conn, acked, consumer, dead_publication, one, send, value
+from spark_pgqueue.postgres import connection
+from tests.failover import a_pair
+from tests.processes import wait_until
+from tests.sql.queue import Conn, acked, consumer, dead_publication, maintain, one, send, value
 from tests.sql.test_reading import read, read_all
 
 pytestmark = pytest.mark.longer
@@ -24,40 +19,12 @@ pytestmark = pytest.mark.longer
 
 @pytest.fixture
 def pair() -> Iterator[tuple[embedded.Server, embedded.Server]]:
-    """A primary and its standby."""
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
-    home.chmod(0o755)
-    settings = dict(SETTINGS)
-    try:
-        with embedded.start(home / "primary", settings=settings) as primary:
-            with connection.connect(primary.url) as conn:
-                schema.install(conn)
-                value(conn, "create_stream", "s")
-            (home / "standby").mkdir()
-            (home / "standby" / "lock").touch()  # so that it is one of ours
-            data = home / "standby" / "data"
-            program = embedded.find_binaries(primary.version) / "pg_basebackup"
-            subprocess.run(
-                [program, "-d", primary.url, "-D", data, "-R", "-c", "fast"],
-                check=True,
-                capture_output=True,
-                timeout=120,
-            )
-            for left in data.glob(".s.PGSQL*"):  # of the primary, whose socket is in its data
-                left.unlink()
-            owner = (home / "primary" / "data").owner()
-            subprocess.run(["chown", "-R", owner, data], check=True)
-            with embedded.start(home / "standby", settings=settings) as standby:
-                yield primary, standby
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    """A primary with the stream s, and its standby."""
+    with a_pair() as servers:
+        with connection.connect(servers.primary.url) as conn:
+            value(conn, "create_stream", "s")
+        servers.follow()
+        yield servers.primary, servers.standby
 
 
 def follow(primary: Conn, standby: Conn) -> None:
@@ -73,8 +40,6 @@ def test_a_standby_is_read_from_and_promoted(
     the last commits, who has read those is refused."""
     primary, standby = pair
     conn, slow = connection.connect(primary.url), connection.connect(primary.url)
-    conn.execute("set synchronous_commit = on")
-    slow.execute("set synchronous_commit = on")
     there = connection.connect(standby.url)
     assert one(there, "select pg_is_in_recovery()")
     consumer(conn)
@@ -101,6 +66,20 @@ def test_a_standby_is_read_from_and_promoted(
     follow(conn, there)
     _, offset = read_all(there, offset)
     assert set(offset) == {"stream", "incarnation", "next", "messages"}, "by the consumer's cursor"
+    dead_publication(conn)
+    noted = send(conn)
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
+    got, offset = read_all(there, offset)
+    assert (got, "gaps" in offset) == ([noted], True)
+    maintain(conn)
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
+    _, offset = read_all(there, offset)
+    assert "gaps" not in offset, "by the note of maintain()"
+    assert acked(conn, "s", "c") == [noted]
+    conn.execute("select pg_switch_wal()")
+    follow(conn, there)
     with pytest.raises(psycopg.Error, match="standby"):
         value(there, "recover")
 

@@ -59,7 +59,7 @@ def test_the_same_consumer_name_is_another_consumer_in_another_stream(conn: Conn
 
 
 def test_names_are_looked_up_with_what_the_source_and_sink_need(conn: Conn, stream: int) -> None:
-    id_ = consumer(conn, ordering="key", p_visibility_timeout=seconds(7))
+    id_ = consumer(conn, ordering="key", visibility_timeout=seconds(7))
     assert call(conn, "open_stream", "s") == [(stream, "text")]
     (found,) = call(conn, "open_consumer", "s", "c")
     assert found[:5] == (stream, "text", id_, "key", seconds(7))
@@ -196,6 +196,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     consumer(conn, "by key", "key")
     remembers = {"keep_history": "1 day", "per_key_capacity": 9}
     consumer(conn, "remembers", p_settings=Jsonb(remembers))
+    consumer(conn, "slow", "key", p_settings=Jsonb({"per_key_interval": "1 hour"}))
     value(conn, "set_retention", "s", seconds(60), p_unread="drop")
     send_all(conn, ["x"])
     maintain(conn)
@@ -210,18 +211,25 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     stage(conn, new, 2)
     publish(conn, new, [stage(conn, new, 1)], 1)
     dead_publication(conn)  # leaves a gap in what is taken next
-    value(conn, "set_dedup_window", "s", "1 day")
+    value(conn, "alter_stream", "s", '{"dedup_window": "1 day"}')
     send_all(conn, ["x"], p_keys=["k"], p_dedup_keys=["k"])
     assert len(receive(conn, 100)) > 1
+    limited = receive(conn, 100, name="slow")  # spends a token
+    value(conn, "nack", claim_of(limited), None, "1 hour")
+    receive(conn, 1, name="slow")  # delays them
+    value(conn, "cancel", "s", "slow", [limited[-1].seq])  # frees its key
     call(conn, "bind", "s", "never", "kept")
     call(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     consumer(conn, "filtered", p_topic="a")
     value(conn, "create_group", "s", "group", 1)
     assert call(conn, "lease_partitions", "s", "group", "worker")
-    elsewhere = {"installed", "servers", "incarnations", "captures"}  # of no stream, or told below
+    # of no stream, or told below
+    elsewhere = {"installed", "servers", "incarnations", "captured", "dropped_streams"}
+    elsewhere |= {"late_entries"}  # which maintain() has entered
     same = {t.removeprefix("pgqueue.") for t, n in sizes().items() if n <= before[t]}
     assert same - elsewhere == set()
     value(conn, "drop_stream", "s")
+    maintain(conn)
     after = sizes()
     # by which a query notices that another stream has the name of its own
     del before["pgqueue.sink_streams"], after["pgqueue.sink_streams"]
@@ -260,7 +268,7 @@ def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
             wait_for_a_lock(conn)
         dropped.result()
     assert internals.count(conn, "claims") == 0
-    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "consumer_messages") == 0
 
 
 def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn, url: str) -> None:
@@ -292,5 +300,5 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
         wait_for_a_lock(conn)
         conn.execute("commit")
         dropped.result()
-    assert internals.count(conn, "runs") == 0
+    assert internals.count(conn, "consumer_messages") == 0
     assert internals.count(conn, "claims") == 0

@@ -362,7 +362,7 @@ def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
 def test_a_run_has_no_more_ranges_than_the_limit(conn: Conn, stream: int) -> None:
     """What is taken at once for one of two consumers has a hole at every other message."""
     conn.execute(
-        "create or replace function pgqueue._limit_ranges() returns int language sql as 'select 2'"
+        "create or replace function _pgqueue.limit_ranges() returns int language sql as 'select 2'"
     )
     consumer(conn)
     consumer(conn, "other")

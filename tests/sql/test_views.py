@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-import psycopg
 import pytest
 
+from spark_pgqueue.postgres import connection
 from tests.sql import clock
 from tests.sql.queue import (
     Conn,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
 def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
-    consumer(conn, ordering="key", p_visibility_timeout=seconds(0.05))
+    consumer(conn, ordering="key", visibility_timeout=seconds(0.05))
     k1, k2, a, b = send_all(conn, ["x"] * 4, p_keys=["k", "k", "l", "m"])
     assert set(states(conn).values()) == {"new"}
     assert (stats(conn).new, stats(conn).backlog, stats(conn).ready) == (4, 4, 0)
@@ -60,12 +60,12 @@ def test_states_and_stats_agree_at_every_step(conn: Conn, stream: int) -> None:
     (row,) = rows(conn, "select * from pgqueue.stream_stats")
     assert (row.stream, row.kind, row.consumers, row.messages) == ("s", "text", 1, 7)
     assert row.last_publication == value(conn, "last_publication", stream) == 2
-    assert row.staged_blocks == 1
+    assert row.staged_chunks == 1
     assert row.bytes > 0
 
 
 def test_what_was_taken_and_settled_is_told_without_counting(conn: Conn) -> None:
-    """Whatever becomes of a message: what is sifted out, or forgotten by seek, was not settled."""
+    """Whatever becomes of a message: what is filtered out or forgotten by seek was not settled."""
     consumer(conn)
     consumer(conn, "picky", p_topic="a")
     with conn.transaction():
@@ -117,7 +117,7 @@ def test_the_oldest_message_is_the_one_that_could_be_delivered_now(conn: Conn) -
 def test_what_is_taken_is_told_however_it_was_taken(conn: Conn, ordering: str) -> None:
     """At once by a claim that finds nothing else, in a plain take, or from a gap."""
     consumer(conn, ordering=ordering)
-    with psycopg.connect(conn.info.dsn) as other:
+    with connection.connect(conn.info.dsn, autocommit=False) as other:
         assert acked(conn, "s", "c") == []
         send(conn)
         assert len(receive(conn, 1)) == 1

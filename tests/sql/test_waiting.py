@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spark_pgqueue.postgres import connection
-from spark_pgqueue.postgres.notifications import Listener, Waiter
+from spark_pgqueue.postgres.notifications import Listener, StreamSubscription
 from tests.sql.queue import Conn, call, consumer, one, receive, send, value
 
 pytestmark = pytest.mark.usefixtures("stream")
 
-NOTIFIED = "select pgqueue._is_waited_for(stream_id) from pgqueue.streams where name = 's'"
+NOTIFIED = "select _pgqueue.is_waited_for(stream_id) from pgqueue.streams where name = 's'"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_who_keeps_everybody_from_waiting_only_makes_producers_notify(
 ) -> None:
     """Anybody who may connect can hold an advisory lock: for as long as one has this one alone."""
     with connection.connect(url) as other:
-        lock = "select pg_advisory_lock(pgqueue._lock_class_waiting(), %s)"
+        lock = "select pg_advisory_lock(_pgqueue.lock_class_waiting(), %s)"
         other.execute(lock, [stream])
         assert one(conn, NOTIFIED)
         began = time.monotonic()
@@ -151,16 +151,16 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
         ):
             listener = Listener(worker)
             for _ in range(rounds):
-                waiter = Waiter(listener, name)
+                subscription = StreamSubscription(listener, name)
                 published = pool.submit(publish, producer, name, chance.random())
                 time.sleep(0.004 * chance.random())
-                waiter.start()
+                subscription.start()
                 while not (got := call(worker, "receive", name, "c", 1)):
-                    waiter.wait(sleep)
+                    subscription.wait(sleep)
                 late.append(time.monotonic() - published.result())
                 assert late[-1] < sleep / 2
                 value(worker, "ack", got[0].claim_id)
-                waiter.stop()
+                subscription.stop()
         return late
 
     names = ["a", "b", "c"]

@@ -9,12 +9,15 @@ from contextlib import aclosing, suppress
 from datetime import timedelta
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, Client
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.sql.queue import wait_for_a_lock
 
 SOON = timedelta(milliseconds=50)
+LONG = timedelta(minutes=2)
 
 
 def methods(kind):
@@ -77,6 +80,67 @@ def test_a_transaction_takes_effect_at_its_end_or_not_at_all(url):
     run(url, work)
 
 
+async def cancelled(task):
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def sees_only(queue, url, data):
+    """What is sent now is published, and is all that is: no transaction was left open."""
+    async with asyncio.timeout(60), await spark_pgqueue.connect_async(url) as other:
+        await queue.send("s", data)
+        claim = await other.receive("s", "c", 10)
+        assert claim is not None
+        assert [m.data for m in claim.messages] == [data]
+
+
+def test_a_transaction_that_is_cancelled_at_its_end_leaves_nothing_open(url, conn):
+    async def work(queue):
+        async def sends():
+            async with queue.transaction():
+                await queue.send("s", "a")
+
+        with conn.transaction():
+            conn.execute("lock table pgqueue.messages_1 in share mode")
+            sending = asyncio.create_task(sends())
+            await asyncio.to_thread(wait_for_a_lock, conn)
+            sending.cancel()  # in the body, so that it waits for the rollback, behind the send
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await cancelled(sending)
+        await sees_only(queue, url, "b")
+
+    run(url, work)
+
+
+def test_a_transaction_that_is_cancelled_at_its_begin_leaves_nothing_open(url):
+    async def work(queue):
+        async def nothing():
+            async with queue.transaction():
+                raise AssertionError("its caller was cancelled")
+
+        with queue._client._statements.connection().lock:  # the begin waits for it
+            beginning = asyncio.create_task(nothing())
+            await asyncio.sleep(0.2)
+            await cancelled(beginning)
+        await sees_only(queue, url, "b")
+
+    run(url, work)
+
+
+def test_after_close_each_call_says_so(url):
+    async def work(queue):
+        await queue.send("s", "x")
+        claim = await queue.receive("s", "c")
+        await queue.close()
+        for call in (claim.ack, queue.stats, lambda: queue.receive("s", "c", wait=SOON)):
+            with pytest.raises(PgQueueError, match="the connection is closed"):
+                await call()
+
+    run(url, work)
+
+
 def test_the_loop_goes_on_while_it_waits(url):
     async def work(queue):
         async with await spark_pgqueue.connect_async(url) as other:
@@ -99,6 +163,7 @@ def test_a_wait_that_is_cancelled_ends_at_once_and_takes_nothing_with_it(url):
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
+                assert await queue.receive("s", "c", wait=SOON) is None  # in its place
                 assert (await queue.stats("s"))[0].claims == 0
                 assert time.monotonic() - began < 20
             seq = await queue.send("s", "x")
@@ -126,6 +191,19 @@ def test_a_wait_that_is_cancelled_ends_at_once_and_takes_nothing_with_it(url):
     run(url, work)
 
 
+def test_a_claim_whose_caller_was_cancelled_is_given_back(url, conn):
+    async def work(queue):
+        await queue.send("s", "x")
+        with conn.transaction():
+            conn.execute("lock table pgqueue.consumer_messages in access exclusive mode")
+            receiving = asyncio.create_task(queue.receive("s", "c"))
+            await asyncio.to_thread(wait_for_a_lock, conn)
+            await cancelled(receiving)
+        assert await queue.receive("s", "c") is not None
+
+    run(url, work)
+
+
 def test_who_leaves_an_iteration_gives_back_what_is_left(url):
     async def work(queue):
         await queue.send_batch("s", ["x"] * 5)
@@ -135,6 +213,18 @@ def test_who_leaves_an_iteration_gives_back_what_is_left(url):
                     break
         stats = (await queue.stats("s"))[0]
         assert (stats.ready, stats.claimed) == (3, 0)
+
+    run(url, work)
+
+
+def test_a_call_that_connects_while_the_client_is_closed_says_so(url):
+    async def work(queue):
+        waiting = asyncio.create_task(queue.receive("s", "c", wait=LONG))
+        await asyncio.sleep(0)  # it begins
+        await queue.close()
+        with pytest.raises(PgQueueError, match="the connection is closed"):
+            async with asyncio.timeout(60):
+                await waiting
 
     run(url, work)
 
@@ -161,3 +251,65 @@ def test_a_group_works_beside_the_loop(url):
         assert await group.run(lambda messages, connection: None, wait=SOON) == 5
 
     run(url, work)
+
+
+WAITS = {
+    "receive": lambda queue: queue.receive("s", "c", wait=LONG),
+    "consume": lambda queue: anext(queue.consume("s", "c", wait=LONG)),
+    "read": lambda queue: anext(queue.read("s", wait=LONG)),
+    "wait_for": lambda queue: queue.wait_for("t", "c", 1, LONG),
+    "group": lambda queue: group_run(queue),
+}
+
+
+async def group_run(queue):
+    return await (await queue.group("s", "g")).run(lambda messages, connection: None)
+
+
+def test_the_calls_that_wait_are_known():
+    waits = {
+        name
+        for name, method in inspect.getmembers(Client, inspect.isfunction)
+        if {"wait", "timeout"} & set(inspect.signature(method).parameters)
+    }
+    assert waits | {"group"} == WAITS.keys()
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_calls_that_wait_keep_no_other_call_waiting(url, way):
+    async def work(queue):
+        await queue.create_group("s", "g", start="earliest")
+        await queue.create_stream("t")
+        await queue.create_consumer("t", "c", start="earliest")
+        await queue.send("t", "x")
+        tasks = [asyncio.create_task(WAITS[way](queue)) for _ in range(5)]
+        await asyncio.sleep(0.5)  # all wait
+        async with asyncio.timeout(30):
+            claim = await queue.receive("t", "c")
+            await claim.extend()
+            assert not any(task.done() for task in tasks)
+            await claim.ack()
+            await queue.close()  # ends the waits, and does not wait for their time
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(url, work)
+
+
+def test_waits_take_turns_on_as_many_connections_as_are_allowed(url, conn):
+    async def work(queue):
+        async with await spark_pgqueue.connect_async(
+            make_conninfo(url, application_name="few"), connections=3
+        ) as few:
+            tasks = [asyncio.create_task(few.receive("s", "c", wait=LONG)) for _ in range(5)]
+            for number in range(5):
+                await queue.send("s", str(number))
+            async with asyncio.timeout(60):
+                claims = [claim for claim in await asyncio.gather(*tasks) if claim is not None]
+            assert len({claim.messages[0].data for claim in claims}) == 5
+            assert [await claim.ack() for claim in claims] == [1] * 5
+            names = "select count(*) from pg_stat_activity where application_name = 'few'"
+            assert conn.execute(names).fetchone() == (3,)
+
+    run(url, work)
+    with pytest.raises(PgQueueError, match="connections"):
+        asyncio.run(spark_pgqueue.connect_async(url, connections=1))

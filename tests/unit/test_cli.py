@@ -64,8 +64,8 @@ def process(*arguments, url, **options):
 def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
     plain = run("sql")
     assert plain.startswith("-- ")
-    assert "\nbegin;\n" in plain
-    assert "\nbegin;\n" not in run("sql", "--no-transaction")
+    assert "\nbegin isolation level" in plain
+    assert "\nbegin isolation level" not in run("sql", "--no-transaction")
     with connection.connect(empty_url) as conn:
         conn.execute(plain.encode())
         schema.check(conn)
@@ -77,7 +77,7 @@ def test_settings_change_by_name_and_value(queue, run):
     assert consumer.settings == {"max_deliver_count": 5, "visibility_timeout": "00:05:00"}
     assert "max_deliver_count=5" in run("consumer", "list")
     run("consumer", "set", "s", "c", "max_deliver_count=")
-    run("consumer", "create", "s", "d", "--set", "max_deliver_count=2")
+    run("consumer", "create", "s", "d", "max_deliver_count=2")
     assert [each.settings.get("max_deliver_count") for each in queue.consumers("s")] == [None, 2]
     run("stream", "set", "s", "notify=off", "max_bytes=10")
     assert queue.streams()[0].settings == {"notify": False, "max_bytes": 10}
@@ -190,12 +190,15 @@ def test_cancel_takes_messages_away(queue, run):
 
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
-    assert "hint: Say for how long to remember them: pgqueue stream dedup 's' '1 day'" in error
-    run("stream", "dedup", "s", "1 day")
+    assert (
+        "hint: Say for how long to remember them: pgqueue stream set 's' dedup_window='1 day'"
+        in error
+    )
+    run("stream", "set", "s", "dedup_window=1 day")
     assert len({run("send", "s", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
-    run("stream", "dedup", "s", "off")
+    run("stream", "set", "s", "dedup_window=")
     assert "has no dedup_window" in run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
-    run("stream", "create", "t", "--dedup-window", "1h")
+    run("stream", "create", "t", "dedup-window=1h")
     assert len({run("send", "t", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
 
 
@@ -288,8 +291,8 @@ def test_streams_and_consumers(run, queue):
     run("stream", "create", "j", "--kind", "json", "--if-not-exists")
     run("stream", "create", "j", "--kind", "json", "--if-not-exists")
     assert "exists already" in run("stream", "create", "j", code=1)
-    run("consumer", "create", "j", "k", "--ordering", "key", "--max-deliver-count", 3,
-        "--visibility-timeout", "1m 30s", "--start", "2026-01-31")  # fmt: skip
+    run("consumer", "create", "j", "k", "max_deliver_count=3", "--ordering", "key",
+        "visibility_timeout=1m 30s", "--start", "2026-01-31")  # fmt: skip
     assert [line.split()[0] for line in run("stream", "list").splitlines()] == ["name", "j", "s"]
     rows = [json.loads(line) for line in run("consumer", "list", "--json").splitlines()]
     assert [(r["stream"], r["name"], r["visibility_timeout"]) for r in rows] == [
@@ -493,7 +496,7 @@ def test_stats(run, queue):
     assert dict(zip(header.split(), row.split(), strict=True))["backlog"] == "1,234"
     assert json.loads(run("stats", "s", "--json"))["new"] == 1234
     assert max(map(len, (header, row))) <= 80
-    assert run("maintain", "--staged-age", "2 days").startswith("staged blocks: 0 deleted")
+    assert run("maintain", "--staged-age", "2 days").startswith("staged chunks: 0 deleted")
 
 
 def test_retention(run, queue):
@@ -518,14 +521,16 @@ def test_maintaining_goes_on_until_interrupted(queue, url):
         process.communicate(timeout=10)
 
 
-def test_watching_goes_on_until_interrupted(queue, url):
-    options = ["stats", "--watch", "--interval", "0.2", "--url", url]
+def watched(url, *command):
+    """What a command shows on a terminal that goes on, until Ctrl-C."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "spark_pgqueue", *options]
+    options = [*command, "--interval", "0.2", "--url", url]
     # Where the tests run in a shell's background, Ctrl-C is ignored, and by children too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=theirs, stderr=pipe, preexec_fn=listen) as watching:
+    with subprocess.Popen(
+        [sys.executable, "-m", "spark_pgqueue", *options],
+        stdout=theirs, stderr=subprocess.PIPE, preexec_fn=listen,
+    ) as watching:  # fmt: skip
         os.close(theirs)
         shown = b""
         while shown.count(b"backlog") < 3:
@@ -535,6 +540,11 @@ def test_watching_goes_on_until_interrupted(queue, url):
         assert watching.stderr is not None
         assert watching.stderr.read() == b""
     os.close(ours)
+    return shown.decode(errors="replace")
+
+
+def test_watching_goes_on_until_interrupted(queue, url):
+    watched(url, "stats", "--watch")
 
 
 @pytest.mark.parametrize("arguments", ["send s", "send s --lines", "stream drop s"])
@@ -643,6 +653,8 @@ ERRORS = [
     ("stats nope", "unknown stream 'nope'"),
     ("consumer list nope", "unknown stream 'nope'"),
     ("consumer create s c", "exists already"),
+    ("consumer create s x visibility_timeout=30", "settings: visibility_timeout"),
+    ("consumer create s x max_deliver_count=0", "at least 1, not"),
     ("stream drop nope --yes", "unknown stream 'nope'"),
     ("consumer drop s nope --yes", "unknown consumer 'nope'"),
 ]
@@ -690,8 +702,8 @@ NONSENSE = [
     "stream create x --kind xml",
     "consumer create s x --ordering fifo",
     "consumer create s x --start yesterday",
-    "consumer create s x --visibility-timeout 30",
-    "consumer create s x --max-deliver-count 0",
+    "consumer create s x max_deliver_count",
+    "consumer create s x --set max_deliver_count=3",
     "send s --data x --lines",
     "send s --data x --priority high",
     "send s --data x --deliver-at tomorrow",
@@ -772,6 +784,6 @@ def test_the_demo_says_what_is_missing(url):
 
 
 def test_a_stream_with_limits(queue, run):
-    run("stream", "create", "small", "--max-bytes", "3", "--no-notify")
+    run("stream", "create", "small", "max_bytes=3", "notify=off")
     run("send", "small", "--data", "abc")
     assert "abcd" not in run("send", "small", "--data", "abcd", code=1)

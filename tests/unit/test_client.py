@@ -100,7 +100,7 @@ def test_what_was_sent_with_a_dedup_key_is_not_sent_again_large_or_small(queue, 
     with pytest.raises(PgQueueError, match="has no dedup_window") as caught:
         queue.send("s", "a", dedup_key="k")
     assert caught.value.sqlstate == "PQ003"
-    queue.set_dedup_window("s", timedelta(hours=1))
+    queue.alter_stream("s", {"dedup_window": timedelta(hours=1)})
     first = queue.send("s", "a", dedup_key="k")
     assert queue.send("s", "b", dedup_key="k") == first
     seqs = queue.send_batch("s", list("cdef"), dedup_keys=["k", "l", None, "l"])
@@ -113,9 +113,9 @@ def test_what_was_sent_with_a_dedup_key_is_not_sent_again_large_or_small(queue, 
         with pytest.raises(PgQueueError, match="dedup_key"):
             queue.send_batch("s", ["x", "y"], dedup_keys=keys)
     assert queue.receive("s", "c") is None
-    queue.create_stream("t", dedup_window=timedelta(hours=1))
+    queue.create_stream("t", settings={"dedup_window": timedelta(hours=1)})
     assert len({queue.send("t", "a", dedup_key="k") for _ in range(2)}) == 1
-    queue.set_dedup_window("t", None)
+    queue.alter_stream("t", {"dedup_window": None})
     with pytest.raises(PgQueueError, match="has no dedup_window"):
         queue.send("t", "a", dedup_key="k")
 
@@ -138,7 +138,7 @@ def test_what_was_sent_with_a_dedup_key_is_not_sent_again_large_or_small(queue, 
 def test_a_batch_is_refused_as_a_whole_whether_it_is_large_or_small(
     queue, way, stream, data, options, sqlstate, says
 ):
-    queue.create_stream("small", max_bytes=3)
+    queue.create_stream("small", settings={"max_bytes": 3})
     queue.create_stream("j", "json")
     queue.create_stream("b", "binary")
     with pytest.raises(PgQueueError) as caught:
@@ -444,9 +444,8 @@ def test_consumers_start_where_they_are_told(queue):
 
 
 def test_lists_and_statistics(queue):
-    queue.create_consumer(
-        "s", "k", ordering="key", max_deliver_count=3, visibility_timeout=SECOND * 90
-    )
+    settings = {"max_deliver_count": 3, "visibility_timeout": SECOND * 90}
+    queue.create_consumer("s", "k", ordering="key", settings=settings)
     queue.create_stream("empty", "json")
     assert [(s.name, s.kind, s.consumers) for s in queue.streams()] == [
         ("empty", "json", 0),
@@ -468,7 +467,7 @@ def test_lists_and_statistics(queue):
     queue.drop_stream("empty")
     assert [c.name for c in queue.consumers()] == ["c"]
     assert queue.maintain(SECOND) == {
-        "staged blocks": 0,
+        "staged chunks": 0,
         "unpublished messages": 0,
         "old sink batches": 0,
         "abandoned readers": 0,
@@ -716,10 +715,11 @@ BAD = [
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
     (("create_consumer", "s", "x", ("ordering", "fifo")), "ordering is none, key or stream"),
-    (("create_consumer", "s", "x", ("max_deliver_count", 0)), "max_deliver_count must be from 1"),
-    (("create_consumer", "s", "x", ("max_deliver_count", True)), "must be an int, not bool"),
-    (("create_consumer", "s", "x", ("visibility_timeout", 30)), "must be a timedelta, not int"),
-    (("create_consumer", "s", "x", ("visibility_timeout", timedelta())), "longer than 0"),
+    (("create_consumer", "s", "x", ("settings", {"max_deliver_count": 0})), "at least 1, not 0"),
+    (("create_consumer", "s", "x", ("settings", {"max_deliver_count": True})), "not true"),
+    (("create_consumer", "s", "x", ("settings", {"visibility_timeout": 30})), "not 30"),
+    (("create_consumer", "s", "x", ("settings", {"visibility_timeout": timedelta()})), "longer"),
+    (("create_consumer", "s", "x", ("settings", 5)), "settings must be a dict, not int"),
     (("drop_consumer", "s", "nope"), "unknown consumer 'nope' of stream 's'"),
     (("consumers", "nope"), "unknown stream 'nope'"),
     (("stats", "nope"), "unknown stream 'nope'"),
@@ -815,14 +815,14 @@ def test_a_read_only_server_says_so(url):
 
 
 def test_a_stream_has_limits_of_its_own(queue):
-    queue.create_stream("small", notify=False, max_bytes=3, max_header_bytes=10)
+    queue.create_stream("small", settings={"notify": False, "max_bytes": 3, "max_header_bytes": 10})
     queue.send("small", "abc", headers={"a": "b"})
     for data, headers in (("abcd", None), ("abc", {"a": "much longer"})):
         with pytest.raises(PgQueueError) as caught:
             queue.send("small", data, headers=headers)
         assert data not in caught.value.message
     with pytest.raises(PgQueueError, match="max_bytes"):
-        queue.create_stream("none", max_bytes=0)
+        queue.create_stream("none", settings={"max_bytes": 0})
 
 
 def test_a_consumer_is_moved_replayed_and_paused(queue):

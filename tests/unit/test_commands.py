@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -104,9 +105,8 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
     with queue._statements.connection().cursor() as cursor:
         cursor.execute("create table t (id int primary key)")
     script = """
-        stream create t --dedup-window 1h | {"stream": "t"}
+        stream create t dedup-window=1h | {"stream": "t"}
         stream set t notify=off | {"stream": "t", "settings": {"notify": "off"}}
-        stream dedup t 1h | {"stream": "t", "window": "1h"}
         stream bind t # s | {"stream": "t", "topic": "#", "to_stream": "s"}
         stream unbind t # s | {"stream": "t", "topic": "#", "to_stream": "s"}
         consumer create t d | {"stream": "t", "consumer": "d"}
@@ -121,7 +121,8 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
         consumer drop t d --yes | {"stream": "t", "consumer": "d", "dropped": true}
         consumer drop t d --if-exists | {"stream": "t", "consumer": "d", "dropped": false}
         group create t g | {"stream": "t", "group": "g"}
-        group drop t g --yes | {"stream": "t", "group": "g", "dropped": true}
+        consumer seek t g latest | {"stream": "t", "consumer": "g", "forgotten": 0}
+        consumer drop t g --yes | {"stream": "t", "consumer": "g", "dropped": true}
         schedule create t n --cron @yearly --data x |
         schedule pause t n | {"stream": "t", "schedule": "n", "paused": true}
         schedule resume t n |
@@ -167,7 +168,6 @@ def test_hints_that_name_functions_are_commands(url: str) -> None:
             name
             for (name,) in conn.execute(
                 "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
-                " and proname !~ '^_'"
             )
         }
     seen = 0
@@ -199,12 +199,16 @@ def test_exit_codes_are_documented_in_one_place_and_the_page_says_the_same(run: 
 
 
 def test_exit_codes(url: str, queue: Client, tmp_path: Path) -> None:
-    """0, 1, 2 and 130; a worker that is stopped has done its work."""
+    """0, 1, 2, 3 and 130; a worker that is stopped has done its work."""
     (tmp_path / "jobs.py").write_text("def work(message): print(message.data, flush=True)\n")
     queue.send_batch("s", ["a"])
     environment = {**os.environ, "PGQUEUE_URL": url, "PYTHONPATH": str(tmp_path)}
     pgqueue = [sys.executable, "-m", "spark_pgqueue"]
-    ended = {0: "stream list", 1: "stream drop no --yes", 2: "stream drop"}
+    ended = {
+        0: "stream list", 1: "stream drop no --yes", 2: "stream drop",
+        3: "receive s new --exit-code",
+    }  # fmt: skip
+    queue.create_consumer("s", "new")
     for code, arguments in ended.items():
         done = subprocess.run([*pgqueue, *arguments.split()], env=environment, capture_output=True)
         assert done.returncode == code, arguments
@@ -230,14 +234,30 @@ def test_exit_codes(url: str, queue: Client, tmp_path: Path) -> None:
         assert process.returncode == code, arguments
 
 
+def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, queue: Client) -> None:
+    """Also before the planner has an estimate, and with segments that it does not know."""
+    queue.send_batch("s", ["x"] * 6)
+    assert [(each.messages, each.sent) for each in queue.streams()] == [(6, 6)]
+    assert re.search(r"\bs\b.*\b6\b.*\b6\b", run("stream list").splitlines()[1])
+    queue.create_stream("kept")
+    queue.set_retention("kept", messages=100)
+    queue.send_batch("kept", ["x"] * 7)
+    assert {each.name: each.messages for each in queue.streams()} == {"s": 6, "kept": 7}
+
+
 def test_names_are_completed_and_nothing_is_said_without_a_database(
     url: str, queue: Client
 ) -> None:
     queue.create_stream("stock")
     queue.create_consumer("stock", "desk")
 
-    def completed(words: str, number: int, url: str) -> list[str]:
-        told = {"_PGQUEUE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    def completed(words: str, number: int, url: str, shell: str = "bash") -> list[str]:
+        told = {
+            "_PGQUEUE_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": words,
+            "COMP_CWORD": number,
+            "_TYPER_COMPLETE_ARGS": words,
+        }
         done = subprocess.run(
             [Path(sys.executable).with_name("pgqueue")],
             env={**os.environ, "PGQUEUE_URL": url, **{k: str(v) for k, v in told.items()}},
@@ -245,13 +265,19 @@ def test_names_are_completed_and_nothing_is_said_without_a_database(
             text=True,
         )
         assert done.stderr == ""
-        return done.stdout.split()
+        return [line for line in done.stdout.splitlines() if line]
 
     assert completed("pgqueue send st", 2, url) == ["stock"]
+    names = ["my $(touch evil); 'x\"", "my stream", "my\\"]
+    for name in names:
+        queue.create_stream(name)
+    quoted = completed("pgqueue send my", 2, url)
+    assert shlex.split(" ".join(quoted)) == names
+    assert completed("pgqueue send my", 2, url, "zsh") == ["_arguments '*: :((\"my stream\"))'"]
     assert completed("pgqueue peek stock ", 3, url) == ["desk"]
     assert completed("pgqueue send st", 2, "host=127.0.0.1 port=1") == []
     context: Any = type("Context", (), {"params": {"url": None}})
-    assert completion.streams(context, "") == ["s", "stock"]  # PGQUEUE_URL is that of `run`
+    assert completion.streams(context, "s") == ["s", "stock"]  # PGQUEUE_URL is that of `run`
     del os.environ["PGQUEUE_URL"]
     assert completion.streams(context, "") == []
 
@@ -320,7 +346,7 @@ def test_what_is_exported_is_imported_once(run: Run, queue: Client, tmp_path: Pa
     exported = run("export s")
     assert len(exported.splitlines()) == 2
     (tmp_path / "s.jsonl").write_text(exported)
-    run("stream create t --dedup-window 1d")
+    run("stream create t dedup_window=1d")
     run("consumer create t c")
     assert run("import t", tmp_path / "s.jsonl") == "2 messages sent\n"
     assert "2 passed over" in run("import t", stdin=exported)

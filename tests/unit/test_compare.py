@@ -25,10 +25,7 @@ def run_tiny(url: str, *scenarios: str) -> Report:
 
 @pytest.mark.parametrize(
     "scenario",
-    [
-        pytest.param(name, marks=pytest.mark.longer if name in ("send", "keys") else [])
-        for name in SCENARIOS
-    ],
+    [pytest.param(name, marks=[] if name == "wake" else pytest.mark.longer) for name in SCENARIOS],
 )
 def test_a_scenario_measures_every_side(empty_url, scenario):
     figures = run_tiny(empty_url, scenario)

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import socket
 import subprocess
@@ -5,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -60,6 +62,7 @@ def test_defaults_yield_to_the_url_and_to_the_environment(empty_url, monkeypatch
         return conninfo_to_dict(connection.conninfo(url))
 
     assert parameters(empty_url)["connect_timeout"] == "10"
+    assert parameters(empty_url)["tcp_user_timeout"] == "20000"
     assert parameters(empty_url + "&connect_timeout=3")["connect_timeout"] == "3"
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "4")
     assert parameters(empty_url)["connect_timeout"] == "4"
@@ -70,6 +73,25 @@ def test_defaults_yield_to_the_url_and_to_the_environment(empty_url, monkeypatch
         assert conn.execute("show application_name").fetchone() == ("mine",)
         assert conn.autocommit
         assert conn.prepare_threshold is None
+
+
+def test_no_setting_changes_what_a_connection_reads(empty_url):
+    """For psycopg, for asyncio and for ADBC, whose texts are all UTF-8."""
+    styles = "-c DateStyle=SQL,DMY -c IntervalStyle=iso_8601"
+    odd = make_conninfo(empty_url, client_encoding="LATIN1", options=styles)
+    ask = "select '\u20ac'::text, interval '1 day', timestamptz '2026-02-01 00:00+00'"
+    read = ("\u20ac", timedelta(days=1), datetime(2026, 2, 1, tzinfo=UTC))
+    with connection.connect(odd) as conn:
+        assert conn.execute(ask).fetchone() == read
+
+    async def in_a_loop():
+        async with await connection.connect_async(odd) as conn:
+            return await (await conn.execute(ask)).fetchone()
+
+    assert asyncio.run(in_a_loop()) == read
+    with connection.connect_adbc(odd) as conn, conn.cursor() as cursor:
+        cursor.execute("select '\u20ac'::text")
+        assert cursor.fetchone() == read[:1]
 
 
 @pytest.mark.parametrize(

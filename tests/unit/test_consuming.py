@@ -53,7 +53,7 @@ def test_who_leaves_returns_the_message_at_hand_and_those_behind_it(queue):
 
 
 def test_a_claim_is_extended_while_messages_of_it_are_left(queue):
-    queue.create_consumer("s", "c", visibility_timeout=timedelta(seconds=0.6))
+    queue.create_consumer("s", "c", settings={"visibility_timeout": timedelta(seconds=0.6)})
     queue.send_batch("s", ["x"] * 6)
     for n, _ in enumerate(queue.consume("s", "c")):
         time.sleep(0.3)
@@ -61,7 +61,7 @@ def test_a_claim_is_extended_while_messages_of_it_are_left(queue):
 
 
 def test_what_another_worker_took_over_is_not_worked_on(queue):
-    queue.create_consumer("s", "c", visibility_timeout=timedelta(seconds=0.1))
+    queue.create_consumer("s", "c", settings={"visibility_timeout": timedelta(seconds=0.1)})
     sent = queue.send_batch("s", ["x"] * 3)
     messages = queue.consume("s", "c")
     assert next(messages).seq == sent[0]

@@ -11,18 +11,18 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options import (
-    CURSOR_OPTIONS,
+    OFFSET_SOURCE_OPTIONS,
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     TABLE_OPTIONS,
     Option,
-    parse_cursor,
+    parse_offset_source,
     parse_sink,
     parse_source,
     parse_table,
 )
 from spark_pgqueue.spark.options.checking import BATCH, STREAMING
-from tests.docs import options, sql, stub
+from tests.docs import comments, options, sql, stub
 from tests.docs.headers import Item, parse
 
 STALE = "it is not what the code says now: make docs"
@@ -41,6 +41,7 @@ VALUES = {
     "quarantineAfter": "1", "checkpointLocation": "/c", "retryTimeout": "1s",
     "table": "stats", "columns": "seq", "pushdown": "true", "group": "g",
     "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
+    "compareRepeats": "count",
 }  # fmt: skip
 
 STREAMS = {"stream", "streams", "streamPattern"}
@@ -49,7 +50,12 @@ STREAMS = {"stream", "streams", "streamPattern"}
 Parse = Callable[[Mapping[str, str], bool], Any]
 SIDES: list[tuple[str, tuple[Option, ...], dict[str, str], Parse]] = [
     ("source", SOURCE_OPTIONS, {}, lambda given, _: parse_source(given)),
-    ("cursor", CURSOR_OPTIONS, {}, lambda given, stream: parse_cursor(given, streaming=stream)),
+    (
+        "cursor",
+        OFFSET_SOURCE_OPTIONS,
+        {},
+        lambda given, stream: parse_offset_source(given, streaming=stream),
+    ),
     ("table", TABLE_OPTIONS, {}, lambda given, _: parse_table(given)),
     ("sink", SINK_OPTIONS, {}, lambda given, stream: parse_sink(given, streaming=stream)),
 ]
@@ -71,10 +77,13 @@ def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():
     assert stub.FILE.read_text() == stub.stub(), STALE
 
 
+def test_the_comments_of_functions_are_the_first_sentences_of_their_headers():
+    assert comments.FILE.read_text() == comments.file(), STALE
+
+
 def test_every_public_function_and_view_is_in_the_reference(conn):
     found = conn.execute(
         "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
-        " and proname not like '\\_%'"
         " union all select relname from pg_class"
         " where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
     ).fetchall()
@@ -157,7 +166,7 @@ def test_a_malformed_value_is_answered_with_what_the_option_does(table, base, pa
 
 def test_every_option_has_a_default_that_is_said():
     """Without a default, the last sentence says what is done; but for how to connect."""
-    for option in SOURCE_OPTIONS + CURSOR_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
+    for option in SOURCE_OPTIONS + OFFSET_SOURCE_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
         known = option.required or option.default is not None or "By default" in option.help
         assert known or option.name in NO_DEFAULT, option.name
         assert option.help.count("By default") <= 1

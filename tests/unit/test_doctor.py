@@ -13,6 +13,7 @@ import spark_pgqueue
 from spark_pgqueue.command_line import cli, doctor
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.printable import printable
 from tests.sql import clock
 
 SECRET = "s3cr3t"
@@ -39,7 +40,7 @@ def test_a_database_in_order(url):
     for name in ("psycopg", "pyarrow", "adbc_driver_postgresql", "Postgres", "permissions"):
         assert found[name].status == "ok"
         assert found[name].advice is None
-    assert found["schema pgqueue"].found == "version 2"
+    assert found["schema pgqueue"].found == "version 1"
     assert "host=" in found["Postgres"].found
 
 
@@ -81,8 +82,38 @@ def test_a_consumer_that_needs_somebody_is_a_warning(conn, url):
     assert "nobody has claimed" in looks(url)["consumer 'c' of 's'"].found
 
 
+def test_the_command_prints_no_control_character(conn, url):
+    name = "\x1b]0;title\x07\x1b[2J\u202e"
+    settings = '{"max_backlog": 1}'
+    conn.execute("select pgqueue.create_stream(%s)", [name])
+    conn.execute("select pgqueue.create_consumer(%(n)s, %(n)s, p_settings => %(s)s)",
+                 {"n": name, "s": settings})  # fmt: skip
+    conn.execute("select pgqueue.send(%s, 'x')", [name])
+    for options in [], ["--json"]:
+        shown = CliRunner().invoke(cli.app, ["doctor", "--url", url, *options]).output
+        assert "max_backlog is 1" in shown
+        assert printable(shown, keep="\n") == shown
+
+
+def test_a_consumer_that_fails_is_seen_behind_idle_ones(conn, url):
+    """Those that fail come first, and the others are counted."""
+    conn.execute("select pgqueue.create_stream('s')")
+    conn.execute("select pgqueue.create_consumer('s', 'idle ' || i) from generate_series(1, 12) i")
+    conn.execute("select pgqueue.create_consumer('s', 'bad')")
+    conn.execute("select pgqueue.send('s', 'x')")
+    conn.execute(
+        "select pgqueue.dead_letter(claim_id, null, 'no') from pgqueue.receive('s', 'bad')"
+    )
+    found = looks(url)
+    assert "1 died in the last hour: no" in found["consumer 'bad' of 's'"].found
+    assert found["consumers"].found == "3 more need somebody"
+    assert found["consumers"].advice == "pgqueue consumer health"
+
+
 def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
-    conn.execute("select pgqueue.create_stream('s', p_dedup_window => '1 hour')")
+    conn.execute(
+        "select pgqueue.create_stream('s', p_settings => '{\"dedup_window\": \"1 hour\"}')"
+    )
     conn.execute("select pgqueue.send('s', 'x', p_dedup_key => 'k')")
     clock.pass_time(conn, timedelta(hours=24))
     assert "stream 's'" not in looks(url)

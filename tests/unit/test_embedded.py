@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres import binaries, connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.conftest import VERSIONS
 from tests.processes import Child
@@ -196,9 +196,9 @@ PRIVATE_BINARIES = """
     import os, sys
     from pathlib import Path
     from spark_pgqueue import embedded
-    from spark_pgqueue.postgres import connection
+    from spark_pgqueue.postgres import binaries, connection
     os.umask(0o077)
-    embedded.COPIES = Path(sys.argv[2])
+    binaries.COPIES = Path(sys.argv[2])
     for _ in range(2):
         with embedded.start(sys.argv[1]) as server:
             connection.connect(server.url).close()
@@ -233,7 +233,7 @@ def test_binaries_that_only_root_can_reach_are_copied_once(public, directory):
 def test_binaries_that_cannot_be_copied_are_named(tmp_path):
     (tmp_path / "bin").mkdir()
     with pytest.raises(PgQueueError, match=r"cannot reach .*/bin") as caught:
-        embedded._for_everybody(tmp_path / "bin")
+        binaries.for_everybody(tmp_path / "bin")
     assert "embedded" in (caught.value.hint or "")
 
 
@@ -308,7 +308,7 @@ def test_a_copied_directory_is_a_server_of_its_own(directory):
         shutil.copytree(first, second, ignore=shutil.ignore_patterns(".s.PGSQL*"))
         if os.geteuid() == 0:
             for place in ((second / "data"), *(second / "data").rglob("*")):
-                shutil.chown(place, embedded.ROOT_RUNS_AS, embedded.ROOT_RUNS_AS)
+                shutil.chown(place, binaries.ROOT_RUNS_AS, binaries.ROOT_RUNS_AS)
         server.restart()
         with embedded.start(second) as copy:
             assert copy.url != server.url

@@ -138,7 +138,12 @@ def test_errors_without_a_way_out_pass_unchanged(empty_url):
         conn.execute("select * from not_ours")
 
 
-CONDITIONS = {"lock_not_available": "55P03", "dependent_objects_still_exist": "2BP01"}
+CONDITIONS = {
+    "lock_not_available": "55P03",
+    "dependent_objects_still_exist": "2BP01",
+    "object_in_use": "55006",
+    "insufficient_privilege": "42501",
+}
 
 
 def test_every_error_of_the_sql_is_in_the_table_of_its_readme_and_in_that_of_this_package():
@@ -158,16 +163,3 @@ def test_every_error_of_the_sql_is_in_the_table_of_its_readme_and_in_that_of_thi
     for code, (meaning, way_out) in table.items():
         assert meaning, code
         assert way_out or code == "PQ099", code
-
-
-def test_what_the_readme_of_the_sql_points_to_is_there():
-    folder = schema.sql_directory()
-    readme = (folder / "README.md").read_text()
-    where = readme.partition("## Where to find what")[2]
-    for row in where.splitlines():
-        files = [folder / file for file in re.findall(r"`([\w/]+\.sql)`", row)]
-        text = "".join(file.read_text() for file in files)
-        for function in re.findall(r"`(\w+)`", row):
-            # a function; else a column, or a key of notes
-            found = f"function pgqueue.{function}(" in text or re.search(rf"\b{function}\b", text)
-            assert found or function == "max_deliver_count", row

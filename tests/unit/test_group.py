@@ -12,6 +12,7 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import wait_until
 from tests.sql import clock
 
 MOMENT = timedelta(milliseconds=300)
@@ -52,13 +54,6 @@ def done(url):
         return conn.execute("select seq, key, worker from done order by n").fetchall()
 
 
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_worker_works_off_everything_once(queue, url):
     sent = queue.send_batch("s", ["x"] * 50, keys=[f"k{i % 7}" for i in range(50)])
     worker = queue.group("s", "g")
@@ -67,6 +62,25 @@ def test_a_worker_works_off_everything_once(queue, url):
     assert worker.run(note, wait=MOMENT) == 0
     assert {p.behind for p in queue.partitions("s", "g")} == {0}
     assert {p.worker for p in queue.partitions("s", "g")} == {None}
+
+
+def test_a_stop_that_comes_before_the_run_ends_it(queue):
+    queue.send("s", "x")
+    worker = queue.group("s", "g")
+    worker.stop()
+    assert worker.run(note, wait=MOMENT) == 0
+    assert worker.run(note, wait=MOMENT) == 1
+
+
+def test_a_statement_of_the_handler_that_fails_ends_the_run(queue):
+    """Also by an error that would pass, were the statement not the handler's."""
+    queue.send("s", "x")
+
+    def fail(_, conn):
+        conn.execute("do $$ begin raise serialization_failure; end $$")
+
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        queue.group("s", "g").run(fail, wait=MOMENT)
 
 
 def test_an_error_of_the_handler_ends_the_run_and_undoes_what_it_did(queue, url):
@@ -179,10 +193,10 @@ def test_groups_on_the_command_line(queue, run):
     queue.group("s", "g").run(lambda *_: None, wait=MOMENT)
     lag = [json.loads(line) for line in run("group", "lag", "s", "g", "--json").stdout.splitlines()]
     assert [(row["partition"], row["behind"]) for row in lag] == [(i, 0) for i in range(4)]
-    moved = run("group", "reset", "s", "g", "--to", "earliest", "--yes")
-    assert "messages forgotten or skipped" in moved.stdout
+    moved = run("consumer", "seek", "s", "g", "earliest")
+    assert "forgotten" in moved.stdout
     assert queue.groups("s")[0].behind == 1
-    assert run("group", "drop", "s", "h", "--yes").exit_code == 0
+    assert run("consumer", "drop", "s", "h", "--yes").exit_code == 0
     assert "no group 'h'" in run("group", "lag", "s", "h").stderr
     assert [each.name for each in queue.groups()] == ["g"]
 

@@ -17,6 +17,7 @@ PAGES = sorted(page for page in FOLDERS[0].glob("*.md") if page.stem != "first-h
 ALL_PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
     """From an empty queue."""
@@ -24,6 +25,22 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     type_all(page, url, tmp_path, {"__name__": "__main__"})
+
+
+def test_pages_that_are_read_one_after_the_other_make_no_name_twice():
+    """The README's links, in one database: nobody is told that a stream exists already."""
+    root = Path(__file__).parents[2]
+    read = "README.md sql/guide/first-hour.md sql/guide/concepts.md sql/guide/cookbook.md"
+    made: dict[str, str] = {}
+    for page in (*read.split(), "sql/guide/moving.md", "spark_pgqueue/guide/cookbook.md"):
+        text = (root / page).read_text().split("\n## A Postgres that is there already\n")[0]
+        code = "\n".join(text for _, text in blocks_of(text))
+        names = re.findall(r"\b(?:create_stream\([\"']([^\"']+)|stream create (\S+))", code)
+        tables = re.findall(r"\bcreate table (\w+)", code)
+        for name in {*("stream " + (a or b) for a, b in names), *("table " + t for t in tables)}:
+            assert name not in made, f"{page} makes {name}, and {made[name]} does"
+            made[name] = page
+    assert len(made) > 15
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=[page.stem for page in ALL_PAGES])

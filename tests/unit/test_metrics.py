@@ -20,11 +20,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
+import spark_pgqueue.client
 from spark_pgqueue import metrics, serving
 from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
+from spark_pgqueue.printable import printable
 
-EVIL = 'a"b\\c\nd{e="f"} \u202e'
+EVIL = 'a"b\\c\nd{e="f"} \u202e\x1b[2J'
 
 
 @pytest.fixture
@@ -89,8 +91,10 @@ def test_it_is_openmetrics_whatever_the_names_are(queue: Client) -> None:
         found = families[family.name]
         assert (found.type, found.unit) == (family.type, family.unit)
         assert found.samples, f"no sample of {family.name}"
-    assert samples(text, "pgqueue_consumer_backlog")[EVIL, EVIL] == 1
-    assert samples(text, "pgqueue_stream_sent_total") == {("s",): 0, (EVIL,): 1}
+    assert printable(text, keep="\n") == text, "a terminal obeys none of it"
+    shown = printable(EVIL, keep="\n")
+    assert samples(text, "pgqueue_consumer_backlog")[shown, shown] == 1
+    assert samples(text, "pgqueue_stream_sent_total") == {("s",): 0, (shown,): 1}
     assert samples(text, "pgqueue_up") == {(): 1}
 
 
@@ -244,14 +248,23 @@ def test_a_claim_is_seen_with_who_has_it(queue: Client) -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    """Each query, and each has a place and a source that whoever imports it chooses."""
-    board = json.loads(metrics.DASHBOARD.read_text())
+    """Each query, and each has a place and a source that whoever looks at it chooses.
+
+    The source is a variable: a provisioned dashboard has nobody who is asked for an input.
+    """
+    text = metrics.DASHBOARD.read_text()
+    board = json.loads(text)
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    assert "__inputs" not in board
+    assert {*re.findall(r"\$\{?([A-Za-z]\w*)", text)} <= {*variables}
     counters = {f"{each.name}_total" for each in metrics.FAMILIES if each.type == "counter"}
     known = {each.name for each in metrics.FAMILIES if each.type != "counter"} | counters
     known.add("pgqueue_up")
     asked: set[str] = set()
     for panel in board["panels"]:
-        assert panel["datasource"]["uid"] == "${DS_PROMETHEUS}", panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
         for target in panel["targets"]:
             names = set(re.findall(r"\bpgqueue_\w+", target["expr"]))
             assert names, f"{panel['title']} asks for nothing"

@@ -23,13 +23,13 @@ COUNT = 400
 
 @pytest.fixture
 def both(conn: psycopg.Connection, url: str) -> psycopg.Connection:
-    """A database with the queue orders of pgmq, and a stream with a consumer in its place."""
+    """A database with the queue orders of pgmq, and a stream sales with a consumer in its place."""
     install = pytest.importorskip("pgmq.install", reason="pgmq is not installed")
     conn.execute(install.get_embedded_install_sql())
     conn.execute("select pgmq.create('orders')")
     with spark_pgqueue.connect(url) as queue:
-        queue.create_stream("orders", "json")
-        queue.create_consumer("orders", "billing", ordering="key")
+        queue.create_stream("sales", "json")
+        queue.create_consumer("sales", "billing", ordering="key")
     return conn
 
 
@@ -48,7 +48,7 @@ def test_what_is_moved_keeps_its_order_key_headers_and_time(both: psycopg.Connec
     assert rows(both, MOVE) == [(3,)]
     assert rows(both, "select msg_id from pgmq.q_orders") == [(1,)], "a worker of pgmq has it"
     with spark_pgqueue.connect(url) as queue:
-        claim = queue.receive("orders", "billing", 10)
+        claim = queue.receive("sales", "billing", 10)
         assert claim is not None
         assert [(m.key, m.data, m.headers) for m in claim.messages] == [
             (None, '{"n": 2}', {}),
@@ -86,7 +86,7 @@ def test_what_is_moved_from_pgmq_is_worked_once(both: psycopg.Connection, url: s
 
     def work() -> list[int]:
         done: list[int] = []
-        receive = "select claim_id, data::json ->> 'n' from pgqueue.receive('orders', 'billing', 5)"
+        receive = "select claim_id, data::json ->> 'n' from pgqueue.receive('sales', 'billing', 5)"
         with connection.connect(url) as conn:
             while True:
                 is_last = moved.is_set()

@@ -12,7 +12,7 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
-from spark_pgqueue.spark.lease import Parent, Wakeup
+from spark_pgqueue.spark.lease import Parent, PublicationWaiter
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def notify(url: str, channel: str, count: int) -> None:
 
 def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(queue, url):
     channel = f"pgqueue_{stream_id(queue, 's')}"
-    wakeup = Wakeup(url, ["s"], Parent())
+    wakeup = PublicationWaiter(url, ["s"], Parent())
     assert wakeup.start()
     assert not wakeup.start()
     notify(url, channel, 5000)
@@ -51,7 +51,7 @@ def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(qu
 
 
 def is_waited_for(queue, stream: str) -> bool:
-    sql = "select pgqueue._is_waited_for(%s)"
+    sql = "select _pgqueue.is_waited_for(%s)"
     with connection.connect(queue._statements._url) as producer:
         return producer.execute(sql, [stream_id(queue, stream)]).fetchone() == (True,)
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue.client import StoredMessage
+from spark_pgqueue.client import StoredMessage, reading
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -54,6 +54,23 @@ def test_batches_go_on_after_an_offset(queue):
     assert queue.read_to("s", begin, 5)["messages"] == 5
 
 
+@pytest.mark.parametrize("way", ["read", "read_between"])
+def test_it_is_said_that_retention_came_between_plan_and_payloads(queue, conn, monkeypatch, way):
+    """A part of the batch is deleted when its ranges are known, before its payloads are read."""
+    queue.send_batch("s", ["x"] * 3)
+    begin, end = queue.start_offset("s"), queue.start_offset("s", "latest")
+    whole = reading.messages
+
+    def later(*arguments):
+        conn.execute("delete from pgqueue.messages where seq <= 2")
+        return whole(*arguments)
+
+    monkeypatch.setattr(reading, "messages", later)
+    with pytest.raises(PgQueueError, match=r"2 messages of stream 's' were deleted") as caught:
+        list(queue.read("s") if way == "read" else queue.read_between("s", begin, end))
+    assert caught.value.sqlstate == "PQ010"
+
+
 def test_reading_begins_where_it_is_told(queue):
     queue.send("s", "old")
     now = datetime.now(UTC)
@@ -85,7 +102,7 @@ def test_a_batch_of_many_ranges_is_read_in_order(queue, url):
 
 
 def test_a_message_that_python_cannot_hold_is_read_all_the_same(queue, url):
-    queue.create_stream("t", max_header_bytes=1 << 20)
+    queue.create_stream("t", settings={"max_header_bytes": 1 << 20})
     queue.send("t", "x", headers={"n": 1})
     with connection.connect(url) as conn:
         conn.execute("update pgqueue.messages set inserted_at = 'infinity'")

@@ -4,8 +4,7 @@ import threading
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import embedded
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 
 pytestmark = pytest.mark.all_versions
@@ -29,13 +28,13 @@ def objects(conn):
     return conn.execute(
         "select 'r', oid::regclass::text from pg_class where relnamespace = 'pgqueue'::regnamespace"
         " union all select 'f', oid::regprocedure::text from pg_proc"
-        " where pronamespace = 'pgqueue'::regnamespace order by 1, 2"
+        " where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace) order by 1, 2"
     ).fetchall()
 
 
 def test_psql_alone_installs_the_same(server, empty_url, url):
     """The parsing of install.sql must not differ from psql's."""
-    psql = embedded.find_binaries(18) / "psql"
+    psql = binaries.find_binaries(18) / "psql"
     command = [psql, "-X", "-q", "-f", schema.sql_directory() / "install.sql", empty_url]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

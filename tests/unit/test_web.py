@@ -18,11 +18,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
-from spark_pgqueue import serving, web
+from spark_pgqueue import metrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.web import server
-from tests.unit.test_metrics import serving_at
+from tests.unit.test_metrics import samples, serving_at
 
 EVIL = "<img src=x onerror=alert(1)> \u202e\x07 &lt; '\"/%TOKEN%"
 HOW = "needs a browser: apt-get install -y chromium chromium-driver"
@@ -33,7 +33,7 @@ SEEN = "return document.body.innerText"
 def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
     with spark_pgqueue.connect(url) as client:
         client.create_stream("orders")
-        client.create_consumer("orders", "billing", max_deliver_count=3)
+        client.create_consumer("orders", "billing", settings={"max_deliver_count": 3})
         yield client
 
 
@@ -150,6 +150,65 @@ def test_it_shows_depth_rates_and_ages_live(browser: Any, page: Any, queue: Clie
     wait(browser, lambda text: "claimed" in text and row_of(browser, "consumers", "b")[7] == "0")
     wait(browser, lambda text: row_of(browser, "consumers", "b")[5] not in ("", "0"))
     assert row_of(browser, "streams", "orders")[2] == "1,234"
+    assert complaints(browser) == []
+
+
+FOCUSED = "return document.activeElement.innerText + ' ' + document.activeElement.tagName"
+SELECTED = "return getSelection().toString()"
+
+
+@pytest.mark.parametrize("where", ["", "#/orders/billing"])
+def test_a_look_takes_away_neither_focus_nor_selection(
+    browser: Any, page: Any, queue: Client, where: str
+) -> None:
+    """Also where the lines change their places."""
+    queue.create_consumer("orders", "another")
+    queue.send("orders", "x")
+    queue.receive("orders", "billing")
+    browser.get(f"{page.url}{where}")
+    wait(browser, lambda text: "billing" in text and text.count("spark-pgqueue") == (where != ""))
+    focus, select = ("button", "#health") if where else ("[data-consumer=another] a", ".tile small")
+    browser.execute_script(
+        "document.querySelector(arguments[0]).focus();"
+        "getSelection().selectAllChildren(document.querySelector(arguments[1]))",
+        *("form button" if where else focus, select),
+    )
+    before = browser.execute_script(FOCUSED), browser.execute_script(SELECTED)
+    assert before[0] == ("Explain BUTTON" if where else "another A")
+    assert before[1]
+    for _ in range(2):
+        looks = browser.execute_script("return looks.length")
+        queue.send_batch("orders", ["x"] * 5)
+        claim = queue.receive("orders", "another", 9)
+        assert claim is not None
+        claim.ack()
+        look = "return refresh().then(() => String(looks.length))"
+        wait(browser, lambda now, n=looks: int(now) > n, look)
+    assert (browser.execute_script(FOCUSED), browser.execute_script(SELECTED)) == before
+    assert complaints(browser) == []
+
+
+def test_consumers_are_found_by_name(browser: Any, page: Any, queue: Client) -> None:
+    """Among hundreds; what is typed stays, and the tiles are of all."""
+    queue.create_stream("mails")
+    for n in range(300):
+        queue.create_consumer("mails", f"sender {n}")
+    queue.send("orders", "x")
+    browser.get(page.url)
+    wait(browser, lambda text: "Consumers 301" in text)
+    browser.find_element("id", "search").send_keys("SENDER 29")
+    wait(browser, lambda text: "Consumers 11 of 301" in text)
+    assert row_of(browser, "consumers", "sender 299")[0] == "mails"
+    assert figure(browser, "backlog") == "1"
+    looks = browser.execute_script("return looks.length")
+    wait(browser, lambda _: browser.execute_script("return looks.length") > looks)
+    assert browser.execute_script("return document.activeElement.value") == "SENDER 29"
+    assert (
+        browser.execute_script("return document.querySelectorAll('#consumers tbody tr').length")
+        == 11
+    )
+    browser.find_element("id", "search").send_keys("x")
+    wait(browser, lambda text: "No consumer has such a name." in text)
     assert complaints(browser) == []
 
 
@@ -371,6 +430,15 @@ def test_an_observer_sees_and_is_told_what_it_may_not_do(
     finally:
         conn.execute("drop owned by pgqueue_test_viewer")
         conn.execute("drop role pgqueue_test_viewer")
+
+
+def test_metrics_are_beside_the_page(page: Any, queue: Client) -> None:
+    """For Prometheus: what `pgqueue metrics --listen` serves."""
+    queue.send("orders", "x")
+    status, headers, text = page("/metrics")
+    assert (status, headers["Content-Type"]) == (200, metrics.KIND)
+    assert samples(text, "pgqueue_consumer_backlog") == {("orders", "billing"): 1}
+    assert page("/metrics", "POST", "{}")[0] == 404
 
 
 def test_nothing_of_it_is_elsewhere() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from spark_pgqueue import Consumer, Defer, PgQueueError, Reject, Retry
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests import handlers
+from tests.processes import wait_until
 from tests.sql import checker, clock
 from tests.sql.queue import ORDERINGS
 
@@ -32,7 +34,7 @@ def queue(url):
     """A client, with a stream "s" and its consumer "c"; a look at the tables afterwards."""
     with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
         client.create_stream("s")
-        client.create_consumer("s", "c", start="earliest")
+        client.create_consumer("s", "c", start="earliest", settings={"backoff_base": "0 s"})
         yield client
         checker.check(conn)
 
@@ -46,13 +48,6 @@ def left(queue, consumer="c"):
     """What a consumer has before it, in hand, and dead."""
     (stats,) = [stats for stats in queue.stats("s") if stats.consumer == consumer]
     return stats.backlog, stats.claimed, stats.dead
-
-
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -116,7 +111,7 @@ def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, u
         if message.data == "d" and tries["d"] == 1:
             raise ValueError("what is this?")
 
-    assert worker.run(handle, wait=MOMENT) == 6
+    assert worker.run(handle, wait=MOMENT) == 3
     assert tries == {"a": 1, "b": 2, "c": 1, "d": 2}
     assert left(queue) == (0, 0, 1)
     with connection.connect(url) as conn:
@@ -125,7 +120,7 @@ def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, u
 
 
 def test_a_message_that_is_put_off_has_not_failed_and_brings_its_state_back(queue, url):
-    queue.create_consumer("s", "q", start="earliest", max_deliver_count=1)
+    queue.create_consumer("s", "q", start="earliest", settings={"max_deliver_count": 1})
     queue.send_batch("s", ["x", "y"])
     got, failed = [], []
 
@@ -191,6 +186,56 @@ def test_a_delay_and_a_reason_are_kept(queue, worker, url):
     assert queue.stats("s")[0].delayed == 0, "a reason that cannot be stored is the handler's error"
 
 
+def failing_thrice(url, consumer, error: Exception, **options):
+    """The delays after three calls that fail, in seconds."""
+    delays = []
+    worker = Consumer(url, "s", consumer)
+
+    def fail(messages):
+        worker.stop()
+        raise error
+
+    with connection.connect(url) as conn:
+        for _ in range(3):
+            worker.run(fail, **options)
+            (seconds,) = conn.execute(
+                "select extract(epoch from max(not_visible_until) - clock_timestamp())::float8"
+                " from pgqueue.message_states where consumer = %s",
+                [consumer],
+            ).fetchone() or (None,)
+            delays.append(seconds or 0)
+            clock.pass_time(conn, timedelta(hours=1))
+    return delays
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("way", ["threads", "batch"])
+def test_where_nothing_is_set_a_worker_backs_off(queue, url, ordering, way):
+    """Exponentially, from a second: a handler that always fails is not called 60 times a second."""
+    queue.create_consumer("s", "o", start="earliest", ordering=ordering)
+    queue.send("s", "x", key="k")
+    delays = failing_thrice(url, "o", ValueError(), **({"batch": 3} if way == "batch" else {}))
+    assert delays == [pytest.approx(n, abs=0.9) for n in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "delays"),
+    [
+        ({"backoff_base": "0 s"}, ValueError("no"), (0, 0, 0)),
+        ({"backoff_base": "20 s"}, ValueError("no"), (20, 20, 20)),
+        ({"backoff": "linear"}, ValueError("no"), (1, 2, 3)),
+        ({"backoff_cap": "2 s"}, ValueError("no"), (1, 2, 2)),
+        ({}, Retry(delay=timedelta(0)), (0, 0, 0)),
+        ({}, Retry(delay=timedelta(seconds=9)), (9, 9, 9)),
+        ({}, Retry(delay=timedelta(days=9999)), (1, 2, 4)),  # which is not allowed
+    ],
+)
+def test_a_backoff_that_is_set_is_that_of_the_worker_too(queue, url, settings, error, delays):
+    queue.create_consumer("s", "o", start="earliest", settings=settings)
+    queue.send("s", "x")
+    assert failing_thrice(url, "o", error) == [pytest.approx(n, abs=0.9) for n in delays]
+
+
 def test_a_delay_that_is_not_allowed_fails_the_message_alone(queue, worker):
     queue.send_batch("s", ["x", "y"])
     got = []
@@ -200,13 +245,14 @@ def test_a_delay_that_is_not_allowed_fails_the_message_alone(queue, worker):
         if message.data == "x" and message.deliver_count == 1:
             raise Retry("later", delay=timedelta(days=9999))
 
-    assert worker.run(handle, wait=MOMENT) == 3
+    assert worker.run(handle, wait=MOMENT) == 2
     assert sorted(got) == ["x", "x", "y"]
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_what_follows_a_message_that_failed_waits_for_it(queue, worker, ordering):
-    queue.create_consumer("s", "o", start="earliest", ordering=ordering)
+    at_once = {"backoff_base": "0 s"}
+    queue.create_consumer("s", "o", start="earliest", ordering=ordering, settings=at_once)
     queue.send_batch("s", list("abcd"), keys=["k"] * 4)
     got = []
 
@@ -231,7 +277,7 @@ def test_batches(queue, worker):
         if len(sizes) == 1:
             raise Retry("these", messages=messages[:3])
 
-    assert worker.run(handle, batch=10, wait=MOMENT) == 28
+    assert worker.run(handle, batch=10, wait=MOMENT) == 25
     assert sorted(sizes) == [3, 5, 10, 10] or sum(sizes) == 28
     assert left(queue) == (0, 0, 0)
 
@@ -295,9 +341,7 @@ def test_transactional_work_happens_once(queue, worker, url, awaited):
 
 
 def test_the_claim_is_extended_while_a_handler_works(queue, url):
-    queue.create_consumer(
-        "s", "q", start="earliest", visibility_timeout=timedelta(milliseconds=400)
-    )
+    queue.create_consumer("s", "q", start="earliest", settings={"visibility_timeout": "400 ms"})
     queue.send_batch("s", ["x"] * 3)
     counts, taken = [], []
 
@@ -337,7 +381,9 @@ def test_a_call_that_takes_too_long_has_failed(queue, worker):
 
 
 def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
-    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=1.5))
+    queue.create_consumer(
+        "s", "q", start="earliest", settings={"visibility_timeout": timedelta(seconds=1.5)}
+    )
     queue.send_batch("s", ["x"] * 4)
     queue.send_batch("s", ["x"] * 50)
     taken, got = [], []
@@ -381,7 +427,7 @@ def test_to_stop_gives_back_what_was_not_begun_and_lets_calls_end(queue, worker)
 
 def test_what_was_not_begun_has_not_failed(queue, url):
     """Also when it comes back again and again, and a message may be delivered but once."""
-    queue.create_consumer("s", "q", start="earliest", max_deliver_count=1)
+    queue.create_consumer("s", "q", start="earliest", settings={"max_deliver_count": 1})
     sent = queue.send_batch("s", ["x"] * 40)
     got = []
     worker = Consumer(url, "s", "q")
@@ -401,7 +447,9 @@ def test_what_was_not_begun_has_not_failed(queue, url):
 
 
 def test_what_waits_behind_slow_calls_is_left_to_others(queue, url):
-    queue.create_consumer("s", "q", start="earliest", visibility_timeout=timedelta(seconds=0.9))
+    queue.create_consumer(
+        "s", "q", start="earliest", settings={"visibility_timeout": timedelta(seconds=0.9)}
+    )
     quick = queue.send_batch("s", ["quick"] * 20)
     queue.send("s", "slow")
     behind = queue.send_batch("s", ["behind"] * 20)
@@ -614,7 +662,7 @@ def test_tasks(queue, worker):
             on_failure=lambda m, e: (failed.append(m.data), m.data == "slow" and worker.stop()),
         )
 
-    assert asyncio.run(work()) == 203
+    assert asyncio.run(work()) == 201
     assert most == 50
     assert Counter(got) == {"x": 200, "slow": 1, "bad": 2}
     assert left(queue) == (1, 0, 0)
@@ -703,6 +751,7 @@ def run(url, monkeypatch, tmp_path):
     (tmp_path / "given_handlers.py").write_text(
         "got = []\nnumber = 3\ndef note(message): got.append(message.data)\n"
         "def note_all(messages, connection): connection.execute('select 1')\n"
+        "def judge(message): assert message.data == 'good'\n"
         "class Inner:\n    handle = staticmethod(note)\n"
     )
     (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
@@ -718,6 +767,12 @@ def test_work_on_the_command_line(queue, run):
     more = ["--batch", 3, "--transactional", "--wait", "50ms", "--timeout", "1 minute"]
     assert run("given_handlers:note_all", "s", "c", *more).exit_code == 0
     assert run("given_handlers:Inner.handle", "s", "c", "--wait", "50ms").exit_code == 0
+    queue.alter_consumer("s", "c", {"max_deliver_count": 3})
+    queue.send_batch("s", ["good", "bad"])
+    done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
+    assert done.stderr.splitlines()[-1] == "1 message handled; 3 calls failed"
+    assert json.loads(done.stdout) == {"stream": "s", "consumer": "c", "handled": 1, "failed": 3}
+    queue.purge_dead("s", "c")
     assert left(queue) == (0, 0, 0)
 
 

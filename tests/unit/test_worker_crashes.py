@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import threading
 import time
 from collections import Counter
@@ -13,8 +14,12 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue import Consumer
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker.attempts import Attempt
+from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.processes import Child as InAProcess
+from spark_pgqueue.worker.verdicts import Retry
 from tests import handlers
-from tests.processes import Child
+from tests.processes import Child, wait_until
 from tests.sql import checker, clock
 
 MOMENT = timedelta(milliseconds=50)
@@ -66,15 +71,9 @@ def sessions(conn, pid):
     ).fetchall()
 
 
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
-    queue.create_consumer("s", "c", start="earliest", max_deliver_count=2)
+    settings = {"max_deliver_count": 2, "backoff_base": "0 s"}
+    queue.create_consumer("s", "c", start="earliest", settings=settings)
     sent = queue.send_batch("s", ["x"] * 10 + ["die", "exit", "sleep"] + ["x"] * 10)
     failed = {}
     Consumer(url, "s", "c").run(
@@ -94,20 +93,38 @@ def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
     assert [counts[seq] for seq in sent] == [1] * 10 + [2] * 3 + [1] * 10
 
 
+def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worker():
+    """Else the thread that makes the calls would end, and its message be held for ever."""
+    calls = InAProcess(Attempt(str, Options(processes=1), None), None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        outcome, _ = calls(1, ["x"])  # type: ignore[list-item]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(outcome, Retry)
+    assert "could not be started: [Errno" in str(outcome)
+    assert calls(1, ["x"])[1] == "x"  # type: ignore[list-item]
+    calls.close()
+
+
+MANY = 2000  # more than a worker handles before it is seen to have begun
+
+
 def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):
     """And one whose work is in the transaction of the acknowledgement repeats nothing."""
     queue.create_consumer("s", "c", start="earliest", ordering="key")
     for handler, options in [("note", {}), ("note_in_transaction", {"transactional": True})]:
         with connection.connect(url) as conn:
             conn.execute("truncate done")
-            sent = queue.send_batch("s", ["x"] * 600, keys=[f"k{i % 50}" for i in range(600)])
+            sent = queue.send_batch("s", ["x"] * MANY, keys=[f"k{i % 50}" for i in range(MANY)])
             more = {"concurrency": 4, **options}
             with Child(WORKER, url, handler, repr(more)) as child:
                 wait_until(lambda: len(done(url)) > 150)
                 child.kill()
                 wait_until(lambda: not sessions(conn, child.pid))  # the last claim may be late
             before = done(url)
-            assert len(before) < 600
+            assert len(before) < MANY
             clock.end_leases(conn)
         Consumer(url, "s", "c").run(
             getattr(handlers, handler), concurrency=4, wait=timedelta(seconds=0.5), **options
@@ -117,7 +134,7 @@ def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):
         lost = sorted(set(sent) - set(counts))
         assert lost == [], [queue.explain("s", "c", seq) for seq in lost]
         repeated = {seq for seq, n in counts.items() if n > 1}
-        assert len(repeated) == sum(counts.values()) - 600, "none comes three times"
+        assert len(repeated) == sum(counts.values()) - MANY, "none comes three times"
         if options:
             assert repeated == set()
         last = max(at for *_, at in before)
@@ -158,6 +175,45 @@ def test_postgres_restarts_under_a_worker(queue, url, server):
     assert sorted(got) == sent
     with spark_pgqueue.connect(url) as client:
         assert client.stats("s")[0].claims == 0
+
+
+@pytest.mark.parametrize(
+    ("ordering", "awaited"), [("key", False), ("none", True)], ids=["key-threads", "none-tasks"]
+)
+def test_a_lost_connection_is_no_failure_of_a_message(queue, url, awaited, ordering):
+    """Each transactional call loses its connection once: nothing dies, nothing happens twice. Only
+    a message whose calls lose all their connections has failed.
+    """
+    settings = {"max_deliver_count": 1}
+    queue.create_consumer("s", "c", start="earliest", ordering=ordering, settings=settings)
+    sent = queue.send_batch("s", ["x"] * 5 + ["bad"], keys=[*"aabbcd"])
+    insert = "insert into done (seq, key) values (%s, %s)"
+    seen: Counter[int] = Counter()
+
+    def interfere(message, pid):
+        seen[message.seq] += 1
+        if seen[message.seq] == 1 or message.data == "bad":
+            with connection.connect(url) as other:
+                other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+
+    def handle(message, conn):
+        conn.execute(insert, [message.seq, message.key])
+        interfere(message, conn.info.backend_pid)
+
+    async def handle_async(message, conn):
+        await conn.execute(insert, [message.seq, message.key])
+        interfere(message, conn.info.backend_pid)
+
+    Consumer(url, "s", "c").run(
+        handle_async if awaited else handle, transactional=True, wait=timedelta(seconds=3)
+    )
+    got = [(key, seq) for seq, key, *_ in done(url)]
+    assert sorted(seq for _, seq in got) == sent[:5]
+    if ordering == "key":
+        assert [pair for pair in got if pair[0] == "a"] == [("a", 1), ("a", 2)]
+    (stats,) = queue.stats("s")
+    assert (stats.dead, stats.backlog, stats.claimed) == (1, 0, 0)
+    assert seen[sent[5]] == 4
 
 
 @pytest.mark.longer

@@ -1,11 +1,11 @@
-"""What the calls of the client share."""
+"""The base of the client's calls."""
 
 from __future__ import annotations
 
 from typing import Any, LiteralString
 
 from spark_pgqueue.client import arguments
-from spark_pgqueue.client.waiting import Waiting
+from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 
@@ -14,7 +14,7 @@ class Calls:
     """Calls of the schema's functions, over the connection of one client."""
 
     _statements: Statements
-    _waiting: Waiting
+    _long_poll: LongPoll
 
     def _check_can_wait(self) -> None:
         if not self._statements.can_wait:

@@ -1,4 +1,4 @@
-"""Messages claimed by a consumer's workers, and what becomes of a claim."""
+"""Claiming messages for a consumer's workers, and settling claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any
 
 from spark_pgqueue.client import arguments, consuming
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
-from spark_pgqueue.client.results import (
-    Claim,
-    Message,
-)
 
 _COLUMNS = (
     "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
@@ -23,12 +20,12 @@ _RECEIVE = f"{_COLUMNS} from pgqueue.receive(%s::text, %s::text, %s::int, %s::in
 _RECEIVE_WHERE = (
     f"{_COLUMNS} from pgqueue.receive_where(%s::text, %s::text, p_max => %s::int,"
     " p_visibility_timeout => %s::interval, p_ack => %s::bigint,"
-    " p_where => pgqueue._jsonpath('p_where', %s::text), p_look => %s::int)"
+    " p_where => pgqueue.as_jsonpath('p_where', %s::text), p_look => %s::int)"
 )
 
 
 class ClaimCalls(Calls):
-    """Messages claimed by a consumer's workers, and what becomes of a claim."""
+    """Claiming messages for a consumer's workers, and settling claims."""
 
     def receive(
         self,
@@ -55,28 +52,28 @@ class ClaimCalls(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            max_messages: claim at most so many.
-            visibility_timeout: after how long other workers may take them over, unless `extend` is
-                called; None for the consumer's.
-            ack: a claim, or its number, to acknowledge first, whole, in the same transaction and
-                round trip; None for none. A warning is logged for one that is not live.
-            wait: when there is nothing, wait so long for a message; None for not at all. It ends
-                at once with a publication, with a delay or another worker's lease that is over, or
-                with the time of a schedule; behind a pooler it looks once a second. Other threads
-                that share the client wait too. The connection goes on listening to the stream.
-            where: only messages for which this jsonpath finds something, neither false nor null, in
-                {key, headers, data}: "$.data.total > 100". The others stay as they are. For
-                ordering "none" alone.
-            look: with `where`, look at so many messages that are ready, at most.
+            max_messages: claim at most this many messages.
+            visibility_timeout: the time after which other workers may take the messages over,
+                unless `extend` is called; None for the consumer's.
+            ack: a claim, or its number, to acknowledge first, as a whole, in the same transaction
+                and round trip; None for none. A claim that is not live is a warning in the log.
+            wait: how long to wait for a message when there is none; None for not at all. The wait
+                ends at a publication, at the end of a delay or of another worker's lease, or at
+                the time of a schedule. Behind a pooler, the client looks once a second. Other
+                threads that share the client wait, too. The connection goes on listening.
+            where: claim only messages for which this jsonpath, on {key, headers, data}, finds a
+                value that is neither false nor null: "$.data.total > 100". The other messages stay
+                as they are. Only for ordering "none".
+            look: with `where`, look at no more than this many ready messages.
 
         Returns:
-            the claim, or None when there is nothing to deliver now, or was nothing in that time. A
-            message of it that cannot be read has an `error`; the others are there all the same.
+            the claim; None when no message can be delivered now, or none came in time. A message
+            that cannot be read has an `error`; the claim has the other messages all the same.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
                 PQ007 a transaction that is not read committed; an argument of the wrong type;
-                `wait` inside a transaction, or on a connection of the caller's.
+                `wait` inside a transaction, or on the caller's connection.
         """
         patience = arguments.maybe(arguments.patience, "wait", wait)
         if patience is not None:
@@ -87,7 +84,7 @@ class ClaimCalls(Calls):
         if patience:
             first, again = partial(claim_now, ack), partial(claim_now, None)
             due = partial(self._due, stream, consumer)
-            return self._waiting.first(stream, first, again, patience, due=due)
+            return self._long_poll.first(stream, first, again, patience, due=due)
         return claim_now(ack)
 
     def consume(
@@ -99,14 +96,14 @@ class ClaimCalls(Calls):
         visibility_timeout: timedelta | None = None,
         wait: timedelta | None = None,
     ) -> Iterator[Message]:
-        """Iterate over messages one at a time, claimed many at a time: for work on single messages.
+        """Iterate over single messages, which are claimed many at a time.
 
-        A message is done when the next one is asked for. Those of a claim are acknowledged
-        together, in the call that makes the next claim; so after a worker that died, another one
-        gets up to `prefetch` messages again which were done. The claim is extended while messages
-        of it are left, unless one takes longer than the visibility timeout: then they go to other
-        workers, and the iteration goes on with others. Who leaves the loop, by break or by an
-        error, returns the message at hand and those behind it, as `nack` does.
+        A message is done when the loop asks for the next. The messages of a claim are acknowledged
+        together, in the call that makes the next claim. So after a worker died, another worker
+        gets up to `prefetch` messages again that were done. The claim is extended while it has
+        messages left, unless one message takes longer than the visibility timeout: then the rest
+        goes to other workers, and the iteration goes on with new messages. Leaving the loop, by
+        break or by an error, returns the current message and the rest, as `nack` does.
 
             >>> for message in queue.consume("orders", "billing", wait=timedelta(0)):
             ...     print(message.data)
@@ -116,10 +113,10 @@ class ClaimCalls(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            prefetch: claim at most so many messages at once.
+            prefetch: claim at most this many messages at once.
             visibility_timeout: as in `receive`; None for the consumer's.
-            wait: as in `receive`: the iteration ends when there was nothing for so long; None for
-                as soon as there is nothing.
+            wait: as in `receive`: the iteration ends when no message came for this time; None to
+                end at once when there is no message.
 
         Raises:
             PgQueueError: as `receive`.
@@ -134,7 +131,13 @@ class ClaimCalls(Calls):
             )
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
-        return consuming.consume(self, stream, consumer, prefetch, timeout, wait)
+
+        def receive(done: Claim | None) -> Claim | None:
+            return self.receive(
+                stream, consumer, prefetch, visibility_timeout=timeout, ack=done, wait=wait
+            )
+
+        return consuming.consume(receive, timeout)
 
     def _due(self, stream: str, consumer: str) -> float | None:
         return self._value(
@@ -185,13 +188,13 @@ class ClaimCalls(Calls):
 
         Args:
             claim_id: the claim's number.
-            seqs: those of its messages alone; numbers that it does not hold are passed over.
-            result: what to keep of it, where the consumer has the setting `keep_history`: a value
-                that JSON can hold.
+            seqs: only these messages of the claim; numbers that it does not hold are ignored.
+            result: a result for the history, where the consumer has the setting `keep_history`: a
+                value that JSON can hold.
 
         Returns:
-            how many messages that were. 0, and a warning is logged, for a claim that was settled
-            before, or that another worker took over.
+            how many messages were acknowledged. 0, and a warning in the log, for a claim that was
+            settled before, or that another worker took over.
 
         Raises:
             PgQueueError: PQ007 a transaction that is not read committed; an argument of the wrong
@@ -210,14 +213,15 @@ class ClaimCalls(Calls):
         *,
         delay: timedelta | None = None,
         reason: str | None = None,
+        backoff: bool = False,
     ) -> int:
         """Return a claim, to be delivered again.
 
-        With ordering, later messages of the same keys in the claim go back too, not counted as
-        failed. A message that was delivered its consumer's max_deliver_count times is
-        dead-lettered instead: if it is given, or the only one in its claim. If a whole claim of
-        several fails for the second time, they come in smaller claims from then on, until the one
-        to blame is alone.
+        With ordering, later messages of the same keys in the claim go back, too, and do not count
+        as failed. A message that was delivered max_deliver_count times is dead-lettered instead, if
+        it is given in `seqs`, or is the only message of its claim. When a whole claim of several
+        messages fails for the second time, they come in smaller claims, until the message that
+        fails is alone.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> queue.nack(claim.claim_id, [2], delay=timedelta(minutes=1), reason="no answer")
@@ -225,9 +229,11 @@ class ClaimCalls(Calls):
 
         Args:
             claim_id: the claim's number.
-            seqs: those of its messages alone; numbers that it does not hold are passed over.
-            delay: deliver them after this time, not before; None: as the consumer's backoff says.
-            reason: kept as their last error.
+            seqs: only these messages of the claim; numbers that it does not hold are ignored.
+            delay: the time until the next delivery; None for the consumer's backoff.
+            reason: kept as the last error of the messages.
+            backoff: where neither delay nor the consumer sets one, the backoff is exponential,
+                from 1 s, as that of a worker.
 
         Returns:
             how many messages left the claim; 0 as in `ack`.
@@ -236,16 +242,17 @@ class ClaimCalls(Calls):
             PgQueueError: PQ003 a delay below 0, and as `ack`.
         """
         return self._value(
-            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text)",
+            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text, %s::boolean)",
             *arguments.target(claim_id, seqs),
             arguments.maybe(arguments.duration, "delay", delay),
             arguments.maybe(arguments.text, "reason", reason),
+            arguments.flag("backoff", backoff),
         )
 
     def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
-        """End the delays of messages that nobody has claimed: after an outage, say.
+        """End the delays of messages that are not claimed, for instance after an outage.
 
-        They come in large claims again, also those of claims that failed as a whole.
+        They come in large claims again, also the messages of claims that failed as a whole.
 
             >>> queue.receive("orders", "billing").nack(delay=timedelta(hours=1))
             1
@@ -255,11 +262,11 @@ class ClaimCalls(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            seqs: these messages, with ordering also those that wait together with them; None: all
-                that were delivered before.
+            seqs: only these messages, and with ordering the messages that wait behind them; None
+                for all messages that were delivered before.
 
         Returns:
-            how many messages that were.
+            how many delays were ended.
         """
         return self._value(
             "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
@@ -269,11 +276,11 @@ class ClaimCalls(Calls):
         )
 
     def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take messages from a consumer that has not finished them, wherever it has them.
+        """Take unfinished messages from a consumer, in whatever state they are.
 
-        What is claimed leaves its claim, whose owner is told by smaller numbers when it extends or
-        settles it, and is not stopped. All or nothing. Dead letters are passed over, and what a
-        Spark query has in hand.
+        Claimed messages leave their claim. The worker is not stopped; it sees smaller numbers when
+        it extends or settles the claim. All or nothing. Dead letters, and messages that a Spark
+        query has claimed, are passed over.
 
             >>> queue.cancel("orders", "billing", [1, 2])
             2
@@ -284,7 +291,7 @@ class ClaimCalls(Calls):
             seqs: the numbers of the messages.
 
         Returns:
-            how many messages that were.
+            how many messages were cancelled.
 
         Raises:
             PgQueueError: 55P03 a transaction that claims or settles some of them stays open for
@@ -305,9 +312,9 @@ class ClaimCalls(Calls):
         delay: timedelta = timedelta(),
         state: Any = None,
     ) -> int:
-        """Put a claim off: deliver it later. That is no failure, and counts as no delivery.
+        """Deliver the messages of a claim later. This counts neither as a failure nor a delivery.
 
-        With ordering, later messages of the same keys in the claim go back too, and wait.
+        With ordering, later messages of the same keys in the claim go back, too, and wait.
 
             >>> claim = queue.receive("orders", "billing")
             >>> queue.defer(claim.claim_id, delay=timedelta(0), state={"step": 2})
@@ -317,10 +324,10 @@ class ClaimCalls(Calls):
 
         Args:
             claim_id: the claim's number.
-            seqs: those of its messages alone; numbers that it does not hold are passed over.
-            delay: deliver them after this time, not before.
-            state: comes back as `Message.saved`, at each delivery from then on: a value that JSON
-                can hold; None for what was saved before.
+            seqs: only these messages of the claim; numbers that it does not hold are ignored.
+            delay: the time until the next delivery.
+            state: a value that JSON can hold. Later deliveries have it as `Message.saved`. None
+                keeps the state that was saved before.
 
         Returns:
             how many messages left the claim; 0 as in `ack`.
@@ -344,10 +351,10 @@ class ClaimCalls(Calls):
 
         Args:
             claim_id: the claim's number.
-            by: from now on at least so long; None for its visibility timeout.
+            by: at least this time from now on; None for the claim's visibility timeout.
 
         Returns:
-            how many messages it holds; 0 as in `ack`.
+            how many messages the claim holds; 0 as in `ack`.
 
         Raises:
             PgQueueError: PQ003 not longer than 0, and as `ack`.
@@ -366,7 +373,7 @@ class ClaimCalls(Calls):
         reason: str | None = None,
         details: Any = None,
     ) -> int:
-        """Give up on a claim: its messages are kept as dead, and not delivered again.
+        """Dead-letter the messages of a claim: they are kept, and not delivered again.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> queue.dead_letter(claim.claim_id, [1], reason="no such customer")
@@ -374,12 +381,12 @@ class ClaimCalls(Calls):
 
         Args:
             claim_id: the claim's number.
-            seqs: those of its messages alone; numbers that it does not hold are passed over.
+            seqs: only these messages of the claim; numbers that it does not hold are ignored.
             reason: why, for people.
             details: why, for programs: a value that JSON can hold.
 
         Returns:
-            how many messages that were; 0 as in `ack`.
+            how many messages died; 0 as in `ack`.
 
         Raises:
             PgQueueError: as `ack`.
@@ -403,7 +410,7 @@ def _message(
     inserted_at: datetime,
     saved: str | None,
 ) -> Message:
-    """A message; what is wrong with its headers is its own `error`, and none of the claim's."""
+    """A message. Unreadable headers become its `error`, and no error of the claim."""
     data = binary if text is None else text
     found, why = headers_of(headers)
     state, why_not = (None, None) if saved is None else json_of("saved state", saved)

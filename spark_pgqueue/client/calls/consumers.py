@@ -1,24 +1,20 @@
-"""Consumers: where they begin, where they go on, and what they have before them."""
+"""Consumers: their settings, positions and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.results import (
-    ConsumerHealth,
-    ConsumerInfo,
-    ConsumerStats,
-)
+from spark_pgqueue.client.results import ConsumerHealth, ConsumerInfo, ConsumerStats
 
 
 class ConsumerCalls(Calls):
-    """Consumers: where they begin, where they go on, and what they have before them."""
+    """Consumers: their settings, positions and figures."""
 
     def create_consumer(
         self,
@@ -27,8 +23,6 @@ class ConsumerCalls(Calls):
         *,
         start: str | datetime | dict[str, Any] = "latest",
         ordering: str = "none",
-        max_deliver_count: int | None = None,
-        visibility_timeout: timedelta = timedelta(seconds=30),
         if_not_exists: bool = False,
         topic: str | None = None,
         where: str | None = None,
@@ -49,29 +43,24 @@ class ConsumerCalls(Calls):
                 messages from that number on, or the offset of a reader (see `read`) for what that
                 has not read.
             ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
-            max_deliver_count: dead-letter a message that failed so often; None for never.
-            visibility_timeout: how long a claim is held without being extended.
             if_not_exists: accept an existing one of the same ordering and filter, whatever its
                 settings.
             topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
                 between them; * stands for one word, # for any number of them.
             where: only messages for which this jsonpath finds something, neither false nor null,
                 in {key, headers, data}: "$.data.total > 100".
-            settings: these, and others, as in `alter_consumer`.
+            settings: as in `alter_consumer`.
 
         Returns:
             its id.
         """
         return self._value(
-            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text, %s::int,"
-            " %s::interval, %s::boolean, %s::text, pgqueue._jsonpath('p_where', %s::text),"
-            " %s::jsonb)",
+            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text,"
+            " %s::boolean, %s::text, pgqueue.as_jsonpath('p_where', %s::text), %s::jsonb)",
             arguments.text("stream", stream),
             arguments.text("name", name),
             arguments.position("start", start),
             arguments.text("ordering", ordering),
-            arguments.maybe(arguments.number, "max_deliver_count", max_deliver_count),
-            arguments.duration("visibility_timeout", visibility_timeout),
             arguments.flag("if_not_exists", if_not_exists),
             arguments.maybe(arguments.text, "topic", topic),
             arguments.maybe(arguments.text, "where", where),
@@ -81,8 +70,8 @@ class ConsumerCalls(Calls):
     def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
         """Change settings of a consumer while it is in use.
 
-        The next claim, and the next failure of a message, go by the new ones. Claims that are open
-        keep the visibility timeout that they were made with.
+        The next claim, and the next failure of a message, use the new settings. Open claims keep
+        their visibility timeout.
 
             >>> queue.alter_consumer("orders", "billing", {"max_deliver_count": 5})
 
@@ -103,7 +92,7 @@ class ConsumerCalls(Calls):
         )
 
     def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer with all that it has not finished; its claims end.
+        """Delete a consumer or a group with its unfinished messages; its claims end.
 
         >>> queue.drop_consumer("orders", "billing")
         """
@@ -130,7 +119,7 @@ class ConsumerCalls(Calls):
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """What the consumers of a stream, or of all streams, have before them; counts no rows.
+        """The figures of the consumers of a stream, or of all streams; the call counts no rows.
 
         >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
         [('billing', 2)]
@@ -139,21 +128,22 @@ class ConsumerCalls(Calls):
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
             " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
-            " oldest_claim_at from pgqueue.consumer_stats"
+            " oldest_claim_at, estimated from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),
         )
 
     def health(self, stream: str | None = None) -> list[ConsumerHealth]:
-        """How the consumers of a stream, or of all streams, fare: which need somebody, and why.
+        """The health of the consumers of a stream, or of all: which need attention, and why.
 
-        >>> [(health.status, health.because) for health in queue.health("orders")]
-        [('unattended', '2 can be claimed and no lease ended, and nobody has claimed anything yet')]
+        >>> for health in queue.health("orders"):
+        ...     print(health.status, "-", health.because)
+        unattended - 2 are new or ready and no lease ended, and nobody has claimed anything yet
         """
         self._must_exist(stream)
         return self._statements.rows(
-            "select stream, consumer, status, because, backlog, max_backlog, attended_at"
+            "select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated"
             " from pgqueue.consumer_health"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
@@ -161,10 +151,11 @@ class ConsumerCalls(Calls):
         )
 
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
-        """Move a consumer, as if it were created there.
+        """Move a consumer, as if it were created at that position.
 
-        What it has taken and not finished it forgets, and its claims end: their owners are told
-        when they come back. Dead letters stay dead.
+        The consumer forgets messages that it has taken and not finished, and its claims end: their
+        workers notice it at their next call. Dead letters stay dead. The workers of a group go on
+        from the position.
 
             >>> queue.seek("orders", "billing", "latest")
             2
@@ -175,12 +166,11 @@ class ConsumerCalls(Calls):
             to: as `start` of `create_consumer`.
 
         Returns:
-            how many messages it forgot: what it had in hand, and what it skips; about, where that
-            is very many.
+            how many messages it forgot or skips; an estimate for very many.
 
         Raises:
-            PgQueueError: PQ003 no position; 55P03 a transaction that holds some of it stays open
-                for 10 s.
+            PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
+                stays open for 10 s.
         """
         return self._value(
             "select pgqueue.seek(%s::text, %s::text, %s::text)",
@@ -196,10 +186,10 @@ class ConsumerCalls(Calls):
         start: str | datetime | dict[str, Any],
         to: str | datetime | dict[str, Any] = "latest",
     ) -> int:
-        """Deliver messages once more that a consumer has finished, or skipped.
+        """Deliver messages again that a consumer has finished or skipped.
 
-        They arrive again at the end of its line. What it has in hand, or not taken yet, comes as it
-        would; dead letters stay dead.
+        They arrive at the end of its line. Messages that it has not finished, or not taken yet,
+        come as before; dead letters stay dead.
 
             >>> queue.receive("orders", "billing", max_messages=100).ack()
             2
@@ -210,10 +200,10 @@ class ConsumerCalls(Calls):
             stream: the stream's name.
             consumer: the consumer's name.
             start: the first position, as `start` of `create_consumer`.
-            to: the position behind the last one.
+            to: the position behind the last message.
 
         Returns:
-            how many messages these are; about, where that is very many.
+            how many messages come again; an estimate for very many.
         """
         return self._value(
             "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
@@ -224,7 +214,7 @@ class ConsumerCalls(Calls):
         )
 
     def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing, until `resume`. What is claimed is settled as ever.
+        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before.
 
         >>> queue.pause("orders", "billing")
         >>> queue.receive("orders", "billing") is None

@@ -1,4 +1,4 @@
-"""Dead letters: what consumers gave up."""
+"""Dead letters of consumers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.messages import DeadLetters, DeadMessage
 from spark_pgqueue.client.reading import headers_of
-from spark_pgqueue.client.results import DeadLetters, DeadMessage
 
 PAGE = 500  # messages that are read at once
 
 
 class DeadCalls(Calls):
-    """Dead letters: what consumers gave up."""
+    """Dead letters of consumers."""
 
     def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, those that died together as one; the newest first.
+        """The dead letters of consumers, the newest first; one entry for those that died together.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -32,7 +32,7 @@ class DeadCalls(Calls):
         Args:
             stream: the stream's name; None for all.
             consumer: the consumer's name; None for all.
-            limit: at most so many.
+            limit: return at most this many entries.
         """
         self._must_exist(stream)
         return self._statements.rows(
@@ -57,9 +57,9 @@ class DeadCalls(Calls):
         reason: str | None = None,
         before: datetime | None = None,
     ) -> Iterator[DeadMessage]:
-        """Read dead letters of a consumer with what they hold, in the order of their numbers.
+        """Read dead letters of a consumer with their content, in the order of their numbers.
 
-        Changes nothing. They are read 500 at a time, as they are asked for.
+        The call changes nothing. It reads 500 messages at a time, when they are asked for.
 
             >>> queue.receive("orders", "billing").dead_letter(reason="no such customer")
             1
@@ -69,9 +69,9 @@ class DeadCalls(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            seqs: these messages; None for all.
-            reason: those that died of this reason; None for any.
-            before: those that died before; None for at any time.
+            seqs: only these messages; None for all.
+            reason: only messages that died of this reason; None for any.
+            before: only messages that died before this time; None for any.
         """
         given = _choice(stream, consumer, seqs, reason, before)
         return self._dead_pages(given)
@@ -102,10 +102,10 @@ class DeadCalls(Calls):
         max_messages: int | None = 1000,
         reset: bool = True,
     ) -> int:
-        """Deliver dead letters again, to the consumer that gave them up and to no other.
+        """Deliver dead letters again, only to the consumer that gave them up.
 
-        They arrive anew at the end of its line, in the order of their numbers. If several call it
-        at once, each comes once.
+        They arrive at the end of its line, in the order of their numbers. If several clients call
+        this at once, each message comes once.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -118,12 +118,12 @@ class DeadCalls(Calls):
             seqs: as in `read_dead`, and so `reason` and `before`.
             reason: ...
             before: ...
-            max_messages: at most so many, those with the lowest numbers; None for all.
-            reset: as if they had never been delivered; else their deliver_count goes on, and with
-                max_deliver_count their next failure is the last.
+            max_messages: at most this many messages, the lowest numbers first; None for all.
+            reset: whether their deliver_count begins anew. If not, and the consumer has a
+                max_deliver_count, their next failure is the last.
 
         Returns:
-            how many messages that were.
+            how many messages are delivered again.
         """
         return self._value(
             "select pgqueue.redrive(%s::text, %s::text, %s::bigint[], %s::text, %s::timestamptz,"
@@ -143,7 +143,7 @@ class DeadCalls(Calls):
         before: datetime | None = None,
         max_messages: int | None = None,
     ) -> int:
-        """Delete dead letters: nobody gets them any more.
+        """Delete dead letters: they are not delivered again.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -156,10 +156,10 @@ class DeadCalls(Calls):
             seqs: as in `read_dead`, and so `reason` and `before`.
             reason: ...
             before: ...
-            max_messages: at most so many, those with the lowest numbers; None for all.
+            max_messages: at most this many messages, the lowest numbers first; None for all.
 
         Returns:
-            how many messages that were.
+            how many messages were deleted.
         """
         return self._value(
             "select pgqueue.purge_dead(%s::text, %s::text, %s::bigint[], %s::text,"

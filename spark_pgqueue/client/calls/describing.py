@@ -1,4 +1,4 @@
-"""All that there is to say of a stream, or of a consumer."""
+"""Full descriptions of streams and consumers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from spark_pgqueue.client.results import ConsumerDescription, Position, StreamDe
 
 
 class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
-    """All that there is to say of a stream, or of a consumer."""
+    """Full descriptions of streams and consumers."""
 
     def position(self, stream: str, consumer: str) -> Position:
-        """Where a consumer is in its stream.
+        """The position of a consumer in its stream.
 
             >>> queue.position("orders", "billing").next_seq
             1
@@ -32,7 +32,7 @@ class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
         return found
 
     def describe_stream(self, stream: str) -> StreamDescription:
-        """A stream with its settings, its sizes, and all that belongs to it.
+        """A stream with its settings, its sizes, and everything that belongs to it.
 
             >>> described = queue.describe_stream("orders")
             >>> described.stream.kind, [consumer.consumer for consumer in described.consumers]
@@ -55,7 +55,7 @@ class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):
         )
 
     def describe_consumer(self, stream: str, consumer: str) -> ConsumerDescription:
-        """A consumer with its settings, where it is, and what it has before it.
+        """A consumer with its settings, its position and its figures.
 
             >>> described = queue.describe_consumer("orders", "billing")
             >>> described.consumer.ordering, described.stats.backlog

@@ -10,10 +10,7 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.groups import Group
-from spark_pgqueue.client.results import (
-    GroupStats,
-    PartitionStats,
-)
+from spark_pgqueue.client.results import GroupStats, PartitionStats
 from spark_pgqueue.postgres.errors import PgQueueError
 
 
@@ -36,12 +33,12 @@ class GroupCalls(Calls):
         Args:
             stream: the stream's name.
             name: 1 to 200 characters, none of a consumer of the stream.
-            partitions: so many workers can share it, 1 to 1,024. It never changes.
+            partitions: the highest number of workers, 1 to 1,024. It never changes.
             start: as in `create_consumer`.
-            if_not_exists: accept an existing one with as many partitions.
+            if_not_exists: accept an existing group with as many partitions.
 
         Returns:
-            its id.
+            the group's id.
         """
         return self._value(
             "select pgqueue.create_group(%s::text, %s::text, %s::int, %s::text, %s::boolean)",
@@ -52,44 +49,10 @@ class GroupCalls(Calls):
             arguments.flag("if_not_exists", if_not_exists),
         )
 
-    def drop_group(self, stream: str, name: str) -> None:
-        """Delete a group; its workers are told when they come back.
-
-        >>> group_id = queue.create_group("orders", "mailing")
-        >>> queue.drop_group("orders", "mailing")
-        """
-        self._value(
-            "select pgqueue.drop_group(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-        )
-
-    def reset_group(self, stream: str, name: str, to: str | datetime | dict[str, Any]) -> int:
-        """Move a group to another position of its stream; its workers go on from there.
-
-            >>> group_id = queue.create_group("orders", "mailing", start="earliest")
-            >>> queue.reset_group("orders", "mailing", "latest")
-            2
-
-        Args:
-            stream: the stream's name.
-            name: the group's name.
-            to: as `start` of `create_consumer`.
-
-        Returns:
-            how many messages it forgot and skipped, about.
-        """
-        return self._value(
-            "select pgqueue.reset_group(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.position("to", to),
-        )
-
     def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
-        """Note how far a reader is that keeps its offset itself: the group is then as far.
+        """Store the offset of a reader that keeps its offset itself as the position of a group.
 
-        So its lag is to be seen, and retention waits for it.
+        So the reader's lag is visible, and retention waits for it.
 
             >>> group_id = queue.create_group("orders", "report", partitions=1, start="earliest")
             >>> for batch in queue.read("orders"):
@@ -99,12 +62,12 @@ class GroupCalls(Calls):
 
         Args:
             stream: the stream's name.
-            name: the name of a group of one partition, which no worker has: it is this reader's.
-            offset: the reader's.
+            name: the name of a group of one partition without workers, for this reader alone.
+            offset: the reader's offset.
 
         Raises:
-            PgQueueError: PQ003 no offset, PQ005 one of another stream, PQ006 a group for workers,
-                PQ007 another isolation than read committed.
+            PgQueueError: PQ003 not an offset, PQ005 an offset of another stream, PQ006 a group with
+                workers, PQ007 another isolation than read committed.
         """
         self._value(
             "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
@@ -114,7 +77,7 @@ class GroupCalls(Calls):
         )
 
     def group(self, stream: str, name: str) -> Group:
-        """A group, to work in: see `Group.run`.
+        """A group, whose messages `Group.run` handles.
 
             >>> group_id = queue.create_group("orders", "mailing", start="earliest")
             >>> mailing = queue.group("orders", "mailing")
@@ -122,12 +85,12 @@ class GroupCalls(Calls):
             2
 
         Raises:
-            PgQueueError: the client is on a connection of the caller's.
+            PgQueueError: the client uses the caller's connection.
         """
         self._check_can_wait()
         return Group(
             self._statements,
-            self._waiting,
+            self._long_poll,
             arguments.text("stream", stream),
             arguments.text("name", name),
             self._statements.another,
@@ -143,7 +106,8 @@ class GroupCalls(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             'select stream, "group" as name, count(*)::int as partitions,'
-            " count(distinct worker)::int as workers, max(behind) as behind"
+            " count(distinct worker)::int as workers, max(behind) as behind,"
+            " bool_or(estimated) as estimated"
             " from pgqueue.group_stats where stream = coalesce(%s::text, stream)"
             ' group by stream, "group" order by stream, "group"',
             [stream],
@@ -151,14 +115,15 @@ class GroupCalls(Calls):
         )
 
     def partitions(self, stream: str, name: str) -> list[PartitionStats]:
-        """The partitions of a group: who has them, and how far behind they are.
+        """The partitions of a group, with their workers, and how far behind they are.
 
         >>> group_id = queue.create_group("orders", "mailing", partitions=2)
         >>> [(each.partition, each.worker) for each in queue.partitions("orders", "mailing")]
         [(0, None), (1, None)]
         """
         found = self._statements.rows(
-            "select partition, worker, lease_until, committed_at, behind from pgqueue.group_stats"
+            "select partition, worker, lease_until, committed_at, behind, estimated"
+            " from pgqueue.group_stats"
             ' where stream = %s::text and "group" = %s::text order by partition',
             [arguments.text("stream", stream), arguments.text("name", name)],
             row_factory=class_row(PartitionStats),

@@ -1,4 +1,4 @@
-"""What became of messages: history, and waiting until one is done."""
+"""The outcomes of messages: the history, and waiting until a message is done."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.results import Done, Outcome
+from spark_pgqueue.client.messages import Done, Outcome
 
 
 class OutcomeCalls(Calls):
-    """What became of messages: history, and waiting until one is done."""
+    """The outcomes of messages: the history, and waiting until a message is done."""
 
     def outcome(self, stream: str, consumer: str, seq: int) -> Outcome:
-        """What became of a message, for one consumer.
+        """The outcome of a message, for one consumer.
 
             >>> queue.receive("orders", "billing").ack()
             1
@@ -45,10 +45,10 @@ class OutcomeCalls(Calls):
         return found
 
     def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or gave it up, and say what became of it.
+        """Wait until a consumer is done with a message, or the message died; return its outcome.
 
-        Where the consumer has the setting `notify_done`, it is known at once; else it is asked
-        again and again, each second after a while.
+        Where the consumer has the setting `notify_done`, the outcome arrives at once. Else the
+        client asks repeatedly, after a while once a second.
 
             >>> queue.wait_for("orders", "billing", 1, timedelta(milliseconds=10)).state
             'new'
@@ -60,10 +60,10 @@ class OutcomeCalls(Calls):
             timeout: how long to wait.
 
         Returns:
-            what became of it; the state is not final where the time was over before.
+            the outcome; its state is not final when the time was over before.
 
         Raises:
-            PgQueueError: as `outcome`; inside a transaction, or on a connection of the caller's.
+            PgQueueError: as `outcome`; or inside a transaction, or on the caller's connection.
         """
         seconds = arguments.patience("timeout", timeout)
         self._check_can_wait()
@@ -75,7 +75,7 @@ class OutcomeCalls(Calls):
             consumer,
             self._statements.connection().info.backend_pid,
         )
-        return self._waiting.until(look, lambda found: found.is_final, listen, seconds)
+        return self._long_poll.until(look, lambda found: found.is_final, listen, seconds)
 
     def history(
         self,
@@ -85,7 +85,7 @@ class OutcomeCalls(Calls):
         since: datetime | None = None,
         limit: int = 100,
     ) -> list[Done]:
-        """What was acknowledged last, of a consumer with the setting `keep_history`.
+        """The last acknowledgements of a consumer with the setting `keep_history`.
 
             >>> queue.alter_consumer("orders", "billing", {"keep_history": timedelta(days=1)})
             >>> queue.receive("orders", "billing").ack(result={"invoice": 17})
@@ -97,10 +97,10 @@ class OutcomeCalls(Calls):
             stream: the stream's name.
             consumer: the consumer's name.
             since: only from this time on (with its zone); None for all that is kept.
-            limit: so many acknowledgements at most.
+            limit: return at most this many acknowledgements.
 
         Returns:
-            them, the last one first.
+            the acknowledgements, the last one first.
         """
         rows = self._statements.rows(
             "select array(select array[lower(r), upper(r) - 1] from unnest(seqs) r), message_count,"

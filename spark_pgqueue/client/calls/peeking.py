@@ -1,4 +1,4 @@
-"""Messages that are looked at, and messages as lines of JSON: out of a stream, and into one."""
+"""Looking at messages, and exporting and importing messages as lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from psycopg.pq import TransactionStatus
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.messages import Imported, PeekedMessage, PublishedMessage
 from spark_pgqueue.client.reading import headers_of
-from spark_pgqueue.client.results import Imported, PeekedMessage, PublishedMessage
 
-_LINES = 10_000  # of a call, at most ...
-_SIZE = 8 << 20  # ... and so many characters or bytes, or one line: so neither side holds more
+_LINES = 10_000  # the most lines of a call ...
+_SIZE = 8 << 20  # ... and characters or bytes, but at least one line: neither side holds more
 
 
 class PeekCalls(Calls):
-    """Messages that are looked at, and messages as lines of JSON."""
+    """Looking at messages, and messages as lines of JSON."""
 
     def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
-        """What a consumer has before it, with what it holds, without claiming it.
+        """The next messages of a consumer, with their content, without claiming them.
 
-        In about the order in which it will be delivered; last come messages that wait for their
-        key, and those that are delayed. What is claimed or dead is not there. For people: it may
-        read all that the consumer has in hand.
+        They come about in the order of delivery; last are messages that wait for their key, and
+        delayed messages. Claimed messages and dead letters are left out. The call is for people:
+        it may read all messages that the consumer has taken and not finished.
 
             >>> [(message.state, message.data) for message in queue.peek("orders", "billing")]
             [('new', 'order 1'), ('new', 'order 2')]
@@ -33,7 +33,7 @@ class PeekCalls(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            max_messages: at most so many, up to 100,000.
+            max_messages: return at most this many messages, up to 100,000.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range.
@@ -53,15 +53,15 @@ class PeekCalls(Calls):
         ]
 
     def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
-        """Messages of a stream by their numbers, with what they hold, whoever is to get them.
+        """Messages of a stream by their numbers, with their content, for whichever consumers.
 
             >>> [message.data for message in queue.peek_at("orders", 2)]
             ['order 2']
 
         Args:
             stream: the stream's name.
-            seq: from this number on. What was trimmed, or is not published, is not there.
-            max_messages: at most so many, up to 100,000.
+            seq: the first number. Messages that were trimmed, or are not published, are left out.
+            max_messages: return at most this many messages, up to 100,000.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 a value out of range.
@@ -84,10 +84,11 @@ class PeekCalls(Calls):
     def export_lines(self, stream: str) -> Iterator[str]:
         """Iterate over the messages of a stream as lines of JSON, in the order of publication.
 
-        All that was published when the first line was asked for, if nothing is trimmed meanwhile.
-        A line is an object with seq, key, data (or data_base64, of a binary stream), headers,
-        priority, deliver_at, expires_at, consumers, inserted_at, and dedup_key, which says which
-        message of which stream it is; without what it does not have. A few MB are held at a time.
+        The lines have all messages that are published when the first line is asked for, if no
+        message is trimmed meanwhile. A line is an object with seq, key, data (or data_base64, for a
+        binary stream), headers, priority, deliver_at, expires_at, consumers, inserted_at, and
+        dedup_key, which identifies the message and its stream; absent values are left out. A few
+        MB are held in memory at a time.
 
             >>> with open("orders.jsonl", "w") as file:
             ...     file.writelines(f"{line}\\n" for line in queue.export_lines("orders"))
@@ -108,19 +109,19 @@ class PeekCalls(Calls):
             place = rows[-1][1]
 
     def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
-        """Publish messages that are written as lines of JSON, in their order: all, or none.
+        """Publish messages from lines of JSON, in order: all of them, or none.
 
-        Where the stream has a dedup window, a line whose dedup_key was sent within it is passed
-        over: so what `export_lines` wrote comes in once, however often it is imported.
+        Where the stream has a dedup window, a line whose dedup_key was sent within it is skipped.
+        So lines of `export_lines` come in once, however often they are imported.
 
             >>> queue.import_lines("orders", ['{"data": "order 3", "key": "customer 7"}'])
             Imported(sent=1, duplicates=0)
 
         Args:
             stream: the stream's name; of a kind that the messages fit.
-            lines: objects with data (or data_base64, for a binary stream), and what else
-                `export_lines` writes; seq, inserted_at and what is not known are passed over, and
-                so are empty lines.
+            lines: objects with data (or data_base64, for a binary stream), and the other values
+                that `export_lines` writes; seq, inserted_at, unknown values and empty lines are
+                ignored.
 
         Returns:
             how many messages were sent, and how many lines were duplicates.
@@ -142,7 +143,7 @@ class PeekCalls(Calls):
         return Imported(sent, duplicates)
 
     def _together(self) -> AbstractContextManager[None]:
-        """A transaction, unless there is one."""
+        """A transaction, unless one is open."""
         conn = self._statements.connection()
         alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
         return self._statements.transaction() if alone else nullcontext()

@@ -34,9 +34,9 @@ class ScheduleCalls(Calls):
     ) -> datetime:
         """Send a message at each time that a cron expression, or an interval, says.
 
-        It is sent by whoever claims for a consumer of the stream, or calls `maintain`, next; times
-        that were missed have one message together. It has two headers more: `schedule`, the
-        name, and `planned_at`, its time (of several that were missed the first), in UTC.
+        The next claim for a consumer of the stream, or the next `maintain`, sends it. Times that
+        were missed share one message. It has two more headers: `schedule`, the name, and
+        `planned_at`, the time (of several missed times the first), in UTC.
 
             >>> at = queue.create_schedule(
             ...     "orders", "nightly", "close", cron="0 2 * * *", time_zone="Europe/Berlin"
@@ -48,26 +48,26 @@ class ScheduleCalls(Calls):
             stream: the stream's name.
             name: 1 to 200 characters.
             data: the payload, as in `send`.
-            cron: minute, hour, day of the month, month and day of the week, as Vixie's cron takes
-                them; or "@hourly", "@daily", ...
-            every: instead, an interval: a time of whole seconds, or in Postgres's words, as
-                "1 month". Days and months go by the calendar; "24 hours" by the clock.
-            time_zone: its name; in which the expression, and days and months, are meant.
-            start: the first time, from which `every` is counted (with its zone); None for one
-                interval from now.
+            cron: minute, hour, day of the month, month and day of the week, in the syntax of
+                Vixie's cron; or "@hourly", "@daily", ...
+            every: an interval instead: whole seconds, or Postgres' words, such as "1 month". Days
+                and months follow the calendar; "24 hours" follows the clock.
+            time_zone: the name of the time zone of the expression, and of days and months.
+            start: the first time (with its zone), from which `every` counts; None for one interval
+                from now.
             key: as in `send`.
             headers: as in `send`.
             priority: as in `send`.
             consumers: as in `send`.
-            replace: change an existing one to this; where its times stay the same, so does its
-                next one.
+            replace: change an existing schedule. Where its times stay the same, so does its next
+                time.
 
         Returns:
-            its next time.
+            the next time.
 
         Raises:
-            PgQueueError: PQ003 times that never come, or that cannot be; PQ006 there is one of that
-                name; and as `send`.
+            PgQueueError: PQ003 times that never come or are not valid; PQ006 a schedule of that
+                name exists; and as `send`.
         """
         binary = isinstance(data, bytes)
         if not isinstance(data, bytes):
@@ -108,7 +108,7 @@ class ScheduleCalls(Calls):
         self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
 
     def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again, from its next time on, which is returned.
+        """Let a paused schedule send again; returns its next time.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
@@ -147,7 +147,7 @@ class ScheduleCalls(Calls):
         after: datetime | None = None,
         count: int = 5,
     ) -> list[datetime]:
-        """The next times of a schedule that is not made yet: arguments as in `create_schedule`.
+        """The next times of a schedule that does not exist: arguments as in `create_schedule`.
 
             >>> after = datetime(2026, 1, 31, tzinfo=UTC)
             >>> times = queue.schedule_times(cron="0 2 * * *", after=after, count=2)
@@ -155,12 +155,12 @@ class ScheduleCalls(Calls):
             ['31 Jan 02:00', '01 Feb 02:00']
 
         Args:
-            cron: when.
-            every: or this.
-            time_zone: of what.
-            start: of `every`.
-            after: times after this one (with its zone); None for now.
-            count: how many, 1 to 1,000.
+            cron: as in `create_schedule`; so are the next three.
+            every: an interval instead.
+            time_zone: the time zone of these.
+            start: the time from which `every` counts.
+            after: only times after this one (with its zone); None for now.
+            count: how many times, 1 to 1,000.
         """
         rows = self._statements.rows(
             "select * from pgqueue.schedule_times(%s::text, %s::interval, %s::text,"

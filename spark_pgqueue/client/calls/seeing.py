@@ -1,4 +1,4 @@
-"""What there is, and why a message is where it is."""
+"""Figures of streams and consumers, and why a message is in its state."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
-from spark_pgqueue.client.results import (
-    Explanation,
-    KeyStats,
-    Look,
-    OpenClaim,
-    PartitionStats,
-)
+from spark_pgqueue.client.messages import Explanation
+from spark_pgqueue.client.results import KeyStats, Look, OpenClaim, PartitionStats
 
 
 class SeeCalls(StreamCalls, ConsumerCalls):
-    """What there is, and why a message is where it is."""
+    """Figures of streams and consumers, and why a message is in its state."""
 
     def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
-        """Why a message is where it is, for one consumer.
+        """Why a message is in its state, for one consumer.
 
             >>> explained = queue.explain("orders", "billing", 1)
             >>> explained.state, explained.until
@@ -32,8 +27,8 @@ class SeeCalls(StreamCalls, ConsumerCalls):
             seq: the message's number.
 
         Returns:
-            its state, the reason, and until when that holds. For people: it may read all that the
-            consumer has in hand.
+            the state, the reason, and the end of the state. The call is for people: it may read all
+            messages that the consumer has taken and not finished.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 no number.
@@ -53,7 +48,7 @@ class SeeCalls(StreamCalls, ConsumerCalls):
     def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[OpenClaim]:
-        """The claims that are held, those first whose lease ends first; of all, or of one consumer.
+        """The open claims of all consumers, or of one, in the order in which their leases end.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> [(each.consumer, each.messages) for each in queue.open_claims("orders")]
@@ -62,7 +57,7 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         Args:
             stream: the stream's name; None for all.
             consumer: the consumer's name; None for all.
-            limit: at most so many.
+            limit: return at most this many claims.
         """
         self._must_exist(stream)
         return self._statements.rows(
@@ -79,7 +74,7 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         )
 
     def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
-        """The keys of which a consumer has most in hand, those with most of it first.
+        """The keys with the most messages that a consumer has taken and not finished.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> [(each.key, each.in_flight) for each in queue.key_stats("orders", "billing")]
@@ -88,7 +83,7 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            limit: at most so many.
+            limit: return at most this many keys.
 
         Raises:
             PgQueueError: PQ006 a consumer with ordering "stream", and as `explain`.
@@ -105,13 +100,14 @@ class SeeCalls(StreamCalls, ConsumerCalls):
         )
 
     def look(self) -> Look:
-        """All figures of all streams, for who shows them again and again: it counts no messages.
+        """All figures of all streams, for a display that polls: the call counts no messages.
 
         >>> [(each.stream, each.consumer, each.backlog) for each in queue.look().consumers]
         [('orders', 'billing', 2)]
         """
         rows = self._statements.rows(
-            'select stream, "group", partition, worker, lease_until, committed_at, behind'
+            'select stream, "group", partition, worker, lease_until, committed_at, behind,'
+            " estimated"
             ' from pgqueue.group_stats order by stream, "group", partition'
         )
         return Look(

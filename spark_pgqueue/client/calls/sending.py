@@ -1,4 +1,4 @@
-"""Messages on their way into a stream."""
+"""Sending messages to a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_pgqueue.client.calls.base import Calls
 
 
 class SendCalls(Calls):
-    """Messages on their way into a stream."""
+    """Sending messages to a stream."""
 
     def send(
         self,
@@ -34,18 +34,18 @@ class SendCalls(Calls):
         Args:
             stream: the stream's name.
             data: the payload: bytes for a binary stream, str for others (JSON text for json).
-            key: what ordering "key" goes by; None for in no order with others.
+            key: the key for ordering "key"; None for a message without an order.
             headers: values that JSON can hold, by name.
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
-            deliver_at: not before this time (with its zone); None for at once.
-            consumers: names of those that get it; None for all.
-            dedup_key: publish nothing where a message with this key was sent within the stream's
-                dedup window; None for none.
-            expires_at: from this time on (with its zone) it is dead-lettered, as "expired", in
-                place of being delivered; to the second, rounded up. None for never.
+            deliver_at: not delivered before this time (with its zone); None for at once.
+            consumers: the names of the consumers that get it; None for all.
+            dedup_key: publish nothing if a message with this key was sent within the stream's
+                dedup window; None for no key.
+            expires_at: from this time on (with its zone) the message is dead-lettered, as
+                "expired", and not delivered; rounded up to the second. None for never.
 
         Returns:
-            its seq, or that of the first message with its dedup key.
+            the seq of the message, or of the first message with the same dedup key.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -89,18 +89,18 @@ class SendCalls(Calls):
 
         Args:
             stream: the stream's name.
-            data: a payload per message, as in `send`.
-            keys: a key, or None, per message; None for no keys.
-            headers: headers, or None, per message; None for no headers.
-            priority: as in `send`, for all of them.
-            deliver_at: as in `send`, for all of them.
-            consumers: as in `send`, for all of them.
-            dedup_keys: a dedup key, or None, per message; None for no dedup keys. Also of two of
-                these messages with one key only the first is published.
-            expires_at: as in `send`, for all of them.
+            data: a payload for each message, as in `send`.
+            keys: a key, or None, for each message; None for no keys.
+            headers: headers, or None, for each message; None for no headers.
+            priority: as in `send`, for all messages.
+            deliver_at: as in `send`, for all messages.
+            consumers: as in `send`, for all messages.
+            dedup_keys: a dedup key, or None, for each message; None for no dedup keys. If two of
+                these messages have the same key, only the first is published.
+            expires_at: as in `send`, for all messages.
 
         Returns:
-            their seqs, in that order, of a duplicate that of the first; none for no data.
+            the seqs, in the same order; for a duplicate, the seq of the first message.
 
         Raises:
             PgQueueError: as `send`. Nothing is published then.

@@ -1,4 +1,4 @@
-"""Streams: what they hold, how long they keep it, what goes on to others."""
+"""Streams: their kinds, settings, retention, bindings and captures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.results import (
-    Binding,
-    Capture,
-    Retention,
-    Stream,
-)
+from spark_pgqueue.client.results import Binding, Capture, Retention, Stream
 
 
 class StreamCalls(Calls):
-    """Streams: what they hold, how long they keep it, what goes on to others."""
+    """Streams: their kinds, settings, retention, bindings and captures."""
 
     def create_stream(
         self,
@@ -27,14 +22,12 @@ class StreamCalls(Calls):
         kind: str = "text",
         *,
         if_not_exists: bool = False,
-        notify: bool = True,
-        max_bytes: int = 16 << 20,
-        max_header_bytes: int = 64 << 10,
-        dedup_window: timedelta | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a stream.
 
-            >>> stream_id = queue.create_stream("invoices", "json", dedup_window=timedelta(days=1))
+            >>> settings = {"dedup_window": timedelta(days=1)}
+            >>> stream_id = queue.create_stream("invoices", "json", settings=settings)
             >>> queue.kind("invoices")
             'json'
 
@@ -42,63 +35,44 @@ class StreamCalls(Calls):
             name: 1 to 200 characters.
             kind: what its messages hold: "text", "json" (checked) or "binary".
             if_not_exists: accept an existing one of the same kind.
-            notify: wake up who waits at each publication; without, they look once a second. Where
-                somebody waits, it costs producers a lock of the whole server at commit.
-            max_bytes: of a payload.
-            max_header_bytes: of a message's headers, as JSON text.
-            dedup_window: as in `set_dedup_window`.
+            settings: as in `alter_stream`.
 
         Returns:
             its id.
         """
         return self._value(
-            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::boolean, %s::int,"
-            " %s::int, %s::interval)",
+            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::jsonb)",
             arguments.text("name", name),
             arguments.text("kind", kind),
             arguments.flag("if_not_exists", if_not_exists),
-            arguments.flag("notify", notify),
-            arguments.number("max_bytes", max_bytes),
-            arguments.number("max_header_bytes", max_header_bytes),
-            arguments.maybe(arguments.duration, "dedup_window", dedup_window),
+            arguments.settings("settings", {} if settings is None else settings),
         )
 
     def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
-        """Change settings of a stream while it is in use: what is sent from then on goes by them.
+        """Change settings of a stream while it is in use, for messages sent from then on.
 
             >>> queue.alter_stream("orders", {"max_bytes": 100_000, "dedup_window": None})
 
         Args:
             stream: the stream's name.
-            settings: the new value of notify, max_bytes, max_header_bytes or dedup_window, as in
-                `create_stream`; None for the default.
+            settings: the new value of each, None for the default:
+                notify: wake up who waits at each publication; without, they look once a second.
+                Where somebody waits, it costs producers a lock of the whole server at commit.
+                max_bytes: of a payload, 16 MB by default.
+                max_header_bytes: of a message's headers, as JSON text, 64 kB by default.
+                dedup_window: within that time after a message, no other one with its dedup key is
+                published. Longer than the longest transaction that sends; by default, messages
+                have no dedup keys.
 
         Raises:
-            PgQueueError: PQ003 an unknown setting, or a value that is not allowed; it would take
-                more than a stream that it is copied to, or less than one that is copied to it.
+            PgQueueError: PQ003 an unknown setting, or a value that is not allowed; or the stream
+                would allow more than a stream that it is copied to, or less than a stream that is
+                copied to it.
         """
         self._value(
             "select pgqueue.alter_stream(%s::text, %s::jsonb)",
             arguments.text("stream", stream),
             arguments.settings("settings", settings),
-        )
-
-    def set_dedup_window(self, stream: str, window: timedelta | None) -> None:
-        """Say for how long a stream remembers the dedup keys of its messages.
-
-            >>> queue.set_dedup_window("orders", timedelta(days=1))
-            >>> [queue.send("orders", "order 3", dedup_key="3") for _ in range(2)]
-            [3, 3]
-
-        Args:
-            stream: the stream's name.
-            window: within that time after a message, no other one with its dedup key is published.
-                Longer than the longest transaction that sends; None: messages have no dedup keys.
-        """
-        self._value(
-            "select pgqueue.set_dedup_window(%s::text, %s::interval)",
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.duration, "window", window),
         )
 
     def drop_stream(self, name: str) -> None:
@@ -121,7 +95,7 @@ class StreamCalls(Calls):
         )
 
     def kind(self, stream: str) -> str:
-        """What the messages of a stream hold: "text", "json" or "binary".
+        """The kind of the messages of a stream: "text", "json" or "binary".
 
         >>> queue.kind("orders")
         'text'
@@ -142,19 +116,20 @@ class StreamCalls(Calls):
     ) -> None:
         """Set how long the messages of a stream are kept; without any limit, for ever.
 
-        A message may go as soon as one limit allows it, and goes when `maintain` is called.
+        A message may be trimmed as soon as one limit allows it; `maintain` trims it.
 
             >>> queue.set_retention("orders", keep_for=timedelta(days=7), unread="drop")
 
         Args:
-            stream: its name.
-            keep_for: from a message's publication.
-            messages: as long as not so many came after it.
-            size: as long as what came after it does not take so many bytes on disk.
-            done: only until every consumer is done with it.
-            unread: "keep" what a consumer still owes, or "drop" it: count it as skipped, and take
-                it out of no live claim.
-            keep_dead: dead letters, from their death. None: for ever; they keep their messages.
+            stream: the stream's name.
+            keep_for: how long a message is kept after its publication.
+            messages: a message is kept while fewer messages than this came after it.
+            size: a message is kept while the messages after it take fewer bytes than this on disk.
+            done: a message is kept only until every consumer is done with it.
+            unread: "keep" messages that a consumer is not done with; or "drop" them: they count as
+                skipped, and are not taken out of a live claim.
+            keep_dead: how long dead letters are kept after their death; None for ever. Dead letters
+                keep their messages.
         """
         self._value(
             "select pgqueue.set_retention(%s::text, %s::interval, %s::bigint, %s::bigint,"
@@ -185,9 +160,9 @@ class StreamCalls(Calls):
         )
 
     def bind(self, stream: str, topic: str, to_stream: str) -> None:
-        """Copy what is sent to a stream from now on to another one, in the sender's transaction.
+        """Copy messages of a stream to another stream from now on, in the sender's transaction.
 
-        A message is copied once, however many bindings say so. Safe to repeat.
+        A message is copied once, also where several bindings match. Safe to repeat.
 
             >>> stream_id = queue.create_stream("eu")
             >>> queue.bind("orders", "orders.*.eu", "eu")
@@ -198,11 +173,11 @@ class StreamCalls(Calls):
 
         Args:
             stream: the stream's name.
-            topic: of the keys of what is copied, such as "orders.*.eu", or "#" for everything.
-            to_stream: the other stream's name; of the same kind, with limits as wide.
+            topic: the topic of the keys to copy, such as "orders.*.eu", or "#" for all messages.
+            to_stream: the other stream's name; of the same kind, with limits at least as wide.
 
         Raises:
-            PgQueueError: PQ003 no topic; another kind; messages would go round in a circle.
+            PgQueueError: PQ003 not a topic; another kind; or messages would go round in a circle.
         """
         self._value(
             "select pgqueue.bind(%s::text, %s::text, %s::text)",
@@ -212,7 +187,7 @@ class StreamCalls(Calls):
         )
 
     def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
-        """Copy nothing of a topic to another stream any more; whether it was bound.
+        """Remove a binding; returns whether it existed.
 
         >>> stream_id = queue.create_stream("eu")
         >>> queue.bind("orders", "orders.*.eu", "eu")
@@ -241,7 +216,7 @@ class StreamCalls(Calls):
         )
 
     def test_topic(self, pattern: str, key: str | None) -> bool:
-        """Whether a key is of a topic.
+        """Whether a key matches a topic.
 
         >>> queue.test_topic("orders.*.eu", "orders.books.eu")
         True
@@ -262,16 +237,16 @@ class StreamCalls(Calls):
         old: bool = False,
         outbox: bool = False,
     ) -> None:
-        """Let what is written to a table become messages, in the transaction that writes it.
+        """Turn the changes of a table into messages, in the transaction that changes it.
 
         A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
-        update, delete, truncate), time and transaction. For a table that is captured, the
-        arguments take the place of the old ones.
+        update, delete, truncate), time and transaction. For a table that is captured already, the
+        arguments replace the old ones.
 
             >>> queue.capture("bills", "orders", columns=["id", "total"])
 
         Args:
-            table: a table of this role's, as SQL writes it: "orders" or 'app."Orders"'.
+            table: a table of this role, as SQL writes it: "orders" or 'app."Orders"'.
             stream: the stream's name; of kind "json" or "text".
             keys: columns whose values are the key; None for the primary key; [] for no key.
             columns: columns of the row to publish; None for all.
@@ -280,7 +255,7 @@ class StreamCalls(Calls):
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 a table, column or stream that cannot be
-                captured so. An unknown table is psycopg's UndefinedTable.
+                captured like this. An unknown table is psycopg's UndefinedTable.
         """
         self._value(
             "select pgqueue.capture(%s::text::regclass, %s::text, %s::text[], %s::text[],"
@@ -294,7 +269,7 @@ class StreamCalls(Calls):
         )
 
     def release(self, table: str, stream: str) -> None:
-        """Capture a table no more. Arguments and errors as in `capture`.
+        """Stop capturing a table. Arguments and errors as in `capture`.
 
         >>> queue.capture("bills", "orders")
         >>> queue.release("bills", "orders")

@@ -1,4 +1,4 @@
-"""The schema and its housekeeping."""
+"""Installing and maintaining the schema."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import timedelta
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 
-_MAINTAIN_CALLS = 10_000  # of one maintain(), where there is always more to do
+_MAINTAIN_CALLS = 10_000  # the limit of one maintain(), where there is always more to do
 
 
 class UpkeepCalls(Calls):
-    """The schema and its housekeeping."""
+    """Installing and maintaining the schema."""
 
     def install(self) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
@@ -33,20 +33,20 @@ class UpkeepCalls(Calls):
         staged_age: timedelta = timedelta(days=1),
         reader_age: timedelta = timedelta(days=30),
     ) -> dict[str, int]:
-        """Trim what need not be kept, and delete what failed writers left.
+        """Trim messages that need not be kept, and delete the chunks of failed writers.
 
-        Housekeeping, in many short transactions, which also forgets abandoned checkpoints. Streams
-        with a retention need it every half minute or so. Not inside of `transaction`, which would
-        hold all its locks.
+        The call also forgets abandoned checkpoints. It runs many short transactions. Streams with a
+        retention need it about every half minute. Do not call it inside of `transaction`, which
+        would hold all its locks.
 
             >>> deleted = queue.maintain()
 
         Args:
-            staged_age: longer than any batch of a Spark query takes to be written.
-            reader_age: longer than any Spark query stays away from its checkpoint.
+            staged_age: a time longer than any Spark query takes to write a batch.
+            reader_age: a time longer than any Spark query pauses before it is started again.
 
         Returns:
-            how much was deleted, by what it was.
+            how many were deleted, by kind.
         """
         ages = [
             arguments.duration("staged_age", staged_age),
@@ -68,8 +68,8 @@ class UpkeepCalls(Calls):
     def recover(self) -> dict[str, int]:
         """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
 
-        To be called once, before producers come back. Offsets that have read what was not restored
-        are refused from then on; all others go on.
+        Call it once, before producers come back. Offsets that are past the restored messages are
+        refused from then on; all others go on.
 
             >>> queue.recover()
             {'orders': 1}
@@ -78,6 +78,6 @@ class UpkeepCalls(Calls):
             by stream, the last publication that counts as restored.
 
         Raises:
-            PgQueueError: the server is a standby, or somebody publishes (55P03).
+            PgQueueError: the server is a standby, or a session is publishing (55P03).
         """
         return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))

@@ -1,4 +1,4 @@
-"""The command `pgqueue checkpoint`: where a Spark query is, and what it holds."""
+"""The command `pgqueue checkpoint`: the position of a Spark query, and the claims that it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_pgqueue.command_line.output import count_of, json_of_fields
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import printable
 from spark_pgqueue.spark.checkpoint import Checkpoint
-from spark_pgqueue.spark.holdings import Ledger, Reader
+from spark_pgqueue.spark.claims_held import CheckpointReader, CheckpointReaders
 
 
 @app.command()
@@ -44,41 +44,46 @@ def checkpoint(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show where a Spark query is by its checkpoint, and what it holds.
+    """Show the position of a Spark query by its checkpoint, and the claims that it holds.
 
     PATH is a folder of this machine; a checkpoint that is elsewhere has to be copied to one.
     """
     if sum((ack, release, fork is not None)) > 1:
         raise typer.BadParameter("only one of --ack, --release and --fork")
     found = Checkpoint.read(path)
-    ledger = Ledger(found, lambda: Statements(url, patience=0))
+    readers_there = CheckpointReaders(found, lambda: Statements(url, patience=0))
     try:
-        done = _do(ledger, found, ack, release, fork, yes)
-        _show(found, ledger.readers(), done, as_json)
+        done = _do(readers_there, found, ack, release, fork, yes)
+        _show(found, readers_there.readers(), done, as_json)
     finally:
-        ledger.close()
+        readers_there.close()
 
 
 def _do(
-    ledger: Ledger, found: Checkpoint, ack: bool, release: bool, fork: Path | None, yes: bool
+    readers_there: CheckpointReaders,
+    found: Checkpoint,
+    ack: bool,
+    release: bool,
+    fork: Path | None,
+    yes: bool,
 ) -> dict[str, Any]:
     if ack:
-        return {"acknowledged": ledger.acknowledge()}
+        return {"acknowledged": readers_there.acknowledge()}
     if release:
         confirm(
             f"Release all that {printable(str(found.folder))} holds? Its query then needs a new "
             "checkpoint",
             yes,
         )
-        acknowledged, released = ledger.release()
+        acknowledged, released = readers_there.release()
         return {"acknowledged": acknowledged, "released": released}
     if fork is not None:
-        return {"fork": str(fork), "fork_query_id": ledger.fork(fork)}
+        return {"fork": str(fork), "fork_query_id": readers_there.fork(fork)}
     return {}
 
 
 def _show(
-    found: Checkpoint, readers: dict[str, Reader], done: dict[str, Any], as_json: bool
+    found: Checkpoint, readers: dict[str, CheckpointReader], done: dict[str, Any], as_json: bool
 ) -> None:
     if as_json:
         fields = {
@@ -105,12 +110,12 @@ def _show(
         print(f"copied to {printable(done['fork'])}, for query {done['fork_query_id']}")
 
 
-def _source(name: str, offset: Any, reader: Reader | None) -> dict[str, Any]:
+def _source(name: str, offset: Any, reader: CheckpointReader | None) -> dict[str, Any]:
     fields = {"source": name, "offset": offset}
     if reader is not None:
-        fields["known"] = reader.holdings is not None
-        if reader.holdings is not None:
-            fields |= vars(reader.holdings)
+        fields["known"] = reader.claims_held is not None
+        if reader.claims_held is not None:
+            fields |= vars(reader.claims_held)
     return fields
 
 
@@ -122,7 +127,7 @@ def _batch(found: Checkpoint) -> str:
     return f"{found.last}, not finished: it runs again when the query is started"
 
 
-def _line(offset: Any, reader: Reader | None) -> str:
+def _line(offset: Any, reader: CheckpointReader | None) -> str:
     if offset is None:
         return "nothing yet"
     if reader is None:
@@ -131,7 +136,7 @@ def _line(offset: Any, reader: Reader | None) -> str:
             return "none of pgqueue's"
         read = sum(each["messages"] for each in streams.values())
         return f"{', '.join(streams) or 'streams'} without a consumer, {count_of(read)} so far"
-    had = reader.holdings
+    had = reader.claims_held
     if had is None:
         return "a consumer that this database does not know; or the checkpoint was released"
     holds = [

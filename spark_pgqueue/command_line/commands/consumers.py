@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -16,15 +15,14 @@ from spark_pgqueue.command_line.arguments import (
     IfExists,
     IfNotExists,
     Json,
+    OptionalSettings,
     Ordering,
     Position,
     Settings,
     StreamName,
     Url,
     Yes,
-    duration,
     position,
-    setting,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show, told
@@ -34,6 +32,7 @@ from spark_pgqueue.command_line.output import count_of, show, told
 def consumer_create(
     stream: StreamName,
     name: ConsumerName,
+    settings: OptionalSettings = None,
     start: Annotated[
         Any,
         typer.Option(
@@ -46,14 +45,6 @@ def consumer_create(
     ordering: Annotated[
         Ordering, typer.Option(help="What to deliver one after the other.")
     ] = Ordering.none,
-    max_deliver_count: Annotated[
-        int | None,
-        typer.Option(min=1, help="Dead-letter a message that failed so often. Default: never."),
-    ] = None,
-    visibility_timeout: Annotated[
-        timedelta,
-        typer.Option(parser=duration, metavar="DURATION", help="How long a claim is held."),
-    ] = "30s",  # type: ignore[assignment]  # typer parses the default
     if_not_exists: IfNotExists = False,
     topic: Annotated[
         str | None,
@@ -66,24 +57,16 @@ def consumer_create(
             help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
         ),
     ] = None,
-    settings: Annotated[
-        list[Any] | None,
-        typer.Option(
-            "--set", parser=setting, metavar="NAME=VALUE", help="As `set`; can be repeated."
-        ),
-    ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Create a consumer of a stream."""
+    """Create a consumer of a stream: `consumer create orders billing max_deliver_count=5`."""
     with connect(url) as queue:
         queue.create_consumer(
             stream,
             name,
             start=start,
             ordering=ordering.value,
-            max_deliver_count=max_deliver_count,
-            visibility_timeout=visibility_timeout,
             if_not_exists=if_not_exists,
             topic=topic,
             where=where,
@@ -115,7 +98,7 @@ def consumer_drop(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete a consumer with all that it has not finished."""
+    """Delete a consumer or a group with all that it has not finished."""
     with connect(url) as queue:
         if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
             confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
@@ -130,7 +113,10 @@ def consumer_drop(
 def consumer_seek(
     stream: StreamName, name: ConsumerName, to: Position, as_json: Json = False, url: Url = None
 ) -> None:
-    """Move a consumer, as if it were created there; its claims end. Dead letters stay dead."""
+    """Move a consumer or a group, as if it were created there; its claims end.
+
+    Dead letters stay dead. The workers of a group go on from there.
+    """
     with connect(url) as queue:
         count = queue.seek(stream, name, to)
     told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=name, forgotten=count)

@@ -1,4 +1,4 @@
-"""Commands of `pgqueue dead`: what consumers gave up."""
+"""Commands of `pgqueue dead`, about dead letters."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ app.add_typer(dead_app, name="dead")
 Numbers = Annotated[
     list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")
 ]
-Reason = Annotated[str | None, typer.Option(help="Only what died of this reason.")]
+Reason = Annotated[str | None, typer.Option(help="Only messages that died of this reason.")]
 Before = Annotated[
     datetime | None,
     typer.Option(
         parser=moment,
         metavar="TIME",
-        help="Only what died before (ISO 8601, local unless it has a zone).",
+        help="Only messages that died before (ISO 8601; local unless it has a zone).",
     ),
 ]
 
@@ -45,11 +45,11 @@ Before = Annotated[
 def dead_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    max_rows: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
+    max_rows: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what died together, the newest first: why, how often it was delivered, whose it was."""
+    """List dead letters, the newest first: the reason, the deliveries, the last worker."""
     with connect(url) as queue:
         rows = queue.dead_letters(stream, consumer, limit=max_rows)
         show(rows, client.DeadLetters, as_json)
@@ -62,11 +62,11 @@ def dead_show(
     seq: Numbers = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 100,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 100,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print dead letters with what they hold.
+    """Print dead letters with their content.
 
     A line has seq, key and data as `receive` prints them, then reason, error and deliver_count;
     --json has everything.
@@ -85,14 +85,14 @@ def dead_redrive(
     seq: Numbers = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
     reset: Annotated[
         bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
     ] = True,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Deliver dead letters again: they arrive anew, at the end of the consumer's line."""
+    """Deliver dead letters again, at the end of the consumer's line."""
     with connect(url) as queue:
         count = queue.redrive(
             stream,
@@ -118,7 +118,7 @@ def dead_purge(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete dead letters: nobody gets them any more."""
+    """Delete dead letters: they are not delivered again."""
     choice: dict[str, Any] = {"reason": reason, "before": before}
     chosen = "" if seq is None and not any(choice.values()) else " that were chosen"
     with connect(url) as queue:

@@ -13,16 +13,13 @@ from spark_pgqueue.command_line.arguments import (
     START,
     AnyStream,
     GroupName,
-    IfExists,
     IfNotExists,
     Json,
     StreamName,
     Url,
-    Yes,
     position,
 )
-from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, show, told
+from spark_pgqueue.command_line.output import show, told
 
 
 @group_app.command("create")
@@ -45,26 +42,6 @@ def group_create(
         told(as_json, stream=stream, group=name)
 
 
-@group_app.command("drop")
-def group_drop(
-    stream: StreamName,
-    name: GroupName,
-    yes: Yes = False,
-    if_exists: IfExists = False,
-    as_json: Json = False,
-    url: Url = None,
-) -> None:
-    """Delete a group."""
-    with connect(url) as queue:
-        if any((each.stream, each.name) == (stream, name) for each in queue.groups()):
-            confirm(f"Delete group {name!r} of stream {stream!r}?", yes)
-        elif if_exists:
-            told(as_json, stream=stream, group=name, dropped=False)
-            return
-        queue.drop_group(stream, name)
-        told(as_json, stream=stream, group=name, dropped=True)
-
-
 @group_app.command("list")
 def group_list(
     stream: AnyStream = None,
@@ -81,23 +58,3 @@ def group_lag(stream: StreamName, name: GroupName, as_json: Json = False, url: U
     """Show who has which partition, and how far behind each is, in messages of all keys."""
     with connect(url) as queue:
         show(queue.partitions(stream, name), client.PartitionStats, as_json)
-
-
-@group_app.command("reset")
-def group_reset(
-    stream: StreamName,
-    name: GroupName,
-    to: Annotated[
-        Any,
-        typer.Option("--to", parser=position, metavar=POSITION, help=START),
-    ],
-    yes: Yes = False,
-    as_json: Json = False,
-    url: Url = None,
-) -> None:
-    """Move a group to another position; its workers go on from there."""
-    with connect(url) as queue:
-        confirm(f"Move group {name!r} of stream {stream!r} to {to}?", yes)
-        count = queue.reset_group(stream, name, to)
-    said = f"{count_of(count)} forgotten or skipped"
-    told(as_json, said, stream=stream, group=name, forgotten=count)

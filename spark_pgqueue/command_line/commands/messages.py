@@ -1,4 +1,4 @@
-"""Commands about messages: send, receive, look at, acknowledge and return them."""
+"""Commands about messages: sending, receiving, reading, acknowledging and returning them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-TAIL = 1_000  # messages that `tail` holds at once
+TAIL = 1_000  # how many messages `tail` holds at once
 
 
+# Longer than 60 lines: Typer reads the options from the parameters.
 @app.command()
 def send(
     stream: StreamName,
@@ -49,7 +50,7 @@ def send(
         bool,
         typer.Option("--lines", help="A message per line of standard input, all or none of them."),
     ] = False,
-    key: Annotated[str | None, typer.Option(help="What ordering by key goes by.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
     header: Annotated[
         list[Any] | None,
         typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
@@ -58,7 +59,7 @@ def send(
     deliver_at: Annotated[
         datetime | None,
         typer.Option(
-            parser=moment, metavar="TIME", help="Not before (ISO 8601, local unless it has a zone)."
+            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
         ),
     ] = None,
     expires_at: Annotated[
@@ -70,7 +71,7 @@ def send(
     ] = None,
     dedup_key: Annotated[
         str | None,
-        typer.Option(help="Publish nothing where a message with this key was sent not long ago."),
+        typer.Option(help="Publish nothing if a message with this key was sent not long ago."),
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -110,11 +111,12 @@ def send(
     told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
 
 
+# Longer than 60 lines, as `send` is.
 @app.command()
 def receive(
     stream: StreamName,
     consumer: ConsumerName,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most so many.")] = 1,
+    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most this many.")] = 1,
     visibility_timeout: Annotated[
         timedelta | None,
         typer.Option(
@@ -129,7 +131,7 @@ def receive(
     ] = False,
     wait: Annotated[
         timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Wait so long if there is none."),
+        typer.Option(parser=duration, metavar="DURATION", help="Wait this long if there is none."),
     ] = None,
     where: Annotated[
         str | None,
@@ -139,15 +141,19 @@ def receive(
         ),
     ] = None,
     look: Annotated[
-        int, typer.Option(min=1, help="With --where: look at so many that are ready, at most.")
+        int,
+        typer.Option(min=1, help="With --where: look at no more than this many ready messages."),
     ] = 10_000,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 3 when there was nothing to receive.")
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Receive messages, print them, and acknowledge them.
 
-    A line has seq, key and data, with tabs between them and unprintable characters escaped; --json
-    has everything as it is, binary data in base64.
+    A line has seq, key and data, separated by tabs, with unprintable characters escaped. --json has
+    all values unchanged, and binary data in base64.
     """
     with connect(url) as queue:
         claim = queue.receive(
@@ -161,7 +167,7 @@ def receive(
         )
         if claim is None:
             print("Nothing to receive.", file=sys.stderr)
-            return
+            raise typer.Exit(3 if exit_code else 0)
         try:
             for message in claim.messages:
                 print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
@@ -190,7 +196,7 @@ def tail(
         ),
     ] = "latest",
     max_messages: Annotated[
-        int | None, typer.Option("--max", min=1, help="End after so many.")
+        int | None, typer.Option("--max", min=1, help="End after this many.")
     ] = None,
     follow: Annotated[
         bool, typer.Option(help="Wait for more, until Ctrl-C; else end with what there is.")
@@ -198,9 +204,9 @@ def tail(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print the messages of a stream, without claiming them: nobody else misses one.
+    """Print the messages of a stream, without claiming them: no consumer misses one.
 
-    As `receive` prints them. --no-follow prints the offset where it ended to standard error.
+    The lines are as in `receive`. --no-follow prints the final offset to standard error.
     """
     left = max_messages
     with connect(url) as queue:
@@ -232,7 +238,7 @@ def retry(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """End the delays of what failed, and let it come in large claims again: after an outage."""
+    """End the delays of failed messages, and deliver them in large claims, after an outage."""
     with connect(url) as queue:
         count = queue.retry(stream, consumer, seq)
     said = f"{count_of(count)} to come at once"
@@ -247,7 +253,7 @@ def cancel(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Take messages from a consumer that has not finished them, wherever it has them."""
+    """Take unfinished messages from a consumer, in whatever state they are."""
     with connect(url) as queue:
         count = queue.cancel(stream, consumer, seqs)
     told(as_json, f"{count_of(count)} cancelled", stream=stream, consumer=consumer, cancelled=count)
@@ -259,7 +265,9 @@ def ack(
     seq: Seqs = None,
     result: Annotated[
         Any,
-        typer.Option(parser=json_value, metavar="JSON", help="What `pgqueue history` keeps of it."),
+        typer.Option(
+            parser=json_value, metavar="JSON", help="A result that `pgqueue history` keeps."
+        ),
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -279,12 +287,16 @@ def defer(
     ] = None,
     state: Annotated[
         Any,
-        typer.Option(parser=json_value, metavar="JSON", help="What comes back with the messages."),
+        typer.Option(
+            parser=json_value,
+            metavar="JSON",
+            help="A state that later deliveries of the messages have.",
+        ),
     ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Put a claim off, or messages of it: deliver it later. That is no failure."""
+    """Deliver a claim, or messages of it, later. This does not count as a failure."""
     with connect(url) as queue:
         count = queue.defer(claim, seq, delay=delay or timedelta(), state=state)
         settled(count, claim, "deferred", as_json)
@@ -299,7 +311,7 @@ def nack(
         typer.Option(
             parser=delay,
             metavar="DURATION",
-            help="Deliver it again after that; 0: now. Default: as the consumer's backoff says.",
+            help="Deliver it again after that; 0: now. Default: the consumer's backoff.",
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,

@@ -1,4 +1,4 @@
-"""Commands about what became of messages."""
+"""Commands about the outcomes of messages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def outcome(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Wait so long until the consumer is done with it, or gave it up.",
+            help="Wait this long until the consumer is done with it, or it died.",
         ),
     ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print what became of a message for a consumer."""
+    """Print the outcome of a message for a consumer."""
     with connect(url) as queue:
         if wait is None:
             found = queue.outcome(stream, consumer, seq)
@@ -55,10 +55,10 @@ def history(
         datetime | None,
         typer.Option(parser=moment, metavar="TIME", help="Only from then on (ISO 8601, local)."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what was acknowledged last, of a consumer with keep_history."""
+    """List the last acknowledgements of a consumer with keep_history."""
     with connect(url) as queue:
         show(queue.history(stream, consumer, since=since, limit=limit), client.Done, as_json)

@@ -1,4 +1,4 @@
-"""Commands that look at messages and claims and take nothing, and that carry messages about."""
+"""Commands that show messages and claims without claiming, and that export and import messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def peek(
     seq: Annotated[
         int | None, typer.Option(min=1, help="Without CONSUMER: from this number on. Default: 1.")
     ] = None,
-    limit: Annotated[int, typer.Option("--max", min=1, max=100_000, help="So many at most.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--max", min=1, max=100_000, help="At most this many.")
+    ] = 10,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -82,7 +84,7 @@ def describe(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show all that there is to say of a stream, or of a consumer of it."""
+    """Describe a stream, or a consumer of it, in full."""
     with connect(url) as queue:
         if consumer is None:
             found = queue.describe_stream(stream)
@@ -109,11 +111,11 @@ def describe(
 def claim_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    limit: Annotated[int, typer.Option("--max", min=1, help="So many at most.")] = 1000,
+    limit: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List open claims, those first whose lease ends first: who has what since when.
+    """List open claims, with their workers, in the order in which their leases end.
 
     The owner is the application_name of who claimed: that of a worker, if it has one.
     """
@@ -131,7 +133,7 @@ def purge(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Forget all that a consumer has before it, and what it has claimed; its claims end.
+    """Forget all unfinished messages of a consumer, also claimed ones; its claims end.
 
     As `consumer seek STREAM CONSUMER latest`. Dead letters, other consumers and the messages of the
     stream stay; `consumer replay` brings back what is stored.
@@ -140,6 +142,7 @@ def purge(
         for each in queue.stats(stream):
             if each.consumer == consumer:
                 question = f"Let consumer {consumer!r} of stream {stream!r} forget "
+                question += "about " if each.estimated else ""
                 question += count_of(each.backlog + each.claimed)
                 if each.claims:
                     question += f", {each.claimed} of them in {each.claims} claims that end"

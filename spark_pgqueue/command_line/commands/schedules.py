@@ -56,7 +56,7 @@ def schedule_create(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
-    key: Annotated[str | None, typer.Option(help="What ordering by key goes by.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
     header: Annotated[
         list[Any] | None,
         typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
@@ -146,7 +146,7 @@ def schedule_times(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print the next times of a schedule that is not made yet."""
+    """Print the next times of a schedule that does not exist."""
     with connect(url) as queue:
         for at in queue.schedule_times(
             cron=cron, every=every, time_zone=time_zone, start=start, count=count

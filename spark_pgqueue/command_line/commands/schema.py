@@ -1,4 +1,4 @@
-"""Commands about the schema: install it, print it, remove it, say who may do what."""
+"""Commands about the schema: install, print and remove it, and grant rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that look: at figures, once or again and again, and at single messages."""
+"""Commands that show figures, once or repeatedly, and explain single messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
 from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
 from spark_pgqueue.command_line.arguments import AnyStream, ConsumerName, Json, StreamName, Url
-from spark_pgqueue.command_line.output import json_of_fields, json_of_row, per_second, show, span
+from spark_pgqueue.command_line.output import (
+    figure,
+    json_of_fields,
+    json_of_row,
+    per_second,
+    show,
+    span,
+)
 from spark_pgqueue.postgres.url import describe
 from spark_pgqueue.printable import printable
 
@@ -32,7 +39,7 @@ Cells = dict[str, Callable[[ConsumerStats, Look, Rates], str]]
 
 
 def _count(name: str) -> Callable[[ConsumerStats, Look, Rates], str]:
-    return lambda each, look, rates: f"{getattr(each, name):,}"
+    return lambda each, look, rates: figure(each, name)
 
 
 def _age(since: datetime | None, look: Look) -> str:
@@ -69,7 +76,7 @@ TOP: Cells = {
 
 
 class Sorting(StrEnum):
-    """What `top` shows first."""
+    """The order of consumers in `top`."""
 
     backlog = "backlog"
     age = "age"
@@ -83,13 +90,13 @@ class Sorting(StrEnum):
 def stats(
     stream: AnyStream = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again and again, until Ctrl-C, with rates.")
+        bool, typer.Option("--watch", help="Repeat until Ctrl-C, with rates.")
     ] = False,
     interval: Interval = 2.0,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show what each consumer has before it. Counts no messages, and so costs little.
+    """Show the figures of each consumer. Counts no messages, and so costs little.
 
     oldest: since when a message waits that could be delivered now. With --watch, also how many
     messages per second are sent to the consumer's stream, and settled: acknowledged, or dead.
@@ -118,14 +125,14 @@ def stats(
 
 @app.command()
 def top(
-    by: Annotated[Sorting, typer.Option(help="What comes first.")] = Sorting.backlog,
+    by: Annotated[Sorting, typer.Option(help="The figure to sort by.")] = Sorting.backlog,
     interval: Interval = 2.0,
     looks: Annotated[
-        int | None, typer.Option("--count", min=1, help="End after so many looks.")
+        int | None, typer.Option("--count", min=1, help="End after this many looks.")
     ] = None,
     url: Url = None,
 ) -> None:
-    """Watch the consumers of all streams, those first that have most before them; ends with Ctrl-C.
+    """Watch the consumers of all streams, the largest backlog first, until Ctrl-C.
 
     empty in: when the backlog is worked off, if it goes on so. oldest: since when a message waits
     that could be delivered now. held: since when the oldest claim is held.
@@ -157,7 +164,7 @@ def explain(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Say why a message is where it is, for one consumer, and until when."""
+    """Explain the state of a message for one consumer, and how long it lasts."""
     with connect(url) as queue:
         found = queue.explain(stream, consumer, seq)
     if as_json:
@@ -175,7 +182,7 @@ def consumer_keys(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List the keys of which a consumer has most in hand: what waits, is delayed, is in claims."""
+    """List the keys with the most waiting, delayed and claimed messages of a consumer."""
     with connect(url) as queue:
         show(queue.key_stats(stream, consumer, limit=limit), client.KeyStats, as_json)
 
@@ -212,7 +219,7 @@ def print_metrics(
             print(metrics.look_at(queue), end="")
             return
         where = address_of(listen, metrics.PORT)
-        queue.look()  # before it listens: what is wrong now will not get better
+        queue.look()  # before it listens: an error now would not go away
         with metrics.serve(lambda: queue, where, tuple(allow_host or ())) as server:
             serve(server, where, "metrics")
 
@@ -235,14 +242,14 @@ def serve_page(
     allow_host: AllowHost = None,
     url: Url = None,
 ) -> None:
-    """Serve a page that shows what there is, live, until Ctrl-C.
+    """Serve a page with live figures, until Ctrl-C.
 
     It asks for no password: whoever reaches it sees what the role of --url may see, and with
     --allow-actions does what that role may do.
     """
     where = address_of(listen, web.PORT)
     with connect(url) as queue:
-        queue.look()  # before it listens: what is wrong now will not get better
+        queue.look()  # before it listens: an error now would not go away
         with web.serve(
             queue,
             where,
@@ -261,7 +268,7 @@ def address_of(text: str, port: int) -> serving.Address:
 
 
 def serve(server: serving.Server, where: serving.Address, path: str = "") -> None:
-    """Say where it listens and to whom, and answer until Ctrl-C."""
+    """Print the address and its audience, and answer until Ctrl-C."""
     to = (
         "this machine alone" if where.is_local else "everybody who can reach it, without a password"
     )
@@ -275,13 +282,13 @@ def _show_again(
     interval: float,
     looks: int | None,
 ) -> None:
-    """Show a table of each look: in place in a terminal, else one after the other."""
+    """Show a table for each look: in place in a terminal, else one after the other."""
     with ExitStack() as stack:
         live = stack.enter_context(Live(auto_refresh=False)) if sys.stdout.isatty() else None
         for number, (look, rates) in enumerate(_looks(queue, interval), 1):
             if live:
                 live.update(table(look, rates), refresh=True)
-            else:  # not cut to 80 columns in a file or a pipe
+            else:  # a file or a pipe is not cut to 80 columns
                 Console(width=250).print(table(look, rates))
                 sys.stdout.flush()
             if number == looks:
@@ -289,7 +296,7 @@ def _show_again(
 
 
 def _looks(queue: client.Client, interval: float) -> Iterator[tuple[Look, AllRates]]:
-    """Looks for ever, each with the rates since the one before."""
+    """Endless looks, each with the rates since the look before."""
     before = None
     while True:
         look = queue.look()

@@ -1,4 +1,4 @@
-"""Commands about a Postgres of one's own: start one in a folder, with the schema, and end it."""
+"""Commands about a private Postgres: start it in a folder, with the schema, and stop it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def up(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a Postgres in a folder, or find it running, and install the schema.
+    """Start a Postgres in a folder, unless it runs, and install the schema.
 
     It stays up when this command has ended: `pgqueue down` stops it. It listens on a socket in the
     folder, which nobody but its user can reach.
@@ -72,7 +72,7 @@ def up(
 
 @app.command()
 def down(folder: Folder = Path("pgqueue-data"), as_json: Json = False) -> None:
-    """Stop the Postgres of a folder, whoever uses it. Its data stays there."""
+    """Stop the Postgres of a folder, also while it is used. Its data stays there."""
     version = embedded.version_in(folder)
     running = (folder / "data" / "postmaster.pid").exists()
     if running and version is not None:

@@ -15,6 +15,7 @@ from spark_pgqueue.command_line.arguments import (
     IfNotExists,
     Json,
     Kind,
+    OptionalSettings,
     Settings,
     StreamName,
     Topic,
@@ -32,32 +33,19 @@ from spark_pgqueue.command_line.output import details, json_of_row, show, told
 @stream_app.command("create")
 def stream_create(
     name: StreamName,
+    settings: OptionalSettings = None,
     kind: Annotated[Kind, typer.Option(help="What its messages hold.")] = Kind.text,
     if_not_exists: IfNotExists = False,
-    notify: Annotated[bool, typer.Option(help="Wake up who waits at each publication.")] = True,
-    max_bytes: Annotated[int, typer.Option(help="Bytes of a payload.")] = 16 << 20,
-    max_header_bytes: Annotated[
-        int, typer.Option(help="Bytes of a message's headers, as JSON.")
-    ] = 64 << 10,
-    dedup_window: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="Remember dedup keys so long. Default: none."
-        ),
-    ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Create a stream."""
+    """Create a stream: `stream create orders dedup_window=1d`."""
     with connect(url) as queue:
         queue.create_stream(
             name,
             kind.value,
             if_not_exists=if_not_exists,
-            notify=notify,
-            max_bytes=max_bytes,
-            max_header_bytes=max_header_bytes,
-            dedup_window=dedup_window,
+            settings=dict(settings or ()),
         )
         told(as_json, stream=name)
 
@@ -70,22 +58,6 @@ def stream_set(
     with connect(url) as queue:
         queue.alter_stream(name, dict(settings))
         told(as_json, stream=name, settings=dict(settings))
-
-
-@stream_app.command("dedup")
-def stream_dedup(
-    name: StreamName,
-    window: Annotated[
-        str,
-        typer.Argument(metavar="DURATION|off", show_default=False, help="How long: '1 day'."),
-    ],
-    as_json: Json = False,
-    url: Url = None,
-) -> None:
-    """Say for how long a stream remembers dedup keys: no other message with one is published."""
-    with connect(url) as queue:
-        queue.set_dedup_window(name, None if window == "off" else duration(window))
-        told(as_json, stream=name, window=None if window == "off" else window)
 
 
 @stream_app.command("drop")

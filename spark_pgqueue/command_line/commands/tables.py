@@ -36,7 +36,7 @@ def capture(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Let what is written to a table become messages of a stream; or list the tables that do."""
+    """Turn the changes of a table into messages of a stream; or list the captured tables."""
     with connect(url) as queue:
         if table is None:
             show(queue.captures(), client.Capture, as_json)
@@ -61,7 +61,7 @@ def release(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Capture a table no more; what was captured stays."""
+    """Stop capturing a table; its messages stay."""
     with connect(url) as queue:
         queue.release(table, stream)
         told(as_json, table=table, stream=stream)

@@ -1,4 +1,4 @@
-"""Commands that look after the queue, and the demo."""
+"""Commands for maintenance, and the demo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def maintain(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Longer than any batch of a Spark query takes to be written.",
+            help="Longer than any Spark query takes to write a batch.",
         ),
     ] = "1 day",  # type: ignore[assignment]
     reader_age: Annotated[
@@ -51,17 +51,17 @@ def maintain(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Longer than any Spark query stays away from its checkpoint.",
+            help="Longer than any Spark query pauses before it is started again.",
         ),
     ] = "30 days",  # type: ignore[assignment]
     every: Annotated[
         timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Again and again, so often."),
+        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval."),
     ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Trim what need not be kept, and delete what failed writers left. Run it now and then.
+    """Trim messages, and delete the chunks of failed writers. Run it regularly.
 
     With --every it goes on until it is interrupted, also while the database is away, and prints
     only what it did.
@@ -123,7 +123,7 @@ def doctor(as_json: Json = False, url: Url = None) -> None:
             told(as_json, **{each: one_line(value or "") for each, value in asdict(check).items()})
             continue
         line = Text(f"{check.status:4} ", styles[check.status])
-        line.append(f"{check.name}: {one_line(check.found)}", "default")
+        line.append(f"{one_line(check.name)}: {one_line(check.found)}", "default")
         console.print(line)
         if check.advice:
             console.print(Text(f"     -> {one_line(check.advice)}"))

@@ -1,4 +1,4 @@
-"""`pgqueue work`: a worker, with a handler of the user's."""
+"""`pgqueue work`: a worker, with the user's handler."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spark_pgqueue.worker.importing import import_handler
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+# Longer than 60 lines: Typer reads the options from the parameters.
 @app.command()
 def work(
     handler: Annotated[
@@ -37,16 +38,16 @@ def work(
         int | None, typer.Option(min=1, help="Calls at a time, each in a process.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="The handler takes a list of up to so many.")
+        int | None, typer.Option(min=1, help="The handler takes a list of at most this many.")
     ] = None,
     prefetch: Annotated[
-        int, typer.Option(min=0, help="Claim at most so many that are not begun.")
+        int, typer.Option(min=0, help="Claim at most this many messages ahead.")
     ] = 500,
     transactional: Annotated[
         bool,
         typer.Option(
             "--transactional",
-            help="The handler takes a connection too, whose transaction acknowledges.",
+            help="The handler also takes a connection, whose transaction acknowledges.",
         ),
     ] = False,
     timeout: Annotated[
@@ -56,23 +57,26 @@ def work(
     grace: Annotated[
         Any,
         typer.Option(
-            parser=duration, metavar="DURATION", help="For the calls that run when it is stopped."
+            parser=duration, metavar="DURATION", help="The time for running calls after a stop."
         ),
     ] = "25s",
     wait: Annotated[
         timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="End after so long with nothing."),
+        typer.Option(
+            parser=duration, metavar="DURATION", help="End after this long without a message."
+        ),
     ] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Call a function of yours for each message, until SIGTERM or Ctrl-C.
+    """Call your function for each message, until SIGTERM or Ctrl-C.
 
     Then what was not begun is given back, and calls that run may end. What happens is logged to
     standard error.
     """
     logging.basicConfig(level=logging.INFO, format=_FORMAT)
     function = import_handler(handler)
+    failures: list[BaseException] = []
     handled = Consumer(url, stream, consumer).run(
         function,
         concurrency=concurrency,
@@ -83,7 +87,9 @@ def work(
         timeout=timeout,
         grace=grace,
         wait=wait,
+        on_failure=lambda _, error: failures.append(error),
     )
-    print(f"{count_of(handled)} handled", file=sys.stderr)
+    failed = f"; {count_of(len(failures), 'call')} failed" if failures else ""
+    print(f"{count_of(handled)} handled{failed}", file=sys.stderr)
     if as_json:
-        told(as_json, stream=stream, consumer=consumer, handled=handled)
+        told(as_json, stream=stream, consumer=consumer, handled=handled, failed=len(failures))

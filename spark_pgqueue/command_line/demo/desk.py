@@ -17,7 +17,7 @@ import threading
 import psycopg
 
 from spark_pgqueue import Retry
-from spark_pgqueue.client.results import Message
+from spark_pgqueue.client.messages import Message
 from spark_pgqueue.command_line.demo.flights import Figures
 
 STALL = "PGQUEUE_DEMO_STALL"

@@ -1,15 +1,15 @@
-"""The options of the Spark source and sink: a table of each, and the checks.
+"""The options of the Spark source and sink: a dataclass for each side, and the checks.
 
 Spark passes options as strings under lower-cased names. Messages show them as they are documented,
 in camelCase, and never show the value of `url`, which may hold a password.
 """
 
 from spark_pgqueue.spark.options.checking import Option
-from spark_pgqueue.spark.options.cursor import (
-    CURSOR_NAMES,
-    CURSOR_OPTIONS,
-    CursorOptions,
-    parse_cursor,
+from spark_pgqueue.spark.options.offset_source import (
+    OFFSET_SOURCE_NAMES,
+    OFFSET_SOURCE_OPTIONS,
+    OffsetSourceOptions,
+    parse_offset_source,
 )
 from spark_pgqueue.spark.options.sink import SINK_NAMES, SINK_OPTIONS, SinkOptions, parse_sink
 from spark_pgqueue.spark.options.source import (
@@ -32,8 +32,8 @@ from spark_pgqueue.spark.options.values import ACTIONS, REVIVING, duration, size
 __all__ = [
     "ACTIONS",
     "CONSUMER_OF",
-    "CURSOR_NAMES",
-    "CURSOR_OPTIONS",
+    "OFFSET_SOURCE_NAMES",
+    "OFFSET_SOURCE_OPTIONS",
     "REVIVING",
     "SINK_NAMES",
     "SINK_OPTIONS",
@@ -41,7 +41,7 @@ __all__ = [
     "SOURCE_OPTIONS",
     "TABLE_NAMES",
     "TABLE_OPTIONS",
-    "CursorOptions",
+    "OffsetSourceOptions",
     "Option",
     "SinkOptions",
     "SourceOptions",
@@ -49,7 +49,7 @@ __all__ = [
     "as_pending",
     "duration",
     "names_table",
-    "parse_cursor",
+    "parse_offset_source",
     "parse_sink",
     "parse_source",
     "parse_table",

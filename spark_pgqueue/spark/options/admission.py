@@ -1,4 +1,4 @@
-"""The options that say how large micro-batches are: the same for all that is read as a stream."""
+"""The options that limit the size of micro-batches: the same for both stream readers."""
 
 from __future__ import annotations
 
@@ -10,39 +10,27 @@ from spark_pgqueue.spark.admission import MAX_DELAY, Admission
 from spark_pgqueue.spark.options.checking import Option
 from spark_pgqueue.spark.options.values import DURATION, NUMBER, SIZE, duration, positive, size
 
-ADMISSION_OPTIONS = (
-    Option(
-        "maxMessagesPerTrigger",
-        positive,
-        NUMBER,
-        None,
-        "At most so many messages in a micro-batch. By default all that are available.",
-    ),
-    Option(
-        "maxBytesPerTrigger",
-        size,
-        SIZE,
-        None,
-        "At most so many bytes of data in a micro-batch, but one message at least. By default any "
-        "number.",
-    ),
-    Option(
-        "minMessagesPerTrigger",
-        positive,
-        NUMBER,
-        None,
-        "Begin a micro-batch when there are so many messages, or maxTriggerDelay after the last "
-        "one. The first one of a run, and availableNow, wait for none. At most "
-        "maxMessagesPerTrigger. By default 1.",
-    ),
-    Option(
-        "maxTriggerDelay",
-        duration,
-        DURATION,
-        None,
-        "How long to wait for minMessagesPerTrigger. By default 15 minutes.",
-        needs=("minMessagesPerTrigger",),
-    ),
+MAX_MESSAGES_PER_TRIGGER = Option(
+    positive, NUMBER, "At most this many messages in a micro-batch. By default all messages."
+)
+MAX_BYTES_PER_TRIGGER = Option(
+    size,
+    SIZE,
+    "At most this many bytes of data in a micro-batch, but at least one message. By default any "
+    "number.",
+)
+MIN_MESSAGES_PER_TRIGGER = Option(
+    positive,
+    NUMBER,
+    "Begin a micro-batch when there are this many messages, or maxTriggerDelay after the last "
+    "micro-batch. The first micro-batch of a run, and availableNow, do not wait. At most "
+    "maxMessagesPerTrigger. By default 1.",
+)
+MAX_TRIGGER_DELAY = Option(
+    duration,
+    DURATION,
+    "How long to wait for minMessagesPerTrigger. By default 15 minutes.",
+    needs=("minMessagesPerTrigger",),
 )
 
 
@@ -58,10 +46,10 @@ class _Admitting(Protocol):
 
 
 def check_admission(options: _Admitting) -> None:
-    """Check that they fit together.
+    """Check that the four options fit together.
 
     Raises:
-        PgQueueError: they do not.
+        PgQueueError: two of them contradict each other.
     """
     least, most = options.min_messages_per_trigger, options.max_messages_per_trigger
     if least is not None and most is not None and least > most:
@@ -73,14 +61,14 @@ def check_admission(options: _Admitting) -> None:
     if least is None and options.max_trigger_delay is not None:
         raise PgQueueError(
             "option maxTriggerDelay has no effect without minMessagesPerTrigger",
-            hint="it limits how long a micro-batch waits for that many: add "
+            hint="maxTriggerDelay limits how long a micro-batch waits for that many messages: add "
             'option("minMessagesPerTrigger", ...), or remove maxTriggerDelay; to begin micro-'
-            "batches at a pace of your own, use trigger(processingTime=...)",
+            "batches at a fixed interval, use trigger(processingTime=...)",
         )
 
 
 def admission_of(options: _Admitting) -> Admission:
-    """What the options say."""
+    """The limits that the options set."""
     return Admission(
         options.max_messages_per_trigger,
         options.max_bytes_per_trigger,

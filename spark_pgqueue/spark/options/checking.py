@@ -1,11 +1,11 @@
-"""What an option is, and the checks that all of them have in common."""
+"""The definition of an option, and the checks that all options have in common."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,140 +24,157 @@ from spark_pgqueue.spark.options.values import (
 )
 
 STREAMING, BATCH = "streaming queries", "batches"
-"""Where an option may be alone."""
+"""The kinds of queries to which an option may be restricted."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """An option of the source, of the sink, or of the batch readers.
 
     Attributes:
-        name: as documented, in camelCase.
-        parse: turns the given text into the value; raises ValueError when it cannot.
-        allowed: what may be given, in words.
-        default: the value when it is not given.
-        help: what it does, for the pages and as the hint of an error. Where `default` is None, its
-            last sentence says what is done then: "By default ...".
-        required: whether it must be given.
-        is_secret: whether no error may show its value.
-        needs: the options without which it is refused.
-        excludes: the options beside which it is refused; said of one of them, it holds for both.
-        only: STREAMING or BATCH where it is refused elsewhere.
+        parse: turns the given text into the value; raises ValueError for a text that is not
+            allowed.
+        allowed: the texts that are allowed, in words.
+        help: what the option does, for the options page and as the hint of an error. Where
+            `default` is None, the last sentence names the default: "By default ...".
+        default: the value when the option is not given.
+        required: whether the option must be given.
+        is_secret: whether errors hide the value.
+        needs: the options without which this option is refused.
+        excludes: the options beside which this option is refused. Of two options that exclude each
+            other, one says so.
+        only: STREAMING or BATCH where the option is refused elsewhere.
+        name: as documented, in camelCase; `options_of` makes it from the name of the field.
     """
 
-    name: str
     parse: Callable[[str], Any]
     allowed: str
-    default: Any
     help: str
+    default: Any = None
     required: bool = False
     is_secret: bool = False
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     only: str = ""
+    name: str = ""
 
     @property
     def type(self) -> str:
-        """The type of its value, in a word."""
+        """The type of the value, in a word."""
         return TYPES.get(self.parse, "string")
 
+    @property
+    def field(self) -> str:
+        """The name of the field that has the value."""
+        return re.sub(r"([A-Z])", r"_\1", self.name).lower()
 
-URL = Option(
-    "url",
-    str,
-    "a libpq URI (postgresql://user@host:5432/dbname) or conninfo string (host=... dbname=...)",
-    None,
-    "The database. Without it, libpq's environment (PGHOST, PGSERVICE, ...), service files and "
-    "password file decide.",
-)
 
-CONNECTION = (
-    URL,
-    Option("user", a_name, "a role of the database", None, "The user, where url names none."),
-    Option(
-        "password",
+def option(parse: Callable[[str], Any], allowed: str, help: str, **more: Any) -> Any:
+    """A field of a dataclass of options. Arguments as the attributes of `Option`."""
+    return use(Option(parse, allowed, help, **more))
+
+
+def use(shared: Option, **changed: Any) -> Any:
+    """A field with an option that several dataclasses have, and what is different in this one."""
+    return field(metadata={"option": replace(shared, **changed)})
+
+
+def options_of(cls: type) -> tuple[Option, ...]:
+    """The options of a dataclass, in the order of its fields."""
+    return tuple(
+        replace(each.metadata["option"], name=re.sub("_(.)", lambda m: m[1].upper(), each.name))
+        for each in fields(cls)
+        if "option" in each.metadata
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """The options that say how to connect; `parse` makes one url of them."""
+
+    url: str | None = option(
+        str,
+        "a libpq URI (postgresql://user@host:5432/dbname) or conninfo string (host=... dbname=...)",
+        "The database. Without url, libpq's environment (PGHOST, PGSERVICE, ...), service files "
+        "and password file decide.",
+    )
+    user: str | None = option(a_name, "a role of the database", "The user, where url names none.")
+    password: str | None = option(
         a_name,
         "a password that is not empty",
-        None,
-        "The password, where url has none. Spark hides it, as it does url, in explain() and logs.",
+        "The password, where url has none. Spark hides it, as it hides url, in explain() and logs.",
         is_secret=True,
         excludes=("passwordFile",),
-    ),
-    Option(
-        "passwordFile",
+    )
+    password_file: str | None = option(
         a_name,
         "a path of a file on the driver and the executors",
-        None,
-        "A file with nothing but the password, such as a mounted secret. It is read at each "
-        "connection, so a new password needs no restart.",
-    ),
-)
-"""How to connect."""
+        "A file that holds the password and nothing else, such as a mounted secret. Each "
+        "connection reads the file, so a new password needs no restart.",
+    )
+
+
+CONNECTION = options_of(Connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connecting:
+    """The field that all dataclasses of options have: the url, which may hold a password."""
+
+    url: str | None = field(repr=False)
+
 
 MIN_PARTITIONS = Option(
-    "minPartitions",
     positive,
     NUMBER,
-    None,
-    "Read in at least so many partitions (but never more than messages). By default by size.",
+    "Read in at least this many partitions, but never in more partitions than messages. By default "
+    "by size.",
 )
-
 MAX_RECORDS_PER_PARTITION = Option(
-    "maxRecordsPerPartition",
-    positive,
-    NUMBER,
-    None,
-    "Read at most so many messages in one partition.",
+    positive, NUMBER, "Read at most this many messages in one partition."
 )
-
-INCLUDE_HEADERS = Option(
-    "includeHeaders", boolean, BOOLEAN, True, "Whether there is a column headers."
-)
-
+INCLUDE_HEADERS = Option(boolean, BOOLEAN, "Whether there is a column headers.", default=True)
 MAX_CONNECTIONS = Option(
-    "maxConnections",
     positive,
     NUMBER,
-    None,
-    "Read in at most so many partitions, each by one connection, which is closed at its end. It "
-    "comes before maxRecordsPerPartition. At least minPartitions. By default any number.",
+    "Read in at most this many partitions. One connection reads each partition, and is closed at "
+    "its end. maxConnections takes precedence over maxRecordsPerPartition, and must be at least "
+    "minPartitions. By default any number.",
 )
-
 RETRY_TIMEOUT = Option(
-    "retryTimeout",
     duration,
     DURATION,
-    timedelta(minutes=5),
-    "How long driver and executors go on trying to reach Postgres before the query fails.",
+    "How long driver and executors try to reach Postgres again before the query fails.",
+    default=timedelta(minutes=5),
 )
 
-# What Spark itself puts among the options of a sink.
+# Spark itself puts these among the options of a sink.
 _SPARK_SINK_OPTIONS = {"checkpointlocation", "queryname"}
 
 
 def parse(
     given: Mapping[str, str], table: tuple[Option, ...], side: str, others: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The values of options by the names of fields, checked one by one.
+    """The values of options by the names of their fields; each value is checked by itself.
 
     Args:
-        given: the options.
-        table: those that there are.
-        side: what has them, for errors.
-        others: names that there are on other sides, for who has misspelled one of them.
+        given: the options that the user gave.
+        table: the options that exist here, besides those of `Connection`.
+        side: the side of Spark that has these options, for errors.
+        others: names of options of other sides, which a misspelled name may mean.
 
     Raises:
         PgQueueError: an option is unknown, missing or malformed.
     """
-    known = {option.name.lower(): option for option in table}
+    known = {each.name.lower(): each for each in table}
     for name in given:
         if name.lower() not in known and not (
             side == "sink" and name.lower() in _SPARK_SINK_OPTIONS
         ):
             raise _unknown(name, known, side, others)
     lowered = {name.lower(): value for name, value in given.items()}
-    values = {_field(o.name): _value(o, lowered.get(o.name.lower())) for o in table}
-    how = [values.pop(_field(option.name)) for option in CONNECTION]
+    values = {each.field: _value(each, lowered.get(each.name.lower())) for each in table}
+    how = [values.pop(each.field) for each in CONNECTION]
     return {"url": with_credentials(*how)} | values
 
 
@@ -196,15 +213,11 @@ def _unknown(
     )
 
 
-def _field(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
-
-
 def check_partitions(min_partitions: int | None, max_connections: int | None) -> None:
-    """Raise unless there may be as many partitions as there must be."""
+    """Raise when minPartitions is more than maxConnections."""
     if min_partitions and max_connections and min_partitions > max_connections:
         raise PgQueueError(
-            f"option minPartitions is {min_partitions}, and maxConnections {max_connections}: a "
-            "partition is read by a connection",
-            hint="lower minPartitions, and call repartition() on what was read for more tasks",
+            f"option minPartitions is {min_partitions}, and maxConnections {max_connections}: each "
+            "partition needs a connection",
+            hint="lower minPartitions, and call repartition() on the DataFrame for more tasks",
         )

@@ -1,4 +1,4 @@
-"""Names that other connectors have for what is another option, or no option, here."""
+"""Options of other connectors, and the option to use here instead."""
 
 FOREIGN = {
     "dsn": "use url: Spark hides its value in explain() and logs",

@@ -1,28 +1,89 @@
-"""The options of what writes a stream."""
+"""The options of the sink."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import BATCH, CONNECTION, RETRY_TIMEOUT, Option, parse
-from spark_pgqueue.spark.options.values import ACTIONS, a_name, action, names, not_negative
+from spark_pgqueue.spark.options.checking import (
+    BATCH,
+    CONNECTION,
+    RETRY_TIMEOUT,
+    STREAMING,
+    Connecting,
+    option,
+    options_of,
+    parse,
+    use,
+)
+from spark_pgqueue.spark.options.values import (
+    ACTIONS,
+    a_name,
+    action,
+    compared,
+    names,
+    not_negative,
+)
 
 
-@dataclass(frozen=True)
-class SinkOptions:
-    """The sink's options, parsed. The fields are those of `SINK_OPTIONS`."""
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(Connecting):
+    """The options of the sink, parsed."""
 
-    url: str | None = field(repr=False)  # it may hold a password
-    stream: str | None
-    consumers: tuple[str, ...] | None
-    action: str | None
-    consumer: str | None
-    txn_app_id: str | None
-    txn_version: int | None
-    retry_timeout: timedelta
+    stream: str | None = option(
+        a_name,
+        "a stream's name",
+        "The stream to write. For rows with an action: the stream of their messages. Where there "
+        "is a column stream, the option is for the rows where the column is null.",
+    )
+    consumers: tuple[str, ...] | None = option(
+        names,
+        "names of consumers of the stream, with commas between them",
+        "Publish only to these consumers. A row with a column consumers that is not null is "
+        "published to the consumers of that column. By default to all.",
+        excludes=("action",),
+    )
+    action: str | None = option(
+        action,
+        ", ".join(ACTIONS),
+        "The action of all rows: they settle messages, and nothing is sent. The column action sets "
+        "it for each row.",
+    )
+    consumer: str | None = option(
+        a_name,
+        "a consumer's name",
+        "For rows with an action, the consumer of their messages. A column consumer that is not "
+        "null takes precedence.",
+    )
+    txn_app_id: str | None = option(
+        a_name,
+        "a name",
+        "The name of the writing application. Its writes are published once for each txnVersion "
+        "and stream, and their actions happen once for each consumer. A write with the last "
+        "published txnVersion or a lower one writes nothing, and logs a warning. By default a "
+        "write that is repeated is published again.",
+        needs=("txnVersion",),
+        only=BATCH,
+    )
+    txn_version: int | None = option(
+        not_negative,
+        "a whole number of at least 0",
+        "The number of a write of txnAppId, higher than the numbers of all writes before it.",
+        needs=("txnAppId",),
+        only=BATCH,
+    )
+    compare_repeats: str | None = option(
+        compared,
+        "content or count",
+        "How a micro-batch is compared that is run again after it was published: its rows must be "
+        "the same in number and in data, key and headers, or the query fails with PQ010. count "
+        "compares the number alone, for a query whose rows differ each time (uuid, rand). By "
+        "default content.",
+        only=STREAMING,
+    )
+    retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -34,8 +95,8 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
     if options.action is not None and options.consumers is not None:
         raise PgQueueError(
-            "option consumers is for what is sent, and with option action nothing is",
-            hint="remove consumers, or name the one whose messages these are by option consumer",
+            "option consumers is for rows that are sent, and with option action no row is",
+            hint="remove consumers; option consumer names the consumer whose messages these are",
         )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise PgQueueError(
@@ -47,67 +108,16 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "options txnAppId and txnVersion are for batch writes (df.write)",
             hint="remove them: a stream write is exactly-once by its query id and batch id",
         )
+    if not streaming and options.compare_repeats is not None:
+        raise PgQueueError(
+            "option compareRepeats is for stream writes (df.writeStream)",
+            hint="remove it: a batch write with txnAppId and txnVersion may repeat any of them",
+        )
     return options
 
 
-SINK_OPTIONS = (
-    *CONNECTION,
-    Option(
-        "stream",
-        a_name,
-        "a stream's name",
-        None,
-        "The stream to write; of rows with an action, the stream of their messages. With a column "
-        "stream, only for rows where that is null.",
-    ),
-    Option(
-        "consumers",
-        names,
-        "names of consumers of the stream, with commas between them",
-        None,
-        "Publish to these consumers alone, but for rows with a column consumers that is not null. "
-        "By default to all.",
-        excludes=("action",),
-    ),
-    Option(
-        "action",
-        action,
-        ", ".join(ACTIONS),
-        None,
-        "What all rows want to be done with messages; nothing is sent. By row: the column action.",
-    ),
-    Option(
-        "consumer",
-        a_name,
-        "a consumer's name",
-        None,
-        "Of rows with an action, whose messages these are, but for rows with a column consumer "
-        "that is not null.",
-    ),
-    Option(
-        "txnAppId",
-        a_name,
-        "a name",
-        None,
-        "Names the writing application: its writes are published once by their txnVersion, and "
-        "their actions done once. One with the last published version or a lower one writes "
-        "nothing, and logs a warning. By default a write that is repeated is published again.",
-        needs=("txnVersion",),
-        only=BATCH,
-    ),
-    Option(
-        "txnVersion",
-        not_negative,
-        "a whole number of at least 0",
-        None,
-        "The number of a write of a txnAppId, higher than those of all writes before it.",
-        needs=("txnAppId",),
-        only=BATCH,
-    ),
-    RETRY_TIMEOUT,
-)
+SINK_OPTIONS = (*CONNECTION, *options_of(SinkOptions))
 
-# What the user calls the arguments of SQL functions.
 SINK_NAMES = {
     "p_stream": "option stream",
     "p_consumers": "option consumers",
@@ -124,3 +134,4 @@ SINK_NAMES = {
     "p_seqs": "column seq",
     "p_delay": "column delay",
 }
+"""The names that the user knows for the arguments of SQL functions."""

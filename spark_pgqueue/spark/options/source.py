@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.checkpoint import local_folder
 from spark_pgqueue.spark.options.admission import (
-    ADMISSION_OPTIONS,
+    MAX_BYTES_PER_TRIGGER,
+    MAX_MESSAGES_PER_TRIGGER,
+    MAX_TRIGGER_DELAY,
+    MIN_MESSAGES_PER_TRIGGER,
     admission_of,
     check_admission,
 )
@@ -20,9 +23,12 @@ from spark_pgqueue.spark.options.checking import (
     INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     RETRY_TIMEOUT,
-    Option,
+    Connecting,
     check_partitions,
+    option,
+    options_of,
     parse,
+    use,
 )
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
@@ -38,36 +44,107 @@ from spark_pgqueue.spark.options.values import (
 )
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """The source's options, parsed. The fields are those of `SOURCE_OPTIONS`."""
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Connecting):
+    """The options of the source, parsed."""
 
-    url: str | None = field(repr=False)  # it may hold a password
-    stream: str
-    consumer: str
-    max_messages_per_trigger: int | None
-    max_bytes_per_trigger: int | None
-    min_messages_per_trigger: int | None
-    max_trigger_delay: timedelta | None
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    max_connections: int | None
-    key_order: str
-    visibility_timeout: timedelta | None
-    wait_time: timedelta
-    fail_on_data_loss: bool
-    include_headers: bool
-    create_consumer: bool
-    starting_position: str | None
-    ordering: str | None
-    share_consumer: bool
-    quarantine_after: int | None
-    checkpoint_location: Path | None
-    retry_timeout: timedelta
+    stream: str = option(a_name, "a stream's name", "The stream to read.", required=True)
+    consumer: str = option(
+        a_name,
+        "a consumer's name",
+        "The consumer whose messages the query claims and acknowledges.",
+        required=True,
+    )
+    max_messages_per_trigger: int | None = use(MAX_MESSAGES_PER_TRIGGER)
+    max_bytes_per_trigger: int | None = use(MAX_BYTES_PER_TRIGGER)
+    min_messages_per_trigger: int | None = use(MIN_MESSAGES_PER_TRIGGER)
+    max_trigger_delay: timedelta | None = use(MAX_TRIGGER_DELAY)
+    min_partitions: int | None = option(
+        positive,
+        NUMBER,
+        "Read a micro-batch in at least this many partitions, but never in more partitions than "
+        "messages. By default by its size.",
+    )
+    max_records_per_partition: int | None = option(
+        positive,
+        NUMBER,
+        "Read at most this many messages in one partition. With ordering by key, all messages of a "
+        "key stay in one partition even so.",
+    )
+    max_connections: int | None = use(MAX_CONNECTIONS)
+    key_order: str = option(
+        key_order,
+        "partition or column",
+        "With ordering by key, where the order of a key is kept. partition: in the rows of a "
+        "partition; a micro-batch has at most 8 partitions then, a small one more. column: in a "
+        "column arrival, for in_key_order(), with any number of partitions.",
+        default="partition",
+    )
+    visibility_timeout: timedelta | None = option(
+        duration,
+        DURATION,
+        "How long after the query's last sign of life other claimers may take over its messages. "
+        "The query renews its claims every third of that time. By default the consumer's.",
+    )
+    wait_time: timedelta = option(
+        duration,
+        DURATION,
+        "How long to wait for messages before the source tells Spark that there are none.",
+        default=timedelta(seconds=1),
+    )
+    fail_on_data_loss: bool = option(
+        boolean,
+        BOOLEAN,
+        "Fail when claimed messages were deleted before the query could read them; false logs a "
+        "warning.",
+        default=True,
+    )
+    include_headers: bool = use(INCLUDE_HEADERS)
+    create_consumer: bool = option(
+        boolean,
+        BOOLEAN,
+        "Create the consumer when the query starts and the consumer does not exist. The role needs "
+        "the rights of an admin for that.",
+        default=False,
+    )
+    starting_position: str | None = option(
+        position,
+        "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
+        "Where a consumer made by createConsumer starts. By default latest.",
+        needs=("createConsumer",),
+    )
+    ordering: str | None = option(
+        ordering,
+        "none, key or stream",
+        "The ordering of a consumer made by createConsumer. By default none.",
+        needs=("createConsumer",),
+    )
+    share_consumer: bool = option(
+        boolean,
+        BOOLEAN,
+        "Whether other queries of the application that also set shareConsumer may read the "
+        "consumer too. The queries then share its messages.",
+        default=False,
+    )
+    quarantine_after: int | None = option(
+        positive,
+        NUMBER,
+        "Cut a micro-batch that was begun this many times and never finished into halves, until "
+        "the message that stops the query is alone: that message becomes a dead letter. By default "
+        "the query fails for ever.",
+    )
+    checkpoint_location: Path | None = option(
+        local_folder,
+        "a folder of the driver's machine: a path, or file:///path",
+        "The query's checkpointLocation once more, which Spark does not show to its sources. With "
+        "it, the source acknowledges the last finished micro-batch when the query ends, also with "
+        "trigger(once=True).",
+    )
+    retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
     @property
     def admission(self) -> Admission:
-        """How large its micro-batches are."""
+        """The limits on the size of micro-batches."""
         return admission_of(self)
 
     @property
@@ -93,127 +170,14 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
             if value is not None:
                 raise PgQueueError(
                     f"option {name} has no effect without createConsumer",
-                    hint="it is fixed when the consumer is created: add "
+                    hint=f"{name} is fixed when the consumer is created: add "
                     f'option("createConsumer", "true"), or remove {name}',
                 )
     return options
 
 
-SOURCE_OPTIONS = (
-    *CONNECTION,
-    Option("stream", a_name, "a stream's name", None, "The stream to read.", required=True),
-    Option(
-        "consumer",
-        a_name,
-        "a consumer's name",
-        None,
-        "The consumer whose messages the query claims and acknowledges.",
-        required=True,
-    ),
-    *ADMISSION_OPTIONS,
-    Option(
-        "minPartitions",
-        positive,
-        NUMBER,
-        None,
-        "Read a micro-batch in at least so many partitions (but never more than messages). By "
-        "default by its size.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        positive,
-        NUMBER,
-        None,
-        "Read at most so many messages in one partition. With ordering by key the messages of one "
-        "key stay together even so.",
-    ),
-    MAX_CONNECTIONS,
-    Option(
-        "keyOrder",
-        key_order,
-        "partition or column",
-        "partition",
-        "With ordering by key, where the order of a key is: in its partition, of which there are "
-        "8 at most, of a small micro-batch more; or in a column arrival, for in_key_order(), with "
-        "any number of partitions.",
-    ),
-    Option(
-        "visibilityTimeout",
-        duration,
-        DURATION,
-        None,
-        "After how long without a sign of life other claimers may take over what the query has "
-        "claimed. Renewed every third of it. By default the consumer's.",
-    ),
-    Option(
-        "waitTime",
-        duration,
-        DURATION,
-        timedelta(seconds=1),
-        "How long to wait for messages before Spark is told that there are none.",
-    ),
-    Option(
-        "failOnDataLoss",
-        boolean,
-        BOOLEAN,
-        True,
-        "Fail when claimed messages were deleted before they could be read; false logs a warning.",
-    ),
-    INCLUDE_HEADERS,
-    Option(
-        "createConsumer",
-        boolean,
-        BOOLEAN,
-        False,
-        "Create the consumer when the query starts and there is none. The role needs the rights of "
-        "an admin for that.",
-    ),
-    Option(
-        "startingPosition",
-        position,
-        "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
-        None,
-        "Where a consumer made by createConsumer starts. By default latest.",
-        needs=("createConsumer",),
-    ),
-    Option(
-        "ordering",
-        ordering,
-        "none, key or stream",
-        None,
-        "The ordering of a consumer made by createConsumer. By default none.",
-        needs=("createConsumer",),
-    ),
-    Option(
-        "shareConsumer",
-        boolean,
-        BOOLEAN,
-        False,
-        "Whether other queries of the application may read the consumer too, if they say so as "
-        "well: each then gets a part of the messages.",
-    ),
-    Option(
-        "quarantineAfter",
-        positive,
-        NUMBER,
-        None,
-        "Cut a micro-batch into halves that was begun so many times and never finished, until the "
-        "message that stops the query is alone: then it is a dead letter. By default the query "
-        "fails for ever.",
-    ),
-    Option(
-        "checkpointLocation",
-        local_folder,
-        "a folder of the driver's machine: a path, or file:///path",
-        None,
-        "The query's checkpointLocation once more, which Spark keeps from its sources: with it, "
-        "the last finished micro-batch is acknowledged when the query ends, also with "
-        "trigger(once=True).",
-    ),
-    RETRY_TIMEOUT,
-)
+SOURCE_OPTIONS = (*CONNECTION, *options_of(SourceOptions))
 
-# What the user calls the arguments of SQL functions.
 SOURCE_NAMES = {
     "p_stream": "option stream",
     "p_consumer": "option consumer",
@@ -225,3 +189,4 @@ SOURCE_NAMES = {
     "p_max_bytes": "option maxBytesPerTrigger",
     "p_quarantine_after": "option quarantineAfter",
 }
+"""The names that the user knows for the arguments of SQL functions."""

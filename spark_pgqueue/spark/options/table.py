@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options.checking import (
     CONNECTION,
+    INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     MAX_RECORDS_PER_PARTITION,
     MIN_PARTITIONS,
     RETRY_TIMEOUT,
-    Option,
+    Connecting,
     check_partitions,
+    option,
+    options_of,
     parse,
+    use,
 )
-from spark_pgqueue.spark.options.cursor import CURSOR_OPTIONS
+from spark_pgqueue.spark.options.offset_source import OFFSET_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names
 
@@ -32,29 +36,73 @@ CONSUMER_OF = {
     "publications": REFUSED,
     "stats": OPTIONAL,
 }
-"""The tables, and whether they are of a consumer."""
+"""The tables, and whether option consumer goes with each."""
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """The options of a table, parsed. The fields are those of `TABLE_OPTIONS`."""
+def a_table(text: str) -> str:
+    """The name of a table. Raises ValueError."""
+    name = text.strip().lower()
+    if name not in CONSUMER_OF:
+        raise ValueError
+    return name
 
-    url: str | None = field(repr=False)  # it may hold a password
-    table: str
-    stream: str | None
-    consumer: str | None
-    columns: tuple[str, ...] | None
-    include_headers: bool
-    pushdown: bool
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    max_connections: int | None
-    fail_on_data_loss: bool
-    retry_timeout: timedelta
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Connecting):
+    """The options of a table, parsed."""
+
+    table: str = option(
+        a_table,
+        "messages, pending, claimed, dead, archived, publications or stats",
+        "The table to read.",
+        required=True,
+    )
+    stream: str | None = option(
+        a_name,
+        "a stream's name",
+        "The stream of the table. All tables but stats need it. By default all streams.",
+    )
+    consumer: str | None = option(
+        a_name,
+        "a consumer's name",
+        "The consumer of the table. pending needs it; messages and publications refuse it. By "
+        "default all consumers of the stream.",
+        needs=("stream",),
+    )
+    columns: tuple[str, ...] | None = option(
+        names,
+        "names of columns of the table, with commas between them",
+        "Read only these columns. The messages themselves are read from the database only for key, "
+        "data, headers and inserted_at.",
+    )
+    include_headers: bool = use(
+        INCLUDE_HEADERS,
+        help="Whether there is a column headers. The option has no effect with columns.",
+    )
+    pushdown: bool = option(
+        boolean,
+        BOOLEAN,
+        "Let the database filter by seq, key and inserted_at, and by columns that are known "
+        "without reading a message, such as consumer, reason and state. Needs "
+        "spark.sql.python.filterPushdown.enabled=true in the session.",
+        default=False,
+    )
+    min_partitions: int | None = use(MIN_PARTITIONS)
+    max_records_per_partition: int | None = use(MAX_RECORDS_PER_PARTITION)
+    max_connections: int | None = use(MAX_CONNECTIONS)
+    fail_on_data_loss: bool = option(
+        boolean,
+        BOOLEAN,
+        "Fail when messages were deleted after the query was planned and before it read them; "
+        "false logs a warning. Rows of dead and archived then lack only the content of the "
+        "message.",
+        default=True,
+    )
+    retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
 
 def names_table(given: Mapping[str, str]) -> bool:
-    """Whether options are of a table."""
+    """Whether options name a table."""
     return any(name.lower() == "table" for name in given)
 
 
@@ -66,7 +114,7 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
     """
     if found := _of_a_stream(given):
         raise PgQueueError(
-            f"option {found} is for reading a stream, and a table is looked into as it is",
+            f"option {found} is for reading a stream, and option table reads a table",
             hint=f"remove {found}; or leave table out, to read the stream",
         )
     options = TableOptions(**parse(given, TABLE_OPTIONS, "batch reader"))
@@ -84,14 +132,13 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
     rule = CONSUMER_OF[options.table]
     if rule == REQUIRED and options.consumer is None:
         raise PgQueueError(
-            f"option consumer is missing: table {options.table} is what one consumer has",
+            f"option consumer is missing: table {options.table} shows one consumer",
             hint='add option("consumer", ...): a consumer\'s name',
         )
     if rule == REFUSED and options.consumer is not None:
         raise PgQueueError(
-            f"option consumer is given, but table {options.table} is the stream's, whoever reads "
-            "it",
-            hint='remove it, or, for what a consumer has, use option("table", "pending")',
+            f"option consumer is given, but table {options.table} is the same for all consumers",
+            hint='remove it; option("table", "pending") shows the messages of a consumer',
         )
     return options
 
@@ -100,11 +147,11 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
     """The options of table pending, from those of `readStream` with a consumer.
 
     Args:
-        given: they were checked by `parse_source`.
+        given: options that `parse_source` has checked.
         columns: of the source.
 
     Raises:
-        PgQueueError: one of them says how messages are claimed.
+        PgQueueError: an option is about claiming messages.
     """
     if found := _of_a_stream(given):
         raise PgQueueError(
@@ -116,83 +163,13 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
 
 
 def _of_a_stream(given: Mapping[str, str]) -> str | None:
-    """The first of the options that only those have who read a stream, with a consumer or not."""
+    """The first option that only readers of a stream have, with a consumer or without."""
     names = {name.lower() for name in given} - {option.name.lower() for option in TABLE_OPTIONS}
-    readers = (*CURSOR_OPTIONS, *SOURCE_OPTIONS)
+    readers = (*OFFSET_SOURCE_OPTIONS, *SOURCE_OPTIONS)
     return next((option.name for option in readers if option.name.lower() in names), None)
 
 
-def a_table(text: str) -> str:
-    """The name of a table. Raises ValueError."""
-    name = text.strip().lower()
-    if name not in CONSUMER_OF:
-        raise ValueError
-    return name
+TABLE_OPTIONS = (*CONNECTION, *options_of(TableOptions))
 
-
-TABLE_OPTIONS = (
-    *CONNECTION,
-    Option(
-        "table",
-        a_table,
-        "messages, pending, claimed, dead, archived, publications or stats",
-        None,
-        "What to read.",
-        required=True,
-    ),
-    Option(
-        "stream",
-        a_name,
-        "a stream's name",
-        None,
-        "The stream to look into. All tables but stats need it. By default all streams.",
-    ),
-    Option(
-        "consumer",
-        a_name,
-        "a consumer's name",
-        None,
-        "Whose: pending needs it, and messages and publications have none. By default those of all "
-        "consumers of the stream.",
-        needs=("stream",),
-    ),
-    Option(
-        "columns",
-        names,
-        "names of columns of the table, with commas between them",
-        None,
-        "Read these alone. What messages hold is not read from the database unless one of "
-        "key, data, headers and inserted_at is wanted.",
-    ),
-    Option(
-        "includeHeaders",
-        boolean,
-        BOOLEAN,
-        True,
-        "Whether there is a column headers. It has no effect with columns.",
-    ),
-    Option(
-        "pushdown",
-        boolean,
-        BOOLEAN,
-        False,
-        "Let the database filter by seq, key, inserted_at, and by what is known without reading a "
-        "message, such as consumer, reason and state. Needs "
-        "spark.sql.python.filterPushdown.enabled=true in the session.",
-    ),
-    MIN_PARTITIONS,
-    MAX_RECORDS_PER_PARTITION,
-    MAX_CONNECTIONS,
-    Option(
-        "failOnDataLoss",
-        boolean,
-        BOOLEAN,
-        True,
-        "Fail when messages were deleted between the look at the queue and their reading; false "
-        "logs a warning. Of dead and archived ones only what they held is missing then.",
-    ),
-    RETRY_TIMEOUT,
-)
-
-# What the user calls the arguments of SQL functions.
 TABLE_NAMES = {"p_stream": "option stream", "p_consumer": "option consumer"}
+"""The names that the user knows for the arguments of SQL functions."""

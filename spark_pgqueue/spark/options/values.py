@@ -1,4 +1,4 @@
-"""What the values of options may be: a function for each kind, and how errors call it."""
+"""The values of options: a function that checks each kind, and the words for it in errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def duration(text: str) -> timedelta:
     """A positive duration such as '30s', '500 ms', '5 minutes' or '1 hour 30 minutes'.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the text is no duration.
     """
     text = re.sub(r"^interval\s+", "", text.strip().lower())
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)", text)
@@ -90,7 +90,7 @@ def a_name(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them; also as Spark writes a list of Python. Raises ValueError."""
+    """Names with commas between them, or a list as Python writes it. Raises ValueError."""
     if text.strip().startswith("["):
         try:
             given = ast.literal_eval(text.strip())
@@ -102,18 +102,20 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(a_name(name).strip() for name in text.split(","))
 
 
-def ordering(text: str) -> str:
-    """One of none, key and stream. Raises ValueError."""
-    if text.strip().lower() not in ("none", "key", "stream"):
-        raise ValueError
-    return text.strip().lower()
+def one_of(*words: str) -> Callable[[str], str]:
+    """A function that takes one of the words in any case, and raises ValueError for others."""
+
+    def parse(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError
+        return text.strip().lower()
+
+    return parse
 
 
-def key_order(text: str) -> str:
-    """Partition or column. Raises ValueError."""
-    if text.strip().lower() not in ("partition", "column"):
-        raise ValueError
-    return text.strip().lower()
+ordering: Callable[[str], str] = one_of("none", "key", "stream")
+key_order: Callable[[str], str] = one_of("partition", "column")
+compared: Callable[[str], str] = one_of("content", "count")
 
 
 def position(text: str) -> str:
@@ -127,17 +129,13 @@ def position(text: str) -> str:
 
 
 ACTIONS = ("ack", "nack", "dead_letter", "redrive", "retry")
-"""What the rows of a write can want to be done with messages."""
+"""The actions of rows on messages."""
 
 REVIVING = ("redrive", "retry")
-"""Those of them that bring messages back."""
+"""The actions that bring messages back."""
 
 
-def action(text: str) -> str:
-    """One of `ACTIONS`. Raises ValueError."""
-    if text.strip().lower() not in ACTIONS:
-        raise ValueError
-    return text.strip().lower()
+action: Callable[[str], str] = one_of(*ACTIONS)
 
 
 def timestamp(text: str) -> str:
@@ -159,7 +157,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def unlike_names(text: str) -> tuple[str, ...]:
-    """Names with commas between them, none of them twice. Raises ValueError."""
+    """Different names with commas between them. Raises ValueError."""
     found = names(text)
     if len(set(found)) < len(found):
         raise ValueError
@@ -177,22 +175,29 @@ TYPES: dict[Callable[[str], Any], str] = {
     timestamp: "timestamp",
     pattern: "pattern",
 }
-"""What values are, in a word; those of other functions are strings."""
+"""The types of values, in a word; the values of other functions are strings."""
+
+_SEQ = re.compile("seq +[0-9]{1,18}")
 
 Place = str | dict[str, Any]
-"""A place in a stream: an offset of it; or earliest, latest, a time, or "seq" and a number."""
+"""A place in a stream: an offset; or earliest, latest, a time, or "seq" and a number."""
 
 
 def offsets(text: str) -> str | dict[str, Place]:
-    """Earliest or latest for all streams, or a place for each by its name. Raises ValueError.
+    """Earliest or latest for all streams, "seq 17" for the only one, or a place for each by its
+    name. Raises ValueError.
 
-    An offset of a query, as its progress shows it, and one of a stream, as `read_to` returns it,
-    are such places too.
+    An offset of a query, as its progress shows it, and an offset of a stream, as `read_to` returns
+    it, are also places.
     """
     if text.strip().lower() in ("earliest", "latest"):
         return text.strip().lower()
+    if _SEQ.fullmatch(text.strip()):
+        return text.strip()
     given = json.loads(text)
-    if isinstance(given, str):  # progress has offsets as text, which somebody made JSON of again
+    if isinstance(
+        given, str
+    ):  # progress shows offsets as text, which the user encoded as JSON again
         given = json.loads(given)
     if not isinstance(given, dict) or not given:
         raise ValueError
@@ -206,7 +211,7 @@ def offsets(text: str) -> str | dict[str, Place]:
 
 def _place(given: Any) -> Place:
     if isinstance(given, str):
-        if re.fullmatch("seq +[0-9]{1,18}", given):
+        if _SEQ.fullmatch(given):
             return given
         return given if given in ("earliest", "latest") else timestamp(given)
     if not isinstance(given, dict) or not isinstance(given.get("incarnation"), str):

@@ -131,8 +131,12 @@ select count(*) from (
 ) n cross join lateral pgqueue.send_batch(%s, n.data, n.keys)
 """
 LEFT = """
-select coalesce(sum(new + ready + delayed + waiting + claimed + dead), 0)::bigint
-from pgqueue.consumer_stats where stream = %s and consumer = %s
+select pgqueue.consumer_backlog(c.consumer_id) + coalesce((
+           select sum(message_count) from pgqueue.consumer_messages m
+           where m.consumer_id = c.consumer_id and m.state = 'claimed'), 0)::bigint
+       + coalesce((select sum(message_count) from pgqueue.dead_messages d
+                   where d.consumer_id = c.consumer_id), 0)::bigint
+from pgqueue.consumers c join pgqueue.streams s using (stream_id) where s.name = %s and c.name = %s
 """
 
 
@@ -160,7 +164,11 @@ class Ours:
         schema.install(conn)
 
     def create(self, conn: psycopg.Connection, consumers: int, *, by_key: bool) -> None:
-        run(conn, "select pgqueue.create_stream(%s, p_notify => %s)", (self.name, self.notify))
+        run(
+            conn,
+            "select pgqueue.create_stream(%s, p_settings => jsonb_build_object('notify', %s))",
+            (self.name, self.notify),
+        )
         sql = "select pgqueue.create_consumer(%s, %s, p_start => 'earliest', p_ordering => %s)"
         for number in range(consumers):
             run(conn, sql, (self.name, f"c{number}", "key" if by_key else "none"))

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 
 import spark_pgqueue
-from spark_pgqueue.client.results import Claim
+from spark_pgqueue.client.messages import Claim
 from tests.benchmarks.compare.compare import Compare
 from tests.benchmarks.compare.counts import CountError, Log, acknowledge
 from tests.benchmarks.compare.crew import Seat

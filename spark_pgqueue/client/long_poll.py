@@ -1,0 +1,203 @@
+"""Long polling: waiting for messages by notifications, and by looking again each second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from spark_pgqueue.postgres.notifications import Listener, StreamSubscription
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.wake_event import WakeEvent
+
+T = TypeVar("T")
+
+ASK_AGAIN = 1.0
+"""Seconds between two looks without a notification: the end of a delay or of a lease sends none."""
+
+_AT_LEAST = 0.02
+"""Seconds to pause when messages are due and were not to be had: other workers claim them."""
+
+
+class LongPoll:
+    """Looks for messages that wait until they find some, on a connection that goes on listening.
+
+    Args:
+        statements: the connection's statements.
+        wake: ends each wait when it is set.
+    """
+
+    def __init__(self, statements: Statements, wake: WakeEvent | None = None):
+        self._statements = statements
+        self._wake = wake
+        self._listener: Listener | None = None
+        self._subscriptions: dict[str, StreamSubscription] = {}
+
+    def first(
+        self,
+        stream: str,
+        look: Callable[[], T | None],
+        look_again: Callable[[], T | None],
+        seconds: float,
+        is_stopped: Callable[[], bool] = lambda: False,
+        due: Callable[[], float | None] = lambda: None,
+    ) -> T | None:
+        """Look, and again at each publication and each second, until a look finds something.
+
+        Args:
+            stream: the stream to wait for.
+            look: claims or reads; None when there is nothing.
+            look_again: the same, for the looks after the first.
+            seconds: how long to wait.
+            is_stopped: whether to wait no longer; asked once a second.
+            due: the seconds until a message is due without a notification; None for never.
+
+        Returns:
+            the result of the look; None when the time was over, or the wait was ended by `wake`.
+
+        Raises:
+            PgQueueError: a look failed, or the connection was lost.
+        """
+        end = time.monotonic() + seconds
+        with self._statements.explained():
+            self.forget(stream)
+            found = look()
+            if found is not None:
+                self.note_messages(stream)
+            heard = True
+            while (
+                found is None
+                and (left := end - time.monotonic()) > 0
+                and not is_stopped()
+                and not self._current_listener().is_woken
+            ):
+                until = self.until_due(stream, due)
+                heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
+                found = look_again()
+            if not heard:
+                self.doubt(stream)
+        return found
+
+    def until(
+        self,
+        look: Callable[[], T],
+        is_over: Callable[[T], bool],
+        listen: Callable[[], str | None],
+        seconds: float,
+    ) -> T:
+        """Look, and again at each notification and each second, until the result is final.
+
+        Args:
+            look: returns the current result.
+            is_over: whether a result is final.
+            listen: listens to a channel, and returns its name; None where no notifications come.
+            seconds: how long to wait.
+
+        Returns:
+            the last result, also when the wait was ended by `wake`.
+
+        Raises:
+            PgQueueError: a look failed, or the connection was lost.
+        """
+        end = time.monotonic() + seconds
+        with self._statements.explained():
+            found = look()
+            if is_over(found):
+                return found
+            channel = listen()
+            pause = _AT_LEAST
+            while True:
+                listener = self._current_listener()
+                if channel is not None:
+                    with self._statements.turn:
+                        listener.forget(channel)
+                found = look()
+                left = end - time.monotonic()
+                if is_over(found) or left <= 0 or listener.is_woken:
+                    return found
+                if channel is None:
+                    listener.sleep(min(left, pause))
+                    pause = min(2 * pause, ASK_AGAIN)
+                else:
+                    with self._statements.turn:
+                        listener.wait(channel, min(left, ASK_AGAIN))
+
+    def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
+        """The seconds to pause after a look that found nothing.
+
+        Args:
+            stream: the stream to wait for.
+            due: as in `first`.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        with self._statements.explained():
+            soon = due() if self._subscription(stream).is_started else None
+        return ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
+
+    def forget(self, stream: str) -> None:
+        """Forget all notifications so far. Call this before looking.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        with self._statements.explained():
+            self._subscription(stream).forget()
+
+    def note_messages(self, stream: str) -> None:
+        """Note that a look found messages at once. After several in a row, producers need not
+        notify.
+        """
+        # The caller must get the messages that were found, whatever happens here.
+        try:
+            self._subscription(stream).note_messages()
+        except psycopg.Error:
+            self._statements.disconnect()
+
+    def pause(self, stream: str, seconds: float) -> bool:
+        """Wait until looking again makes sense, after a look that found nothing.
+
+        Args:
+            stream: the stream to wait for.
+            seconds: the longest wait; about a second, as the end of a delay or lease sends no
+                notification.
+
+        Returns:
+            whether looking makes sense; False when the time was over, or `wake` ended the wait.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        with self._statements.explained():
+            subscription = self._subscription(stream)
+            if not subscription.is_started:
+                subscription.start()
+                return True
+            return subscription.wait(seconds)
+
+    def doubt(self, stream: str) -> None:
+        """Subscribe anew before the next pause: messages came without a notification.
+
+        Raises:
+            PgQueueError: the connection was lost.
+        """
+        self._subscription(stream).doubt()
+
+    def _subscription(self, stream: str) -> StreamSubscription:
+        listener = self._current_listener()
+        if stream not in self._subscriptions:
+            self._subscriptions[stream] = StreamSubscription(
+                listener, stream, self._statements.turn
+            )
+        return self._subscriptions[stream]
+
+    def _current_listener(self) -> Listener:
+        """The listener of the current connection."""
+        conn = self._statements.connection()
+        if self._listener is None or self._listener.conn is not conn:
+            self._listener = Listener(conn, self._wake)
+            self._subscriptions.clear()
+        return self._listener

@@ -1,0 +1,395 @@
+"""The messages that the client returns, their claims, and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol
+
+from spark_pgqueue.client import arguments
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it was received.
+
+    Attributes:
+        seq: the message's number in the stream.
+        key: the key for ordering "key", or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: the sender's headers; empty for none.
+        priority: the priority of the publication, -32768 to 32767; higher is earlier.
+        deliver_count: how many times the message was delivered, this time included.
+        inserted_at: when the message was sent, by the database's clock. A time that Python cannot
+            hold (infinity, or after the year 9999) becomes the nearest time that it can.
+        error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
+            with too many digits for Python). The headers are empty then; all else is as it was
+            sent. Call `nack` or `dead_letter` for the message, or handle it without its headers.
+        saved: the state that `defer` saved with the message; None without.
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any]
+    priority: int
+    deliver_count: int
+    inserted_at: datetime
+    error: str | None = None
+    saved: Any = None
+
+
+class StoredMessage(NamedTuple):
+    """A message as it is stored, read without a claim.
+
+    Attributes:
+        seq: the message's number in the stream.
+        key: the key for ordering "key", or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: the sender's headers; None for none.
+        inserted_at: as in `Message`.
+        error: as in `Message`.
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any] | None
+    inserted_at: datetime
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Messages that were read without a claim.
+
+    Attributes:
+        messages: at least one, in order of seq. A later batch may have lower numbers, if their
+            messages were published later.
+        offset: the offset to read on from: a dict that JSON can hold.
+    """
+
+    messages: list[StoredMessage]
+    offset: dict[str, Any]
+
+
+class Settles(Protocol):
+    """The methods that settle a claim; `Client` has them."""
+
+    def ack(
+        self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None
+    ) -> int: ...
+    def nack(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta | None = None,
+        reason: str | None = None,
+        backoff: bool = False,
+    ) -> int: ...
+    def defer(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int: ...
+    def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
+    def dead_letter(
+        self,
+        claim_id: int,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str | None = None,
+        details: Any = None,
+    ) -> int: ...
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Messages that are this worker's until it settles them or its visibility timeout passes.
+
+    The methods settle the whole claim or the given messages, and return how many messages they
+    changed. On a claim that another worker has taken over they change nothing, return 0 and log a
+    warning.
+
+        >>> claim = queue.receive("orders", "billing", max_messages=100)
+        >>> claim.nack(claim.messages[1:], reason="no answer")
+        1
+        >>> claim.ack()
+        1
+
+    Attributes:
+        claim_id: the claim's number, with which another process can settle it (`Client.ack`, ...).
+        messages: in the order of delivery; at least one.
+    """
+
+    claim_id: int
+    messages: tuple[Message, ...]
+    _client: Settles = field(repr=False, compare=False)
+
+    def ack(self, messages: Iterable[Message] | None = None, *, result: Any = None) -> int:
+        """Acknowledge: see `Client.ack`. `messages`: None for all of them."""
+        return self._client.ack(self.claim_id, _seqs_of(messages), result=result)
+
+    def nack(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: timedelta | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
+        return self._client.nack(self.claim_id, _seqs_of(messages), delay=delay, reason=reason)
+
+    def defer(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: timedelta = timedelta(),
+        state: Any = None,
+    ) -> int:
+        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        return self._client.defer(self.claim_id, _seqs_of(messages), delay=delay, state=state)
+
+    def extend(self, by: timedelta | None = None) -> int:
+        """Hold the claim longer: see `Client.extend`."""
+        return self._client.extend(self.claim_id, by)
+
+    def dead_letter(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        reason: str | None = None,
+        details: Any = None,
+    ) -> int:
+        """Give up on them: see `Client.dead_letter`. `messages`: None for all of them."""
+        seqs = _seqs_of(messages)
+        return self._client.dead_letter(self.claim_id, seqs, reason=reason, details=details)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a message, for one consumer.
+
+    Attributes:
+        state: "done", "cancelled", "dead"; or the current state: "new", "ready", "delayed",
+            "waiting", "claimed", ...
+        result: the worker's result, or the details of a dead letter. None without, and where the
+            consumer keeps no history.
+        reason: of a dead letter, the reason in a word.
+        error: the last error.
+        deliver_count: how often the message was delivered; None where that is not known.
+        owner: the application_name of the worker that has the message, or had it last.
+        claimed_at: when that worker claimed it.
+        ended_at: when the message was done, or died.
+    """
+
+    state: str
+    result: Any
+    reason: str | None
+    error: str | None
+    deliver_count: int | None
+    owner: str | None
+    claimed_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state will not change by itself."""
+        return self.state in _FINAL
+
+
+_FINAL = ("done", "cancelled", "dead", "not for it", "filtered out", "skipped", "trimmed")
+
+
+@dataclass(frozen=True)
+class Done:
+    """An acknowledgement of a claim or of some of its messages; or a cancellation.
+
+    Attributes:
+        seqs: the numbers of the messages, as pairs of first and last.
+        message_count: how many messages there are.
+        deliver_count: the highest deliver_count among them.
+        result: the worker's result.
+        owner: the application_name of the worker.
+        claim_id: the claim's number; None for a cancellation.
+        claimed_at: when the worker claimed them; None for a cancellation.
+        done_at: when they were acknowledged or cancelled.
+    """
+
+    seqs: list[tuple[int, int]]
+    message_count: int
+    deliver_count: int
+    result: Any
+    owner: str | None
+    claim_id: int | None
+    claimed_at: datetime | None
+    done_at: datetime
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """Messages of a consumer that died together.
+
+    Attributes:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        reason: "max deliveries" or another word of the queue, or the worker's reason; by default
+            "rejected".
+        error: the last error; None without.
+        messages: how many messages there are.
+        first_seq: the lowest number.
+        last_seq: the highest number.
+        deliver_count: how many times they were delivered.
+        owner: the application_name of the last worker.
+        died_at: when they died.
+    """
+
+    stream: str
+    consumer: str
+    reason: str
+    error: str | None
+    messages: int
+    first_seq: int
+    last_seq: int
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
+
+
+@dataclass(frozen=True)
+class DeadMessage:
+    """A dead letter of a consumer, with its content.
+
+    Attributes:
+        seq: the message's number in the stream.
+        key: as in `Message`; so are `data`, `headers`, `priority` and `inserted_at`. None where the
+            message was deleted by hand.
+        data: ...
+        headers: ...
+        priority: ...
+        inserted_at: ...
+        reason: as in `DeadLetters`; so are the others.
+        error: ...
+        details: the details that the worker gave to `dead_letter`; None without.
+        deliver_count: ...
+        owner: ...
+        died_at: ...
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes | None
+    headers: dict[str, Any]
+    priority: int
+    inserted_at: datetime | None
+    reason: str
+    error: str | None
+    details: Any
+    deliver_count: int
+    owner: str | None
+    died_at: datetime
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a message is in its state, for one consumer.
+
+    Attributes:
+        state: new, unfiltered, ready, delayed, waiting, claimed or dead; or unknown (no message has
+            the number, or its transaction is not over), unpublished, not for it, filtered out,
+            skipped, trimmed, done.
+        because: what the message waits for, which worker has it, or what happened to it.
+        until: when the state ends by itself: the latest end of a lease, or the earliest end of a
+            delay; None where time does not end it.
+    """
+
+    state: str
+    because: str
+    until: datetime | None
+
+
+def _seqs_of(messages: Iterable[Message] | None) -> list[int] | None:
+    if messages is None:
+        return None
+    chosen = list(arguments.items("messages", messages))
+    for name, message in chosen:
+        arguments.check(name, message, Message, "a Message")
+    return [message.seq for _, message in chosen]
+
+
+@dataclass(frozen=True)
+class PeekedMessage:
+    """A message that a consumer has not claimed, as it was at the call.
+
+    Attributes:
+        seq: the message's number in the stream.
+        state: "ready", "unfiltered", "new", "waiting" or "delayed".
+        key: the key for ordering "key", or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: the sender's headers; empty for none.
+        priority: as in `Message`.
+        deliver_count: how many times the message was delivered.
+        not_visible_until: the time of the next delivery; None for at once.
+        last_error: the error of the last failure.
+        inserted_at: as in `Message`.
+        error: as in `Message`.
+    """
+
+    seq: int
+    state: str
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any]
+    priority: int
+    deliver_count: int
+    not_visible_until: datetime | None
+    last_error: str | None
+    inserted_at: datetime
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PublishedMessage:
+    """A published message, as it was at the call, for whichever consumers.
+
+    Attributes:
+        seq: the message's number in the stream.
+        key: the key for ordering "key", or None.
+        data: the payload: bytes in a binary stream, str in others.
+        headers: the sender's headers; empty for none.
+        priority: as in `Message`.
+        inserted_at: as in `Message`.
+        published_at: when the statement that published the message was run.
+        deliver_at: not delivered before this time; None for at once.
+        consumers: the names of the consumers that get it; None for all.
+        error: as in `Message`.
+    """
+
+    seq: int
+    key: str | None
+    data: str | bytes
+    headers: dict[str, Any]
+    priority: int
+    inserted_at: datetime
+    published_at: datetime
+    deliver_at: datetime | None
+    consumers: list[str] | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The result of an import of lines.
+
+    Attributes:
+        sent: how many messages were published.
+        duplicates: how many lines had a dedup_key that was sent before.
+    """
+
+    sent: int
+    duplicates: int

@@ -1,0 +1,156 @@
+"""The offset source: it reads streams without a consumer, as a stream or once as a batch.
+
+Only Spark's checkpoint says how far the query has read; Postgres keeps nothing. The state of the
+driver-side process of a streaming query is in `OffsetSourceSession`. `source` says when Spark calls
+which method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.first_plan import FirstPlan
+from spark_pgqueue.spark.offset_source_offset import StreamOffsets
+from spark_pgqueue.spark.offset_source_session import OffsetSourceSession
+from spark_pgqueue.spark.offset_source_streams import Streams
+from spark_pgqueue.spark.options import OffsetSourceOptions
+from spark_pgqueue.spark.partitions import OffsetPartition
+from spark_pgqueue.spark.plain_errors import plain_errors
+from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
+from spark_pgqueue.spark.source import NO_LIMIT
+from spark_pgqueue.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@plain_errors
+class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads streams as they grow, by offsets in Spark's checkpoint."""
+
+    def __init__(self, options: OffsetSourceOptions, schema: StructType):
+        self._options = options
+        self._schema = schema
+        self._session: OffsetSourceSession | None = None
+
+    @property
+    def session(self) -> OffsetSourceSession:
+        """The state of the driver-side process, made on first use."""
+        if self._session is None:
+            self._session = OffsetSourceSession(self._options, self._schema)
+        return self._session
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The offset before the first batch. The end of that batch says where the query begins."""
+        return StreamOffsets().as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The limit of maxMessagesPerTrigger; never ReadAllAvailable, which means
+        trigger(once=True).
+        """
+        return ReadMaxRows(self._options.max_messages_per_trigger or NO_LIMIT)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read no message that is published later than now."""
+        self.session.stop_at_what_is_published()
+
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """The offset where the next micro-batch ends.
+
+        PySpark 4.0 and 4.1 give no arguments: see `OffsetSourceSession.position`.
+
+        Raises:
+            PgQueueError: retention deleted messages first, and failOnDataLoss is true; the
+                checkpoint is of other streams; or Postgres stayed away too long.
+        """
+        is_once = isinstance(limit, ReadAllAvailable)
+        admission = Admission() if is_once else self._options.admission
+        begin = self.session.position if start is None else StreamOffsets.parse(start)
+        if begin is None:
+            return self.session.everything().as_json()
+        return self.session.next(begin, admission).as_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The figures for the query's progress: see `OffsetSourceSession.latest`."""
+        return self.session.latest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetPartition]:
+        """Plan how executors read the messages between two offsets. Errors as `latestOffset`."""
+        return self.session.plan(StreamOffsets.parse(start), StreamOffsets.parse(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Note that the checkpoint has an offset."""
+        self.session.note_logged(StreamOffsets.parse(end))
+
+    def read(self, partition: OffsetPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor. Errors as `read_partition`."""
+        return read_partition(self._options, partition, self._schema)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            self._session.close()
+
+
+@plain_errors
+class PgQueueOffsetBatchReader(DataSourceReader):
+    """Reads a range of streams, once."""
+
+    def __init__(self, options: OffsetSourceOptions, schema: StructType):
+        self._options = options
+        self._schema = schema
+        self._first_plan = FirstPlan(f"stream {options.title}")
+
+    def partitions(self) -> list[OffsetPartition]:  # type: ignore[override]
+        """Find the range, and plan how executors read it.
+
+        Raises:
+            PgQueueError: a place does not exist; retention deleted messages of the range, and
+                failOnDataLoss is true; or Postgres stayed away too long.
+        """
+        data = self._schema["data"].dataType.simpleString()
+        streams = Streams(self._options, self._options.retry_timeout.total_seconds(), data)
+        try:
+            begun = {name: streams.begin(name, "earliest") for name in streams.find()}
+            ends = {name: streams.end(name, begun[name]) for name in begun}
+            partitions = streams.partitions(StreamOffsets(begun), StreamOffsets(ends))
+            return partitions or [OffsetPartition(())]  # for no partition, Spark makes its own
+        finally:
+            streams.close()
+
+    def read(self, partition: OffsetPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Read one partition, on an executor. Errors as `FirstPlan.check` and `read_partition`."""
+        self._first_plan.check()
+        return read_partition(self._options, partition, self._schema)
+
+
+def read_partition(
+    options: OffsetSourceOptions, partition: OffsetPartition, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition, in the order of each stream.
+
+    Raises:
+        PgQueueError: messages are gone, and failOnDataLoss is true; or Postgres stayed away too
+            long.
+    """
+    patience = options.retry_timeout.total_seconds()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in partition.parts:
+            constant = {"stream": part.stream} if options.has_several else {}
+            rows = yield from read_rows(options.url, patience, part, schema, constant)
+            check_complete(part, rows, options.fail_on_data_loss)
+
+    return closing_after(batches(), options.url, options.max_connections)

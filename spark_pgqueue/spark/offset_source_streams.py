@@ -1,0 +1,448 @@
+"""The streams of the offset source: finding them, their first positions, and the next messages."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.postgres.errors import (
+    DATA_LOSS,
+    FOREIGN_CHECKPOINT,
+    NOT_ALLOWED,
+    UNKNOWN_STREAM,
+    PgQueueError,
+)
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.offset_source_offset import Position, StreamOffsets, position_of
+from spark_pgqueue.spark.options import (
+    OFFSET_SOURCE_NAMES,
+    OffsetSourceOptions,
+    parse_offset_source,
+)
+from spark_pgqueue.spark.partitions import OffsetPartition, Range, cut_streams
+from spark_pgqueue.spark.versions import TELLS_START
+
+DISCOVERY_SECONDS = 1.0
+"""The highest age in seconds of the list of streams that match a pattern."""
+
+THE_CHECKPOINT = "the checkpoint"
+
+
+def offsets(url: str, *streams: str) -> str:
+    """The ends of streams as they are now, to read up to there, and later to go on from there.
+
+    It is a value for `endingOffsets` of a batch, and for `startingOffsets` of the query that reads
+    the rest: each message is in one of the two. Times and numbers of messages cannot say that:
+    messages of transactions that are still open are sent before such a bound, and seen after it.
+
+        >>> here = spark_pgqueue.offsets(url, "orders")
+        >>> pgqueue = {"url": url, "stream": "orders"}
+        >>> old = spark.read.format("pgqueue").options(**pgqueue, endingOffsets=here).load()
+        >>> live = spark.readStream.format("pgqueue").options(**pgqueue, startingOffsets=here)
+        >>> old.count()
+        2
+
+    Args:
+        url: the database, as in the option.
+        streams: names of streams.
+
+    Returns:
+        JSON with an offset for each stream.
+
+    Raises:
+        PgQueueError: PQ001 when a stream does not exist; or Postgres cannot be reached.
+    """
+    options = parse_offset_source({"url": url, "streams": ",".join(streams)})
+    found = Streams(options, patience=0)
+    try:
+        return json.dumps({name: found.latest(name) for name in found.find()})
+    finally:
+        found.close()
+
+
+# An end that was found without the start may know less about deleted messages.
+_END = "a.t" if TELLS_START else "pgqueue.end_after(a.stream, a.f, a.t)"
+
+
+def find_streams(options: OffsetSourceOptions) -> dict[str, Stream]:
+    """The streams to read, when the options are first used.
+
+    Raises:
+        PgQueueError: PQ001 when a stream does not exist; the streams are of different kinds; PQ011
+            for another schema version; or Postgres cannot be reached.
+    """
+    # No patience: this is load(), and a user who mistyped the host waits for the error.
+    streams = Streams(options, patience=0)
+    try:
+        return streams.find()
+    finally:
+        streams.close()
+
+
+def kind_of(streams: Mapping[str, Stream]) -> str:
+    """The kind of column data for all streams; text for no streams."""
+    return "binary" if any(each.kind == "binary" for each in streams.values()) else "text"
+
+
+def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
+    """Check that the data of all streams fit one column.
+
+    Args:
+        streams: by their names.
+        data: the type of the column, where the query has it already.
+
+    Raises:
+        PgQueueError: the data do not fit.
+    """
+    binary = [name for name, each in streams.items() if each.kind == "binary"]
+    others = [name for name, each in streams.items() if each.kind != "binary"]
+    if binary and others:
+        raise PgQueueError(
+            f"stream {others[0]!r} is of kind {streams[others[0]].kind} and stream {binary[0]!r} "
+            "of kind binary: column data cannot be both",
+            hint="read them in two queries, or give streams, or a streamPattern, of one kind",
+        )
+    wrong = others if data == "binary" else binary if data is not None else []
+    if wrong:
+        raise PgQueueError(
+            f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
+            hint="start the query anew if the stream is new; and remove schema(...)",
+        )
+
+
+class Streams:
+    """A connection that reads streams by offsets.
+
+    Args:
+        options: the query's options.
+        patience: seconds to try to connect.
+        data: the type of column data; None where it is not known yet.
+    """
+
+    def __init__(self, options: OffsetSourceOptions, patience: float, data: str | None = None):
+        self._options = options
+        self._offset_is = THE_CHECKPOINT
+        self._statements = Statements(
+            options.url, patience=patience, repeat=True, names=self._name_of
+        )
+        self._found: dict[str, Stream] = {}
+        self._found_at = float("-inf")
+        self._data = data
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._statements.close()
+
+    def find(self) -> dict[str, Stream]:
+        """The streams to read, by their names, in order; of a pattern, the streams that exist now.
+
+        Raises:
+            PgQueueError: PQ001 when a stream does not exist; or the streams are of different kinds.
+        """
+        if self._found and self._options.names is not None:
+            return self._found
+        if time.monotonic() < self._found_at + DISCOVERY_SECONDS:
+            return self._found
+        if self._options.names is not None:
+            rows = self._statements.rows(
+                "select s.name, o.stream_id, o.kind from unnest(%s::text[]) s (name) "
+                "cross join lateral pgqueue.open_stream(s.name) o",
+                [list(self._options.names)],
+            )
+        else:
+            pattern = self._options.stream_pattern
+            assert pattern is not None
+            rows = self._statements.rows(
+                "select stream, stream_id, kind from pgqueue.open_streams()"
+            )
+            rows = [row for row in rows if pattern.fullmatch(row[0])]
+        found = {name: Stream(stream_id, kind) for name, stream_id, kind in sorted(rows)}
+        check_kinds(found, self._data)
+        if not found and self._found_at == float("-inf"):
+            warn("streamPattern %s matches no stream by now", self._options.title)
+        self._found, self._found_at = found, time.monotonic()
+        return found
+
+    def forget(self) -> None:
+        """Find the streams anew the next time."""
+        self._found, self._found_at = {}, float("-inf")
+
+    def earliest(self, stream: str) -> Position:
+        """The position before all messages of a stream."""
+        return self._position_at(stream, "earliest")
+
+    def latest(self, stream: str) -> Position:
+        """The position after all messages of a stream that were published by now."""
+        return self._position_at(stream, "latest")
+
+    def begin(self, stream: str, default: str) -> Position:
+        """The position where a new query begins in a stream.
+
+        Args:
+            stream: the stream's name.
+            default: earliest or latest, for options that say nothing.
+
+        Raises:
+            PgQueueError: startingOffsets has no place for the stream, or a place that does not
+                exist.
+        """
+        place = self._options.start_of(stream, default)
+        if place is None:
+            raise PgQueueError(
+                f"option startingOffsets has no place for stream {stream!r}",
+                hint='give one for each stream that the pattern finds now, such as "earliest"',
+            )
+        if isinstance(place, str):
+            self._warn_of_open_transactions(stream, place)
+            return self._position_at(stream, place)
+        self._check_place("startingOffsets", stream, place)
+        return position_of(place)
+
+    def end(self, stream: str, begin: Position) -> Position:
+        """The position where a batch ends in a stream.
+
+        Args:
+            stream: the stream's name.
+            begin: where the batch begins.
+
+        Raises:
+            PgQueueError: endingOffsets has no place for the stream, or a place that does not exist.
+        """
+        place = self._options.end_of(stream)
+        if place is None:
+            raise PgQueueError(
+                f"option endingOffsets has no place for stream {stream!r}",
+                hint='give one for each stream that the pattern finds, such as "latest"',
+            )
+        if isinstance(place, str):
+            self._warn_of_open_transactions(stream, place)
+            return self._end_at(stream, begin, place)
+        self._check_place("endingOffsets", stream, place)
+        return position_of(place)
+
+    def all_after(self, stream: str, begin: Position) -> Position:
+        """The position after all messages of a stream, for a query that began at `begin`."""
+        return self._end_at(stream, begin, "latest")
+
+    def last_publications(self) -> dict[str, int]:
+        """The last visible publication of each stream."""
+        found = self.find()
+        rows = self._statements.rows(
+            "select s.name, pgqueue.last_publication(s.id) "
+            "from unnest(%s::text[], %s::int[]) s (name, id)",
+            [list(found), [each.stream_id for each in found.values()]],
+        )
+        return dict(rows)
+
+    def note(self, positions: Mapping[str, Position]) -> None:
+        """Store the query's positions as positions of the group of option group.
+
+        Raises:
+            PgQueueError: PQ002 a stream has no such group; PQ006 workers work on the group; or
+                Postgres stayed away too long.
+        """
+        try:
+            self._statements.rows(
+                "select pgqueue.note_offset(a.stream, %s::text, a.o) "
+                "from unnest(%s::text[], %s::jsonb[]) a (stream, o)",
+                [
+                    self._options.group,
+                    list(positions),
+                    [Jsonb(each | {"stream": name}) for name, each in positions.items()],
+                ],
+            )
+        except PgQueueError as error:
+            raise self._explained(error) from None
+
+    def read_to(
+        self,
+        positions: Mapping[str, Position],
+        most: Mapping[str, int] | int | None,
+        bounds: Mapping[str, int] | None = None,
+    ) -> dict[str, Position]:
+        """The positions after the next messages.
+
+        Args:
+            positions: where to read on, by stream.
+            most: the highest number of messages of each stream; None for all messages (of up to
+                100,000 publications).
+            bounds: the last publication to read of each stream; None for any.
+
+        Raises:
+            PgQueueError: retention deleted messages first, and failOnDataLoss is true; a stream is
+                gone or was made anew; or Postgres stayed away too long.
+        """
+        limits = most if isinstance(most, Mapping) else dict.fromkeys(positions, most)
+
+        def read(names: Iterable[str], skip: bool) -> dict[str, Position]:
+            asked = list(names)
+            rows = self._statements.rows(
+                "select a.stream, pgqueue.read_to(a.stream, a.o, a.most, a.upto, %s) "
+                "from unnest(%s::text[], %s::jsonb[], %s::bigint[], %s::bigint[]) "
+                "a (stream, o, most, upto)",
+                [
+                    skip,
+                    asked,
+                    [Jsonb(positions[name] | {"stream": name}) for name in asked],
+                    [limits[name] for name in asked],
+                    [bounds[name] if bounds else None for name in asked],
+                ],
+            )
+            return {name: position_of(offset) for name, offset in rows}
+
+        found = self._each(positions, read)
+        return {name: found[name] for name in positions}
+
+    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> list[OffsetPartition]:
+        """Partitions that together read the messages between two offsets.
+
+        Raises:
+            PgQueueError: as `read_to`.
+        """
+        spans = end.spans(start)
+        found = self.find() if spans else {}
+        if self._options.stream_pattern is not None and not self._options.fail_on_data_loss:
+            for name in spans.keys() - found.keys():
+                warn("stream %s was dropped before it was read", name)
+            spans = {name: spans[name] for name in spans if name in found}
+
+        def plan(names: Iterable[str], skip: bool) -> dict[str, list[Range]]:
+            asked = list(names)
+            rows = self._statements.rows(
+                "select a.stream, p.lo, p.hi "
+                "from unnest(%s::text[], %s::jsonb[], %s::jsonb[]) with ordinality "
+                "a (stream, f, t, i) cross join lateral "
+                f"pgqueue.read_plan(a.stream, a.f, {_END}, %s) with ordinality p (lo, hi, j) "
+                "order by a.i, p.j",
+                [
+                    asked,
+                    *(
+                        [Jsonb(spans[name][side] | {"stream": name}) for name in asked]
+                        for side in (0, 1)
+                    ),
+                    skip,
+                ],
+            )
+            ranges: dict[str, list[Range]] = {}
+            for name, lo, hi in rows:
+                ranges.setdefault(name, []).append(Range(lo, hi, 0, 0))
+            return ranges
+
+        ranges = self._each(spans, plan)
+        return cut_streams(ranges, found, self._options)
+
+    def size(self, start: StreamOffsets, end: StreamOffsets) -> int:
+        """The bytes of data between two offsets."""
+        spans = end.spans(start)
+        return sum(
+            self._statements.row(
+                "select pgqueue.size_between(%s::text, %s, %s)",
+                [name, *(Jsonb(each | {"stream": name}) for each in span)],
+            )[0]
+            for name, span in spans.items()
+        )
+
+    def lag(self, positions: Mapping[str, Position]) -> tuple[int, float | None]:
+        """The number of messages after the positions, and the age of the oldest in seconds.
+
+        Raises:
+            PgQueueError: a stream is gone, or Postgres stayed away too long.
+        """
+        backlog, seconds = self._statements.row(
+            "select coalesce(sum(l.messages), 0)::bigint, "
+            "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
+            "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
+            "cross join lateral pgqueue.offset_lag(a.stream, a.o) l",
+            [
+                list(positions),
+                [Jsonb(each | {"stream": name}) for name, each in positions.items()],
+            ],
+        )
+        return backlog, seconds
+
+    def _end_at(self, stream: str, begin: Position, place: str) -> Position:
+        (offset,) = self._statements.row(
+            "select pgqueue.end_offset(%s::text, %s, %s::text)",
+            [stream, Jsonb(begin | {"stream": stream}), place],
+        )
+        return position_of(offset)
+
+    def _warn_of_open_transactions(self, stream: str, place: str) -> None:
+        """Warn if messages may appear later on the other side of a time or a number."""
+        if place not in ("earliest", "latest") and "gaps" in self.latest(stream):
+            warn(
+                "transactions that send to stream %s are open: what they send may have a time or a "
+                "number before %s and appear later, so that one query which ends there and another "
+                "which begins there both miss it; give both the offset of "
+                "spark_pgqueue.offsets(url, stream)",
+                *(stream, place),
+            )
+
+    def _position_at(self, stream: str, place: str) -> Position:
+        (offset,) = self._statements.row(
+            "select pgqueue.start_offset(%s::text, %s::text)", [stream, place]
+        )
+        return position_of(offset)
+
+    def _each(self, names: Iterable[str], ask: Any) -> dict[str, Any]:
+        """Ask for all streams at once; after a loss that is allowed, ask for each stream alone."""
+        names = list(names)
+        if not names:
+            return {}
+        try:
+            return ask(names, False)
+        except PgQueueError as error:
+            if error.sqlstate != DATA_LOSS or self._options.fail_on_data_loss:
+                raise self._explained(error) from None
+        found: dict[str, Any] = {}
+        for name in names:
+            try:
+                found |= ask([name], False)
+            except PgQueueError as error:
+                if error.sqlstate != DATA_LOSS:
+                    raise self._explained(error) from None
+                warn("%s; the query goes on without them", error.message)
+                found |= ask([name], True)
+        return found
+
+    def _check_place(self, option: str, stream: str, place: Position) -> None:
+        """Check an offset that a user gave."""
+        self._offset_is = f"option {option}"
+        try:
+            self._statements.row(
+                "select pgqueue.offset_lag(%s::text, %s)",
+                [stream, Jsonb(place | {"stream": stream})],
+            )
+        finally:
+            self._offset_is = THE_CHECKPOINT
+
+    def _name_of(self, argument: str) -> str | None:
+        if argument in ("p_offset", "p_from", "p_to"):
+            return self._offset_is
+        return OFFSET_SOURCE_NAMES.get(argument)
+
+    def _explained(self, error: PgQueueError) -> PgQueueError:
+        """The error with the hint that is right for a query."""
+        hints = {
+            DATA_LOSS: 'to go on with what is left, set option("failOnDataLoss", "false"); and '
+            "keep messages longer: see pgqueue.set_retention",
+            FOREIGN_CHECKPOINT: "connect to the database that it is of, or give the query a "
+            "checkpointLocation of its own, and startingOffsets",
+            UNKNOWN_STREAM: "create it, if it was never there; one that was dropped needs a query "
+            "without it, with a checkpointLocation of its own",
+            NOT_ALLOWED: error.hint,
+        }
+        if error.sqlstate not in hints:
+            return error
+        return PgQueueError(
+            error.message,
+            hint=hints[error.sqlstate],
+            sqlstate=error.sqlstate,
+            argument=error.argument,
+        )

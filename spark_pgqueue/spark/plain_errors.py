@@ -1,0 +1,98 @@
+"""Errors as Spark shows them, with our sentence first.
+
+A Python process of Spark sends an error to the JVM as its traceback, whose last lines are our
+message. With SPARK_HIDE_TRACEBACK in its environment, the process sends only these lines. A
+`PgQueueError` says what to do, so the variable is set when such an error is raised, and never for
+other errors: the process ends with the error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.versions import ReadLimit, SupportsTriggerAvailableNow
+
+T = TypeVar("T", bound=type)
+
+
+def plain_errors(cls: T) -> T:
+    """Let Spark show the errors of a class's public methods plainly."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _later(method) if name == "streamReader" else _plain(method))
+    return cls
+
+
+def _later(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reader that raises the error later, for `streamReader`.
+
+    When making the reader fails, Spark's process still tries to stop the reader, and then shows
+    that failure instead.
+    """
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except PgQueueError as error:
+            return _Refused(error)
+
+    return call
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with _plainly():
+            result = method(*arguments, **named)
+        return _each(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _each(items: Iterator[Any]) -> Iterator[Any]:
+    with _plainly():
+        yield from items
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    try:
+        yield
+    except PgQueueError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+@plain_errors
+class _Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader that could not be made, and raises its error at every call."""
+
+    def __init__(self, error: PgQueueError):
+        self._error = error
+
+    def initialOffset(self) -> dict:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
+        raise self._error
+
+    def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[tuple]:
+        raise self._error

@@ -1,0 +1,130 @@
+"""The sources of one Spark application, as they see each other: which consumers they read.
+
+Spark runs each source of a query in a process of its own. The processes share only their parent,
+the JVM. So each source holds a lock on a file, named by the JVM and the consumer, as long as it
+lives: only the kernel knows at once and for certain that a process has ended. A source that has
+messages touches its file, so that the others see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+PATIENCE = 5.0
+"""Seconds for which a source waits for the end of the source of a query that was just stopped."""
+
+
+class ReaderRegistration:
+    """Registers a source as the reader of a consumer in its application.
+
+    Args:
+        consumer: a name that no other consumer has.
+        is_shared: whether other sources that also share may read the consumer.
+    """
+
+    def __init__(self, consumer: str, is_shared: bool):
+        self._application = _process(os.getppid())
+        self._folder = own_folder("pgqueue-spark")
+        self._path = self._folder / f"{self._application}.{consumer}"
+        self._mode = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+        self._file: int | None = None
+        self._newest = 0
+
+    def register(self, patience: float = PATIENCE) -> bool:
+        """Register the source, unless a living source of the application is registered.
+
+        Args:
+            patience: seconds to wait for the end of that source: when a query stops, Spark tells
+                its source to end, and does not wait.
+
+        Returns:
+            whether the source was registered.
+        """
+        end = time.monotonic() + patience
+        while (file := _locked(self._path, self._mode)) is None:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        self._file = file
+        self._clear()
+        self.others_had_messages()
+        return True
+
+    def unregister(self) -> None:
+        """Let another source register. Safe to repeat."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def note_messages(self) -> None:
+        """Show the other sources that this source has messages."""
+        if self._file is not None:
+            os.utime(self._file)
+
+    def others_had_messages(self) -> bool:
+        """Whether another source of the application had messages since the last call."""
+        newest = 0
+        for path in self._folder.glob(f"{self._application}.*"):
+            if path != self._path:
+                with contextlib.suppress(FileNotFoundError):
+                    newest = max(newest, path.stat().st_mtime_ns)
+        changed, self._newest = newest != self._newest, newest
+        return changed
+
+    def _clear(self) -> None:
+        """Delete the files of ended processes, also of other applications."""
+        for path in self._folder.iterdir():
+            if (file := _locked(path, fcntl.LOCK_EX)) is not None:
+                path.unlink(missing_ok=True)
+                os.close(file)
+
+
+def _locked(path: Path, mode: int) -> int | None:
+    """The descriptor of the locked file, which is made if missing; None when others hold it."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    return file
+            os.close(file)  # the file was deleted in between
+        except BlockingIOError:
+            os.close(file)
+            return None
+
+
+def own_folder(name: str) -> Path:
+    """A temporary folder that only this user can write to; all processes of the user share it.
+
+    Raises:
+        PgQueueError: the folder belongs to another user.
+    """
+    folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PgQueueError(
+            f"{folder} is not a folder of this user alone",
+            hint="remove it, or set TMPDIR to a folder of your own",
+        )
+    return folder
+
+
+def _process(pid: int) -> str:
+    """A name of a process: its number and, where visible, its start, as numbers are used again."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return str(pid)
+    # The second field is the program's name, which may hold spaces and parentheses.
+    return f"{pid}-{status.rpartition(')')[2].split()[19]}"

@@ -1,0 +1,35 @@
+"""The executor, as the poller sees it: threads or tasks that call the handler."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spark_pgqueue.worker.job_queue import Job, Messages
+
+
+class Executor(Protocol):
+    """Threads, or tasks, that work on the jobs of a queue."""
+
+    def start(self) -> None:
+        """Start the threads, before the first job is put.
+
+        Raises:
+            PgQueueError: a thread or process could not be started.
+        """
+        ...
+
+    def feed(self) -> None:
+        """Notice new jobs."""
+        ...
+
+    def next_timeout(self) -> float | None:
+        """When the next call exceeds its timeout, by the monotonic clock; None for never."""
+        ...
+
+    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
+        """End the calls that exceed their timeout; returns the calls that cannot be ended."""
+        ...
+
+    def end(self) -> None:
+        """End all calls that can be ended. The queue is closed by then."""
+        ...

@@ -1,0 +1,208 @@
+"""A claim that a worker has in flight: the outcomes of its messages, and settling them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from spark_pgqueue.client.messages import Claim, Message
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.retrying import is_passing
+from spark_pgqueue.printable import warn
+from spark_pgqueue.worker.verdicts import (
+    Defer,
+    DeliveryState,
+    Outcome,
+    Reject,
+    Result,
+    Retry,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from spark_pgqueue.client.client import Client
+
+Messages = Sequence[Message]
+
+# One statement acknowledges messages with different results.
+_ACK = (
+    "select count(pgqueue.ack(%s::bigint, seqs::bigint[], result::jsonb))"
+    " from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
+    " u (seqs, result)"
+)
+
+
+class InFlightClaim:
+    """A claim, until all of its messages are settled.
+
+    Args:
+        claim: the claim.
+        claimed_at: the time of the claim, by the monotonic clock.
+        is_batch: whether one call of the handler gets the whole claim.
+        is_undone: whether a call that raises has no effect, because its transaction is undone.
+        keeps_results: whether the consumer keeps the handlers' return values.
+
+    Attributes:
+        claim_id: the claim's number.
+        claimed_at: as given.
+        until: the time, by the monotonic clock, until which no other worker can have the messages.
+        extend_at: when to extend the claim.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        claimed_at: float,
+        *,
+        is_batch: bool,
+        is_undone: bool,
+        keeps_results: bool,
+    ):
+        self.claim_id: int = claim.claim_id
+        self.claimed_at = claimed_at
+        self.until: float = 0.0
+        self.extend_at: float = 0.0
+        self._messages = claim.messages
+        self._is_batch = is_batch
+        self._is_undone = is_undone
+        self._keeps_results = keeps_results
+        self._open = {message.seq for message in claim.messages}  # without an outcome
+        self._done: list[int] = []
+        self._results: dict[str, list[int]] = {}  # as JSON
+        self._unstarted: list[int] = []
+        self._verdicts: list[tuple[list[int], Verdict]] = []
+
+    @property
+    def open_count(self) -> int:
+        """The number of messages without an outcome."""
+        return len(self._open)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are outcomes to settle."""
+        return bool(self._done or self._results or self._unstarted or self._verdicts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all messages are settled."""
+        return not (self._open or self.has_news)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether acknowledging the claim as a whole settles all that is left of it."""
+        return bool(self._done) and not (
+            self._open or self._results or self._unstarted or self._verdicts
+        )
+
+    @property
+    def has_returns(self) -> bool:
+        """Whether some messages are to be delivered again."""
+        return bool(self._unstarted or self._verdicts)
+
+    def hold(self, now: float, timeout: float) -> None:
+        """Note that the claim is this worker's for `timeout` more seconds."""
+        self.until = now + timeout
+        self.extend_at = now + timeout / 3
+
+    def calls(self, ordering: str) -> list[list[Messages]]:
+        """The messages as calls of the handler; the calls of one list run one after the other.
+
+        Args:
+            ordering: the consumer's ordering.
+        """
+        if self._is_batch:
+            return [[self._messages]]
+        if ordering == "none":
+            return [[(message,)] for message in self._messages]
+        if ordering == "stream":
+            return [[(message,) for message in self._messages]]
+        chains: dict[str | int, list[Messages]] = {}
+        for message in self._messages:
+            by = message.seq if message.key is None else message.key
+            chains.setdefault(by, []).append((message,))
+        return list(chains.values())
+
+    def note(self, messages: Iterable[Message], outcome: Outcome) -> int:
+        """Note the outcome of messages; an outcome that was noted before stays.
+
+        Returns:
+            how many messages are done.
+        """
+        seqs = [message.seq for message in messages if message.seq in self._open]
+        self._open.difference_update(seqs)
+        if isinstance(outcome, Result) and self._keeps_results:
+            self._results.setdefault(outcome.json, []).extend(seqs)
+        elif outcome is DeliveryState.done or isinstance(outcome, Result):
+            self._done += seqs
+        elif outcome is DeliveryState.unstarted:
+            self._unstarted += seqs
+        elif isinstance(outcome, Verdict):
+            named = {seq for seq in seqs if outcome.seqs is None or seq in outcome.seqs}
+            if named:
+                self._verdicts.append((sorted(named), outcome))
+            others = [seq for seq in seqs if seq not in named]
+            if self._is_undone:
+                self._unstarted += others
+                return 0
+            self._done += others
+            return len(others)
+        return 0 if outcome in (DeliveryState.unstarted, DeliveryState.gone) else len(seqs)
+
+    def give_up(self) -> None:
+        """Give back the messages without an outcome: their calls are not waited for any more."""
+        self._unstarted += self._open
+        self._open.clear()
+
+    def forget(self) -> None:
+        """Note that the claim is not this worker's any more."""
+        self.until = 0.0
+        self._open.clear()
+        self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
+
+    def settle(self, client: Client) -> None:
+        """Settle the noted outcomes, in few calls. Repeating it is always safe.
+
+        Raises:
+            PgQueueError: the connection was lost; the outcomes that were not settled stay noted.
+        """
+        if self._done:
+            # First: a failed message takes the later messages of its key out of the claim.
+            client.ack(self.claim_id, None if self.is_done else self._done)
+            self._done = []
+        if self._results:
+            client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+            self._results = {}
+        while self._verdicts:
+            verdict = self._verdicts[0][1]
+            same = [v for v in self._verdicts if v[1].as_group() == verdict.as_group()]
+            # A batch failed as a whole: the handler did not name the message.
+            unnamed = self._is_batch and verdict.seqs is None
+            seqs = None if unnamed else [seq for seqs, _ in same for seq in seqs]
+            self._pass(client, verdict, seqs)
+            self._verdicts = [v for v in self._verdicts if v not in same]
+        if self._unstarted:
+            client.defer(self.claim_id, self._unstarted)
+            self._unstarted = []
+
+    def _result_arrays(self) -> tuple[list[str], list[str]]:
+        seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
+        return seqs, list(self._results)
+
+    def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
+        """Carry out a verdict; where the database refuses it, the messages have failed."""
+        try:
+            if isinstance(verdict, Reject):
+                client.dead_letter(
+                    self.claim_id, seqs, reason=verdict.reason, details=verdict.details
+                )
+            elif isinstance(verdict, Defer):
+                client.defer(self.claim_id, seqs, delay=verdict.delay, state=verdict.state)
+            elif isinstance(verdict, Retry):
+                client.nack(
+                    self.claim_id, seqs, delay=verdict.delay, reason=verdict.reason, backoff=True
+                )
+        except PgQueueError as error:
+            if is_passing(error):
+                raise
+            warn("claim %s: %s", self.claim_id, error, logger="spark_pgqueue.worker")
+            client.nack(self.claim_id, seqs, reason=error.message, backoff=True)

@@ -1,0 +1,179 @@
+"""The queue between the thread that has the connection and the threads that call the handler."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres import clock
+from spark_pgqueue.postgres.wake_event import WakeEvent
+from spark_pgqueue.worker.in_flight import InFlightClaim
+from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Verdict
+
+Messages = Sequence[Message]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The work of one slot: calls of the handler, one after the other.
+
+    Attributes:
+        claim: the claim of all messages.
+        calls: the messages of each call. A job has several calls when their messages share a key:
+            after one has failed, the database takes back the messages behind it.
+    """
+
+    claim: InFlightClaim
+    calls: Sequence[Messages]
+
+
+class Report(NamedTuple):
+    """The outcome of messages of a job.
+
+    Attributes:
+        job: the job.
+        messages: the messages.
+        outcome: the outcome, the same for all of them.
+        seconds: the duration of the call; None when the handler was not called.
+        has_ended: whether the job is over.
+    """
+
+    job: Job
+    messages: Messages
+    outcome: Outcome
+    seconds: float | None
+    has_ended: bool
+
+
+class JobQueue:
+    """Jobs to do, and reports of the jobs that were done.
+
+    Args:
+        wake: wakes the thread that has the connection.
+    """
+
+    def __init__(self, wake: WakeEvent):
+        self.todo: deque[Job] = deque()
+        self.reports: deque[Report] = deque()
+        self.is_closed: bool = False
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._is_armed = self._each_report = False
+        self._few = -1
+
+    # For the thread that has the connection
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Add jobs, and wake as many waiting slots."""
+        self.todo.extend(jobs)
+        with self._changed:
+            if self._waiting:
+                self._changed.notify(min(len(jobs), self._waiting))
+
+    def take_back(self, claim: InFlightClaim | None = None) -> list[Job]:
+        """Remove the jobs that no slot has begun: those of a claim, or all. Returns them."""
+        taken: list[Job] = []
+        for _ in range(len(self.todo)):
+            try:
+                job = self.todo.popleft()
+            except IndexError:  # a slot was faster
+                break
+            (taken if claim in (None, job.claim) else self.todo).append(job)
+        return taken
+
+    def close(self) -> None:
+        """Let no slot begin another job."""
+        self.is_closed = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def arm(self, few: int, each_report: bool) -> bool:
+        """Prepare a wait of the poller: a report wakes it when at most `few` jobs are left.
+
+        Args:
+            few: how many jobs.
+            each_report: whether every report wakes the poller.
+
+        Returns:
+            whether to wait: no reason to wake exists already.
+        """
+        self._few, self._each_report = few, each_report
+        self._is_armed = True
+        return not self._is_ringing()
+
+    def disarm(self) -> None:
+        """Let reports wake the poller no more, after its wait."""
+        self._is_armed = False
+
+    # For the slots
+
+    def take(self) -> Job | None:
+        """Wait for the next job; None when there will be no more."""
+        while not self.is_closed:
+            try:
+                return self.todo.popleft()
+            except IndexError:
+                pass
+            with self._changed:
+                if not self.todo and not self.is_closed:
+                    self._waiting += 1
+                    try:
+                        self._changed.wait()
+                    finally:
+                        self._waiting -= 1
+        return None
+
+    def report(self, report: Report) -> None:
+        """Report the outcome of messages."""
+        self.reports.append(report)
+        if self._is_armed and self._is_ringing():
+            self._is_armed = False
+            self._wake.set()
+
+    def _is_ringing(self) -> bool:
+        return len(self.todo) <= self._few or (self._each_report and bool(self.reports))
+
+
+class WorkerSlot:
+    """A place that works on jobs, one call at a time."""
+
+    def __init__(self, queue: JobQueue):
+        self._queue = queue
+        self.at: tuple[Job, Messages, float] | None = None
+        """The running call, and its begin by the monotonic clock."""
+        self.is_given_up = False
+        """Whether the poller has given up the running call, which is the slot's last."""
+
+    def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
+        """Yield the messages of each call of a job; the caller sends the outcome, which is
+        reported.
+        """
+        for i, messages in enumerate(job.calls):
+            rest = job.calls[i + 1 :]
+            began = clock.now()
+            self.at = (job, messages, began)
+            # The connection may have been lost for so long that another worker has the claim now.
+            if self._queue.is_closed or self.is_given_up or began > job.claim.until:
+                self._report_rest(job, job.calls[i:], DeliveryState.unstarted)
+                break
+            outcome = yield messages
+            if self.is_given_up:
+                return
+            taken = clock.now() - began
+            self._queue.report(Report(job, messages, outcome, taken, not rest))
+            if rest and (
+                outcome is DeliveryState.gone
+                or (isinstance(outcome, Verdict) and outcome.takes_followers)
+            ):
+                self._report_rest(job, rest, DeliveryState.gone)
+                break
+        self.at = None
+
+    def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
+        messages = [message for call in calls for message in call]
+        self._queue.report(Report(job, messages, outcome, None, True))

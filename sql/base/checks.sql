@@ -1,0 +1,241 @@
+-- Checks of arguments: each raises before anything is changed, and names the argument. And of the server.
+
+-- Raises PQ006: the call claims messages, and the consumer is a group, whose messages are not claimed.
+create or replace function _pgqueue.refuse_group(p_consumer pgqueue.consumers) returns void
+language plpgsql
+as $$
+begin
+    raise exception '% is a group: its messages are not claimed, but read by partitions', quote_literal(p_consumer.name)
+        using errcode = 'PQ006',
+              hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
+end $$;
+
+-- Raises PQ007 unless each statement sees all that was committed before it. Claims and settlements decide by the rows
+-- that they see after they have a lock.
+create or replace function _pgqueue.check_isolation() returns void
+language plpgsql stable
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'claims and settlements need transaction isolation read committed, not %',
+                        current_setting('transaction_isolation')
+            using errcode = 'PQ007', hint = 'begin transaction isolation level read committed; or, where nothing is '
+                'begun: alter role ... set default_transaction_isolation to ''read committed''';
+    end if;
+end $$;
+
+-- Raises PQ003 unless a name of a stream or consumer has 1 to 200 characters.
+create or replace function _pgqueue.check_name(p_what text, p_name text) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_name is null or length(p_name) not between 1 and 200 or p_name <> btrim(p_name) then
+        raise exception 'the name of a % is 1 to 200 characters without spaces around, not %', p_what,
+                        coalesce(quote_literal(left(p_name, 210)), 'null') using errcode = 'PQ003', column = 'p_name';
+    end if;
+end $$;
+
+-- Raises PQ003 unless a number is within its bounds.
+create or replace function _pgqueue.check_number(p_argument text, p_value bigint, p_least bigint, p_most bigint)
+returns void
+language plpgsql immutable
+as $$
+begin
+    if (p_value between p_least and p_most) is not true then
+        raise exception '% is % to %, not %', p_argument, p_least, p_most, coalesce(p_value::text, 'null')
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
+-- Refuses a visibility timeout that is not allowed. Errors: PQ003 unless the interval is longer than 0 and up to 10
+-- years.
+create or replace function pgqueue.check_timeout(p_argument text, p_value interval) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_value is null or p_value <= interval '0' or p_value > _pgqueue.max_interval() then
+        raise exception '% is an interval longer than 0 and up to 10 years, not %', p_argument,
+                        coalesce(quote_literal(p_value), 'null')
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
+-- Raises PQ003 or PQ007 for arguments of a claim that are not allowed. A timeout may be null.
+create or replace function _pgqueue.check_claim(p_max int, p_visibility_timeout interval) returns void
+language plpgsql stable
+as $$
+begin
+    perform _pgqueue.check_isolation();
+    if p_max is null or p_max < 1 then
+        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null')
+            using errcode = 'PQ003', column = 'p_max';
+    end if;
+    if p_visibility_timeout is not null then
+        perform pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout);
+    end if;
+end $$;
+
+-- Raises PQ003 for a priority or a time that is not allowed.
+create or replace function _pgqueue.check_publication(p_priority int, p_deliver_at timestamptz,
+                                                      p_expires_at timestamptz default null) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_priority is null or p_priority not between -32768 and 32767 then
+        raise exception 'p_priority is -32768 to 32767, not %', coalesce(p_priority::text, 'null')
+            using errcode = 'PQ003', column = 'p_priority';
+    elsif not isfinite(p_deliver_at) then
+        raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
+    elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
+        raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''),
+                        p_expires_at
+            using errcode = 'PQ003',
+                  column = case when p_deliver_at is null then 'p_expires_at' else 'p_expires_at, p_deliver_at' end;
+    end if;
+end $$;
+
+-- A time, rounded up to the second, so that messages that are sent within a second expire together.
+create or replace function _pgqueue.whole_second(p_at timestamptz) returns timestamptz
+language sql immutable parallel safe
+as $$ select date_trunc('second', p_at + interval '999999 us') $$;
+
+-- Raises PQ003: a key is too long. Keys are indexed.
+create or replace function _pgqueue.refuse_key(p_key text) returns text
+language plpgsql
+as $$
+begin
+    raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key),
+                    quote_literal(left(p_key, 50)) using errcode = 'PQ003', column = 'p_key, p_keys';
+end $$;
+
+-- Raises PQ004: a payload is too long for its stream.
+create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
+language plpgsql
+as $$
+begin
+    raise exception 'a message of stream % has at most % bytes, not %', quote_literal(p_stream.name),
+                    p_stream.max_bytes, p_bytes
+        using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
+              hint = 'Send a reference to it, or give the stream a larger max_bytes with alter_stream.';
+end $$;
+
+-- Whether headers are an object of at most p_max_bytes, and not nested too deep to be read. True for null.
+create or replace function _pgqueue.headers_fit(p_headers jsonb, p_max_bytes int) returns boolean
+language sql immutable parallel safe
+as $$
+    select p_headers is null or (jsonb_typeof(p_headers) = 'object' and octet_length(p_headers::text) <= p_max_bytes
+           and (octet_length(p_headers::text) <= _pgqueue.short_headers()
+                or not jsonb_path_exists(p_headers, format('$.**{%s}', _pgqueue.max_header_depth() + 1)::jsonpath)))
+$$;
+
+-- Raises PQ003: headers do not fit.
+create or replace function _pgqueue.refuse_headers(p_stream pgqueue.streams, p_headers jsonb) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
+                    quote_literal(p_stream.name),
+        p_stream.max_header_bytes, _pgqueue.max_header_depth(),
+        case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
+             when octet_length(p_headers::text) > p_stream.max_header_bytes
+                 then octet_length(p_headers::text) || ' bytes'
+             else 'deeper' end
+        using errcode = 'PQ003', column = 'p_headers';
+end $$;
+
+-- Raises PQ004 unless the stream takes the payload, and PQ003 for headers that do not fit and for a key that is too
+-- long. The table of the stream has such a check too, for programs that write there directly; this check names the
+-- stream. No error holds a payload. (There is no exception block around the insert: a subtransaction with an id for
+-- every message would slow down every snapshot of the server.)
+create or replace function _pgqueue.check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_key text,
+                                                  p_headers jsonb)
+returns void
+language plpgsql immutable
+as $$
+begin
+    if not _pgqueue.headers_fit(p_headers, p_stream.max_header_bytes) then
+        perform _pgqueue.refuse_headers(p_stream, p_headers);
+    elsif octet_length(p_key) > _pgqueue.max_key_bytes() then
+        perform _pgqueue.refuse_key(p_key);
+    elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
+        perform _pgqueue.refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
+    end if;
+    if p_stream.kind = 'binary' then
+        if p_data_bytes is null or p_data is not null then
+            raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null',
+                            quote_literal(p_stream.name)
+                using errcode = 'PQ004', column = 'p_data_bytes, p_data';
+        end if;
+        return;
+    end if;
+    if p_data is null or p_data_bytes is not null then
+        raise exception 'a message of stream % (%) has p_data, not null, and p_data_bytes is null',
+                        quote_literal(p_stream.name), p_stream.kind
+            using errcode = 'PQ004', column = 'p_data, p_data_bytes';
+    end if;
+    if p_stream.kind = 'json' then
+        perform p_data::json;
+    end if;
+exception when invalid_text_representation or untranslatable_character or statement_too_complex then
+    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', quote_literal(p_stream.name),
+                    octet_length(p_data), case sqlstate when '54001' then ': it is nested too deeply' else '' end
+        using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;
+end $$;
+
+-- Raises PQ003 for an offset of a checkpoint reader that is not allowed.
+create or replace function _pgqueue.check_offset(p_reader uuid, p_claim bigint, p_messages bigint) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_reader is null or (p_claim >= 0 and p_messages >= 0) is not true then
+        raise exception 'p_reader is not null, and p_start_claim, p_end_claim and p_start_messages are at least 0; '
+                        'not %, %, %',
+                        coalesce(p_reader::text, 'null'), coalesce(p_claim::text, 'null'),
+                        coalesce(p_messages::text, 'null')
+            using errcode = 'PQ003', column = 'p_reader, p_start_claim, p_end_claim, p_start_messages';
+    end if;
+end $$;
+
+-- Raises PQ003 for a batch that is not allowed. Spark counts the batches of a query from 0. A number that Spark never
+-- reaches would stand above all batches to come. A txnVersion is chosen by the user; its bound leaves room above it,
+-- and nanoseconds since 1970 are allowed.
+create or replace function _pgqueue.check_batch(p_sink text, p_batch bigint) returns void
+language plpgsql immutable
+as $$
+declare
+    v_most bigint := case when p_sink like 'txn:%' then 4000000000000000000 else 1000000000000 end;
+begin
+    if p_sink is null or (p_batch between 0 and v_most) is not true then
+        raise exception 'p_sink is not null and p_batch is 0 to %, not % and %', v_most,
+                        coalesce(quote_literal(p_sink), 'null'), coalesce(p_batch::text, 'null')
+            using errcode = 'PQ003', column = 'p_sink, p_batch';
+    end if;
+end $$;
+
+-- The server and its timeline, which change with a standby's promotion and with a restore; nulls where the role may not
+-- ask.
+create or replace function _pgqueue.server(out system_identifier bigint, out timeline int)
+language plpgsql stable
+as $$
+begin
+    select s.system_identifier into system_identifier from pg_control_system() s;
+    if pg_is_in_recovery() then
+        select c.timeline_id into timeline from pg_control_checkpoint() c;
+    else
+        timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;
+    end if;
+exception when insufficient_privilege or feature_not_supported then
+    null;
+end $$;
+
+-- Whether this database is on another server or timeline than was noted, see is_restored().
+create or replace function _pgqueue.is_elsewhere() returns boolean
+language plpgsql stable
+as $$
+declare
+    v_noted pgqueue.servers;
+    v_now   record := _pgqueue.server();
+begin
+    select * into v_noted from pgqueue.servers order by server_no desc limit 1;
+    return coalesce(v_noted.system_identifier <> v_now.system_identifier or v_noted.timeline <> v_now.timeline, false);
+end $$;

@@ -1,0 +1,448 @@
+-- Locks, and the one order in which they are taken.
+--
+-- A function that waits for a lock holds no lock of a later place: so no two calls wait for each other in a circle. A
+-- function that passes over what others hold (skip locked, a try) waits for nobody, and may take any lock at any
+-- time. Each lock of the code names its place in a comment (-- lock: claim); tests/sql/test_lock_order.py compares
+-- the code with this list.
+--
+-- Locks are held to the end of the transaction, except seqs, waiting, and those of an exception block that failed. The
+-- order holds within one call. A transaction of several calls can break it: Postgres then ends one of the two
+-- transactions as a deadlock, after a second.
+--
+-- A function waits by await() alone: a minute, or as long as the list says, or as the session's lock_timeout if that is
+-- shorter. tests/sql/test_lock_waits.py looks at each lock, and lets each public function meet an open transaction. On
+-- the way of single messages it would cost too much: "as Postgres does" means without an end of its own, and by the
+-- session's lock_timeout. "In tries" means that the call lets go of all its locks and pauses between two tries.
+--
+-- 1. install  Advisory 1885826420. Guards the schema against a second installer (schema.sql), which waits for 60 s.
+--        The installer then locks tables: it waits for them for 40 ms at a time, and for 30 s in all (upgrade.sql).
+-- 2. bindings  The table pgqueue.bindings, share row exclusive. Guards the graph of bound streams and their limits.
+--        bind, unbind, drop_stream, and alter_stream when it changes a limit.
+-- 3. batch  The row of a batch in sink_batches, by its primary key. Makes a batch of a sink happen once.
+--        begin_batch() waits until another commit of the same batch is over. maintain deletes old batches, and passes
+--        over those that others hold.
+-- 4. reservation  A row of reservations. Guards numbers of a stream that are taken and not published.
+--        use_reservation() takes them in the order of their ids, and waits for another commit or for maintain.
+--        maintain passes over those that others hold.
+-- 5. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. note_stream()
+--        waits for another batch of the query that notes the same stream. maintain passes over those of others.
+-- 6. seqs  Advisory, by the id of the stream. Lets one call after the other take many numbers, so that those of a
+--        call are one range. take_seqs() waits for a second, then goes on without the lock. It lets go of the lock
+--        when it has the numbers.
+-- 7. dedup  A row of dedup_keys, by its primary key. Makes a message with a dedup key be published once. A producer
+--        waits, as Postgres does, for an open transaction that sent the same key, or deletes it (maintain). Keys are
+--        taken in their order, the streams of a batch in the order of their ids. maintain passes over keys that
+--        others hold.
+-- 8. publish  Advisory, by the id of the stream, shared. Tells consumers which transactions may still publish
+--        (log/gaps.sql). Each producer takes it before its publication id. No function of the queue takes it
+--        alone, so no producer waits, but where another program holds the lock alone.
+-- 9. chunk  A row of staged_chunks. Guards what a task has staged. publish_chunks() deletes it and waits for
+--        maintain, as Postgres does; maintain deletes chunks that were left behind, and passes over others' chunks.
+-- 10. maintain  Advisory, by the id of the stream. Lets one maintain at a time trim a stream and change its segments
+--        (retain()). A second one passes over the stream; drop_stream waits, in tries. It also guards the rows of
+--        segments, trims and retention; set_retention holds a row of retention, which retain() passes over.
+-- 11. history  Advisory, by the id of the stream. Keeps old publications while a transaction relies on them:
+--        create_consumer, seek and replay share it. trim() takes it alone if nobody has it, and else trims nothing.
+-- 12. stream  A row of streams. Guards the settings of a stream, its schedules, and its tables while they are
+--        changed. alter_stream, bind, unbind, recover and create_consumer (by the foreign key) wait; in tries
+--        drop_stream, create_schedule and the like, and alter_consumer with a limit of the backlog. capture and
+--        release share it, and wait for 100 ms at a time; maintain shares it if it can. tend_segments() passes over
+--        the stream.
+-- 13. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
+--        and the like wait, in tries. run_schedules() sends nothing while somebody else has it.
+-- 14. settings  A row of consumers. Guards the settings of a consumer. create_consumer (by the unique name), pause,
+--        resume, and create_schedule and the like wait; in tries alter_consumer and drop_consumer.
+-- 15. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
+--        reader_claim, reader_resume, reader_ack, reader_release and reader_fork wait.
+--        forget_readers() passes over it.
+-- 16. claim  A row of claims. Guards the set of messages that a claim has. nack, defer, dead_letter, ack of messages,
+--        the functions of checkpoint readers and settle_messages wait, in the order of ids; cancel in tries; extend,
+--        reader_extend, and ack of a whole claim as Postgres does. What releases expired claims (expire(),
+--        release_due(), forget_readers()) passes over those that are being settled.
+-- 17. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips and
+--        group_workers: who has it takes publications, deals keys and makes runs ready. These wait: claims
+--        that find nothing ready; all claims of a consumer with ordering=stream, per_key_interval, max_in_flight or
+--        rate_limit, or whose backlog may be full; claims by receive_where that go on with the lock; nack, defer,
+--        redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions, leave_group, note_offset;
+--        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek, cancel
+--        and drop_consumer, for 10 s. claim(), claim_new(), skip(), take_for_group() and forget_readers() try, and do
+--        without it.
+-- 18. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
+--        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
+--        commit_offset, wait as Postgres does.
+-- 19. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
+--        those that others hold. The runs of a claim belong to who has its lock. Whatever changes all runs of a
+--        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer.
+-- 20. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
+--        names the same query.
+-- 21. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
+--        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
+--        the partition for the next time.
+-- 22. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+--        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
+--        insert it waits for the first.
+-- 23. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
+-- 24. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
+--        exclusive on pgqueue.messages, behind which all senders wait. maintain waits for 50 ms and passes over the
+--        step. create_stream waits.
+-- 25. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
+--        over those that others hold.
+-- 26. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+--        waits for it.
+-- 27. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
+--        tries to have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for
+--        it.
+--
+-- Exceptions: functions that wait for a place while they hold a later one. "f: run before claim" means: f takes a run,
+-- then waits for a claim, which is an earlier place.
+--
+-- The function has the lock already, or has let go of the later one, or does only one of the two:
+--   _pgqueue.claim: consumer, run before claim.  claim_in_turn() runs after an exception block that let go of all,
+--     or after ack().
+--   _pgqueue.claim: run before consumer.  As above; or claim() has the consumer's lock already, from its try.
+--   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, then the consumer, and then
+--     acknowledges.
+--   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
+--   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
+--   _pgqueue.set_consumer: settings, consumer, run before stream.  Where it needs the stream's row, it locks that
+--     first.
+--   _pgqueue.set_consumer: run before consumer.  It changes lanes or limits, not both.
+--   pgqueue.ack: consumer before claim.  It acknowledges a whole claim, or some messages of it: one call does not do
+--     both.
+--   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
+--   pgqueue.create_consumer: settings before stream.  The consumer is new, and its foreign key has the stream's row.
+--   pgqueue.create_group: consumer, run before settings.  The group is new.
+--   _pgqueue.forget_staged: chunk before reservation.  It has locked the reservation, without waiting, before it
+--     deletes numbers of it.
+--   pgqueue.unstage: chunk before reservation.  As maintain.
+--   _pgqueue.end_earlier_writes: chunk before reservation.  As maintain.
+--   pgqueue.reader_claim: consumer before claim.  It locks the claims of its reader first.
+--   pgqueue.reader_resume: consumer before claim.  It locks the claims of its reader first.
+--   pgqueue.receive: consumer, run before claim.  The claim is its own, and nobody else knows it yet.
+--   pgqueue.receive: run before consumer.  It settles without the consumer's lock.
+--   pgqueue.receive_where: consumer before claim.  It locks the claim first.
+--
+-- In tries, each of which is shorter than the second after which Postgres looks for deadlocks:
+--   _pgqueue.drop_consumer: consumer before settings.
+--   _pgqueue.drop_consumer: settings, consumer before stream.
+--   _pgqueue.drop_consumer: consumer before claim.
+--   _pgqueue.move: consumer before claim.
+--
+-- Nobody who has the earlier place waits for the later one:
+--   pgqueue.note_offset: consumer before history.  It has the history already.
+--   pgqueue.note_offset: consumer before claim.  A group has no claims.
+--   pgqueue.note_offset: run before partition.  The group has no worker, so nobody commits the partition.
+--
+-- settle_messages takes reader claims, the consumer and runs of one consumer after the other, in the order of their
+-- ids, and so does recover: nobody else takes such locks of two consumers, but for maintain, which waits for none of
+-- them.
+--
+-- Anybody who may connect can hold an advisory lock. So the error of a wait for such a lock names the session that
+-- holds it.
+
+-- Whether the next look, at p_when, need not be made yet: p_when is in the future, but less than 2 s away. A time
+-- farther away was noted before the clock was set back; waiting for it could take long, so the answer is false.
+create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
+language sql volatile
+as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
+
+-- Locks a consumer. Errors: 55P03 when another transaction holds the lock for a minute.
+create or replace function _pgqueue.lock_consumer(p_consumer_id int) returns void
+language plpgsql
+as $$
+begin
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id) then  -- lock: consumer
+        perform _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false);
+    end if;
+end $$;
+
+-- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.
+create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id);  -- lock: consumer
+end $$;
+
+-- Notes that this transaction publishes to a stream. Returns false, and notes nothing, while another session has the
+-- lock alone: then call lock_publish(), which waits. (In SQL, so that it becomes a part of the caller's expression.)
+create or replace function _pgqueue.try_lock_publish(p_stream_id int) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_publish(), p_stream_id) $$;  -- lock: publish
+
+-- Notes that this transaction publishes to a stream, and waits if it must. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_publish(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if not _pgqueue.try_lock_publish(p_stream_id) then
+        perform _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true);
+    end if;
+end $$;
+
+-- How long a call waits for a lock, unless the session's lock_timeout is shorter.
+create or replace function _pgqueue.patience() returns interval language sql immutable parallel safe as $$
+    select interval '1 minute' $$;
+
+-- Waits for locks: executes a statement that takes them, and lets it wait for so long only. This is the one place that
+-- says for how long; a shorter lock_timeout of the session holds instead.
+--   p_what       what is locked, for the error
+--   p_statement  returns one number, or JSON; it is given p_id as $1 and p_more as $2
+--   p_try        null: it waits in the queue. For a lock behind which others would queue, or that is taken together
+--                with locks that others need: how long the first try may wait. A try that fails is undone, which lets
+--                go of all its locks. In a pause of four times as long the others go on. Then the next try may wait for
+--                twice as long, up to p_most: less than the second after which Postgres looks for deadlocks
+--   p_class      of an advisory lock with the number p_id: the error says who has it
+--   p_session, p_within  what the caller has: its lock_timeout, and whether it is a part of a try
+-- Returns what the statement returned. Errors: 55P03; those of the statement, which is undone then.
+create or replace function _pgqueue.await(p_what text, p_statement text, p_id bigint, p_more jsonb default null,
+                                          p_try interval default null, p_most interval default '300 ms',
+                                          p_limit interval default _pgqueue.patience(), p_class int default null,
+                                          p_session text default current_setting('lock_timeout'),
+                                          p_within text default current_setting('pgqueue.trying', true)) returns jsonb
+language plpgsql
+set lock_timeout = 0  -- what set_config() sets below ends with this function, too; of pgqueue.trying, only a superuser
+                      -- may say that for a function
+as $$
+declare
+    v_limit  interval := least(p_limit, _pgqueue.patience(), nullif(p_session::interval, '0'));
+    v_until  timestamptz := clock_timestamp() + v_limit;
+    v_try    interval := coalesce(p_try, v_limit);
+    v_result jsonb;
+begin
+    if p_within = 'yes' and p_try is null then
+        -- A part of another try, which undoes all of it. (A subtransaction of its own would keep those who wait for one
+        -- of its rows until the transaction ends, although the try was undone.)
+        perform set_config('lock_timeout', p_session, true);
+        execute p_statement into v_result using p_id, p_more;
+        return v_result;
+    end if;
+    loop
+        begin
+            perform set_config('pgqueue.trying', case when p_try is not null then 'yes' else '' end, true);
+            perform set_config('lock_timeout',
+                               greatest(extract(epoch from least(v_try, v_until - clock_timestamp())) * 1000,
+                                        1)::int::text, true);
+            execute p_statement into v_result using p_id, p_more;
+            perform set_config('pgqueue.trying', coalesce(p_within, ''), true);
+            return v_result;
+        exception when lock_not_available or deadlock_detected or sqlstate 'PQ099' then
+            if sqlstate = '40P01' and p_try is null then
+                raise;
+            elsif p_try is null or clock_timestamp() >= v_until then
+                raise exception 'waited % for %, held by %',
+                                case v_limit when interval '1 minute' then 'a minute'
+                                             else extract(epoch from v_limit)::real || ' s' end, p_what,
+                                case when p_class is null then 'another transaction'
+                                     else _pgqueue.holders(p_class, p_id::int) end
+                    using errcode = 'lock_not_available',
+                          hint = 'Nothing was changed: try again. Keep transactions short, or end the one that holds '
+                                 'it with pg_terminate_backend.';
+            end if;
+        end;
+        perform pg_sleep_for(least(4 * v_try, v_until - clock_timestamp()));
+        v_try := least(2 * v_try, p_most);
+    end loop;
+end $$;
+
+-- Who has an advisory lock, in words.
+create or replace function _pgqueue.holders(p_class int, p_id int) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(case when l.pid is null then 'a prepared transaction'
+                                    else format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'),
+                                                coalesce(nullif(a.application_name, ''), '?')) end, ', '),
+                    'a transaction that is over now')
+    from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    where l.locktype = 'advisory' and l.granted and l.classid = p_class::oid and l.objid = p_id::oid and l.objsubid = 2
+      and l.database = (select oid from pg_database where datname = current_database())
+$$;
+
+-- Waits for an advisory lock that the caller could not have at once. Errors: 55P03, see await().
+create or replace function _pgqueue.await_lock(p_class int, p_id int, p_shared boolean) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await(
+        case p_class when _pgqueue.lock_class_consumer() then 'the lock of ' || _pgqueue.consumer_name(p_id)
+                     when _pgqueue.lock_class_history() then 'the history of stream ' || p_id
+                     when _pgqueue.lock_class_schedules() then 'the schedules of stream ' || p_id
+                     else 'the publish lock of stream ' || p_id end,
+        case when p_shared
+             then 'select 0 from pg_advisory_xact_lock_shared(($2 -> 0)::int, $1::int)'  -- lock: any
+             else 'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)' end,  -- lock: any
+        p_id, jsonb_build_array(p_class), p_class => p_class);
+end $$;
+
+-- Locks the row of a stream, against others that change it.
+--   p_alone  also against those that make consumers or captures, which refer to it
+create or replace function _pgqueue.lock_stream(p_stream_id int, p_alone boolean default false) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await('stream ' || p_stream_id,
+        case when p_alone then 'select 0 from pgqueue.streams where stream_id = $1 for update'  -- lock: stream
+             else 'select 0 from pgqueue.streams where stream_id = $1 for no key update' end,  -- lock: stream
+        p_stream_id);
+end $$;
+
+-- Locks the bindings of all streams, against others that change them.
+create or replace function _pgqueue.lock_bindings() returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await('the table of bindings', 'select 0 from _pgqueue.lock_bindings_now()', null);
+end $$;
+
+-- The lock of lock_bindings(), for as long as the caller waits.
+create or replace function _pgqueue.lock_bindings_now() returns void
+language plpgsql
+as $$
+begin
+    lock table pgqueue.bindings in share row exclusive mode;  -- lock: bindings
+end $$;
+
+-- Locks the numbers of a stream against others that take many. A caller that does not get the lock within a second
+-- goes on without it: only the order of its numbers suffers.
+create or replace function _pgqueue.lock_seqs(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_seqs(), p_stream_id) then  -- lock: seqs
+        perform _pgqueue.await_seqs(p_stream_id);
+    end if;
+end $$;
+
+-- Waits a second for the lock of the numbers of a stream.
+create or replace function _pgqueue.await_seqs(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await(
+        'the numbers', 'select 0 from pg_advisory_xact_lock(_pgqueue.lock_class_seqs(), $1::int)',  -- lock: seqs
+        p_stream_id, p_limit => interval '1 s');
+exception when lock_not_available or deadlock_detected then
+    null;
+end $$;
+
+-- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as
+-- lock_consumer().
+create or replace function _pgqueue.lock_history(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_history(), p_stream_id) then  -- lock: history
+        perform _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true);
+    end if;
+end $$;
+
+-- Keeps all others from relying on old publications of a stream, so that the caller can delete some; only if nobody
+-- relies on them now. Returns whether the caller may delete.
+create or replace function _pgqueue.try_lock_history_alone(p_stream_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(_pgqueue.lock_class_history(), p_stream_id);  -- lock: history
+end $$;
+
+-- The virtual ids of the open transactions that may have published to a stream.
+create or replace function _pgqueue.publishers(p_stream_id int) returns text[]
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(array_agg(virtualtransaction order by virtualtransaction), '{}') from pg_locks
+            where locktype = 'advisory' and classid = _pgqueue.lock_class_publish()::oid and objid = p_stream_id::oid
+              and objsubid = 2
+              and database = (select oid from pg_database where datname = current_database()));
+end $$;
+
+-- Whether a session waits for publications of a stream (functions/waiting.sql). A caller that asks while another caller
+-- does may get true although no session waits: it then notifies for nothing.
+create or replace function _pgqueue.is_waited_for(p_stream_id int) returns boolean
+language sql
+as $$
+    select not case when pg_try_advisory_lock(_pgqueue.lock_class_waiting(), p_stream_id)  -- lock: waiting
+                    then pg_advisory_unlock(_pgqueue.lock_class_waiting(), p_stream_id) else false end
+$$;
+
+-- Locks a checkpoint reader. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_reader(p_reader uuid) returns void
+language plpgsql
+as $$
+begin
+    if not _pgqueue.try_lock_reader(p_reader) then
+        perform _pgqueue.await(
+            'checkpoint reader ' || p_reader, 'select 0 from pg_advisory_xact_lock($1)',  -- lock: reader
+            hashtextextended('pgqueue reader ' || p_reader::text, 0));
+    end if;
+end $$;
+
+-- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_claims(p_claim_ids bigint[]) returns void
+language plpgsql
+as $$
+declare
+    v_locked bigint;
+begin
+    -- lock: claim
+    perform from pgqueue.claims where claim_id = any (p_claim_ids) order by claim_id for update skip locked;
+    get diagnostics v_locked = row_count;
+    if v_locked = cardinality(p_claim_ids) then
+        return;
+    elsif v_locked < (select count(*) from pgqueue.claims where claim_id = any (p_claim_ids)) then
+        perform _pgqueue.await('one of the claims ' || array_to_string(p_claim_ids, ', '),
+            'select count(*) from (select from pgqueue.claims where claim_id in '
+            '(select jsonb_array_elements_text($2)::bigint) order by claim_id for update) c',  -- lock: claim
+            null, to_jsonb(p_claim_ids));
+    end if;
+end $$;
+
+-- Locks a checkpoint reader if nobody holds the lock. Returns whether the caller has it now.
+create or replace function _pgqueue.try_lock_reader(p_reader uuid) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;  -- lock: reader
+
+-- Locks a live claim; with p_and_consumer then also its consumer, for a caller that puts runs back into the line.
+-- Returns the claim; null, with a warning, when the claim is not live, or is a checkpoint reader's.
+create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean) returns pgqueue.claims
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claims;
+begin
+    -- lock: claim
+    select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update skip locked;
+    if not found then
+        perform _pgqueue.lock_claims(array[p_claim_id]);
+        select * into v_claim from pgqueue.claims where claim_id = p_claim_id;
+    end if;
+    if v_claim.live is not true or v_claim.reader is not null then
+        perform _pgqueue.warn_not_live(p_claim_id);
+        return null;
+    end if;
+    if p_and_consumer then
+        perform _pgqueue.lock_consumer(v_claim.consumer_id);
+    end if;
+    return v_claim;
+end $$;
+
+-- Warns that a claim is not live.
+create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
+language plpgsql
+as $$
+begin
+    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
+                  'over; or a Spark query holds it; nothing was changed',
+                  coalesce(p_claim_id::text, 'null');
+end $$;
+
+-- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
+-- the database's answer. (All earlier commits are on disk then, too.)
+create or replace function _pgqueue.commit_durably() returns void
+language plpgsql
+as $$
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'local', true);
+    end if;
+end $$;

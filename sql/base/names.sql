@@ -1,0 +1,125 @@
+-- Streams and consumers by name or id. For an unknown one an error says what to do.
+
+-- The last sequence number of a stream that was given out; 0: none.
+create or replace function _pgqueue.last_seq(p_stream_id int) returns bigint
+language plpgsql stable
+as $$
+begin
+    return coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0);
+end $$;
+
+-- Some names, for the hint of an error; none for a caller who may look at no stream, as one that only sends.
+create or replace function _pgqueue.there_are(p_names text[]) returns text
+language sql stable
+as $$
+    select case when has_table_privilege(r.name, 'pgqueue.stream_stats', 'select')
+                     or exists (select from pg_proc p
+                                where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
+                                  and has_function_privilege(r.name, p.oid, 'execute'))
+                then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
+                                                         from unnest(p_names) n), 'none')) else '' end
+    from (select case current_setting('role') when 'none' then session_user else current_setting('role') end) r (name)
+$$;
+
+-- The stream of a name. Errors: PQ001. Locks nothing.
+create or replace function _pgqueue.stream(p_name text) returns pgqueue.streams
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    select * into v_stream from pgqueue.streams where name = p_name;
+    if not found then
+        raise exception 'unknown stream %', coalesce(quote_literal(p_name), 'null')
+            using errcode = 'PQ001',
+                  hint = format('Create it: select pgqueue.create_stream(%L).', p_name)
+                         || _pgqueue.there_are(array(select name from pgqueue.streams order by name limit 10));
+    end if;
+    return v_stream;
+end $$;
+
+-- The stream of an id that a running query has. Errors: PQ001.
+create or replace function _pgqueue.stream_of(p_stream_id int) returns pgqueue.streams
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    select * into v_stream from pgqueue.streams where stream_id = p_stream_id;
+    if not found then
+        raise exception 'the stream of this query was dropped'
+            using errcode = 'PQ001', hint = 'Create it again and restart the query.';
+    end if;
+    return v_stream;
+end $$;
+
+-- The consumer of a name. Errors: PQ001, PQ002. Locks nothing.
+create or replace function _pgqueue.consumer(p_stream text, p_name text) returns pgqueue.consumers
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    select c.* into v_consumer
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+    where s.name = p_stream and c.name = p_name;
+    if not found then
+        perform _pgqueue.refuse_unknown(p_stream, p_name, 'consumer');
+    end if;
+    return v_consumer;
+end $$;
+
+-- Raises PQ002: the stream has no such consumer, or group; PQ001 when there is no such stream.
+create or replace function _pgqueue.refuse_unknown(p_stream text, p_name text, p_kind text) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.stream(p_stream);
+    raise exception 'unknown % % of stream %', p_kind, coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
+        using errcode = 'PQ002',
+              hint = format('Create it: select pgqueue.create_%s(%L, %L).', p_kind, p_stream, p_name)
+                     || _pgqueue.there_are(array(select c.name
+                                                 from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+                                                 where s.name = p_stream
+                                                   and (p_kind = 'consumer' or c.partitions is not null)
+                                                 order by c.name limit 10));
+end $$;
+
+-- The ids of consumers of a stream, by their names; null for null. Errors: PQ002 for an unknown name, PQ003 for an
+-- empty list.
+create or replace function _pgqueue.consumer_ids(p_stream_id int, p_names text[]) returns int[]
+language plpgsql stable
+as $$
+declare
+    v_ids     int[];
+    v_unknown text;
+begin
+    if p_names is null then
+        return null;
+    end if;
+    select array_agg(distinct c.consumer_id order by c.consumer_id),
+           min(coalesce(quote_literal(x.name), 'null')) filter (where c.consumer_id is null)
+    into v_ids, v_unknown
+    from unnest(p_names) x (name)
+    left join pgqueue.consumers c on c.stream_id = p_stream_id and c.name = x.name;
+    if v_unknown is not null then
+        raise exception 'unknown consumer % in p_consumers', v_unknown
+            using errcode = 'PQ002', column = 'p_consumers',
+                  hint = 'Name consumers of this stream, or pass null to publish to all.';
+    elsif v_ids is null then
+        raise exception 'p_consumers is empty: the messages would reach nobody'
+            using errcode = 'PQ003', column = 'p_consumers',
+                  hint = 'Name consumers of this stream, or pass null to publish to all.';
+    end if;
+    return v_ids;
+end $$;
+
+-- The name of a consumer, for an error message.
+create or replace function _pgqueue.consumer_name(p_consumer_id int) returns text
+language sql stable
+as $$
+    select coalesce((select format('consumer %L of stream %L', c.name, s.name)
+                     from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+                     where c.consumer_id = p_consumer_id),
+                    'a dropped consumer')
+$$;

@@ -1,0 +1,68 @@
+-- Arithmetic on sets of sequence numbers.
+
+-- Whether a publication is for a consumer.
+create or replace function _pgqueue.is_for(p_consumers int[], p_consumer_id int) returns boolean
+language sql immutable parallel safe
+as $$ select p_consumers is null or p_consumer_id = any (p_consumers) $$;
+
+-- The number of elements of a set.
+create or replace function _pgqueue.cardinality(p_set int8multirange) returns bigint
+language plpgsql immutable strict parallel safe
+as $$
+begin
+    return (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r);
+end $$;
+
+-- The set of some numbers. Null for null. Errors: PQ003 when one of the numbers is null, or the array has several
+-- dimensions.
+create or replace function _pgqueue.set_of(p_seqs bigint[]) returns int8multirange
+language plpgsql immutable strict parallel safe
+as $$
+begin
+    if array_ndims(p_seqs) > 1 then
+        raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs)
+            using errcode = 'PQ003', column = 'p_seqs';
+    elsif array_position(p_seqs, null) is not null then
+        raise exception 'p_seqs holds a null'
+            using errcode = 'PQ003', column = 'p_seqs',
+                  hint = 'Give the numbers of messages, or no array for the whole claim.';
+    end if;
+    -- no message has the last number of all, and no range ends behind it
+    return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s
+            where s < 9223372036854775807);
+end $$;
+
+-- The elements of a set that are below p_below.
+create or replace function _pgqueue.below(p_set int8multirange, p_below bigint) returns int8multirange
+language sql immutable parallel safe
+as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
+
+-- The bound below which a set has exactly p_n elements. p_n is positive, and at most the number of elements.
+create or replace function _pgqueue.bound_of(p_set int8multirange, p_n bigint) returns bigint
+language plpgsql immutable parallel safe
+as $$
+declare
+    v_range int8range;
+    v_left  bigint := p_n;
+begin
+    for v_range in select unnest(p_set) loop
+        if upper(v_range) - lower(v_range) >= v_left then
+            return lower(v_range) + v_left;
+        end if;
+        v_left := v_left - (upper(v_range) - lower(v_range));
+    end loop;
+    raise exception 'the set has fewer than % elements', p_n;
+end $$;
+
+-- Cuts a set into sets of at most limit_ranges() ranges, in order: to take elements out of a set costs in proportion
+-- to its ranges.
+create or replace function _pgqueue.split_set(p_set int8multirange)
+returns table (seqs int8multirange, message_count bigint, first_seq bigint)
+language sql immutable parallel safe
+as $$
+    select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))
+    from (select r, (row_number() over (order by lower(r)) - 1) / _pgqueue.limit_ranges() as chunk
+          from unnest(p_set) r) x
+    group by x.chunk
+    order by x.chunk
+$$;

@@ -1,0 +1,178 @@
+-- Settings of consumers and streams, which can be changed while these are in use. One list has all of them.
+
+-- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name. The default of the column is
+-- the one given here.
+--
+-- To add a setting: see sql/changing.md.
+--   type       integer, number, interval or boolean; text: one of the choices
+--   low, high  the allowed values, from and to. With an interval, 0 as low allows 0, and '1 us' means longer than 0
+create or replace function _pgqueue.settings()
+returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[])
+language sql immutable
+as $$
+    values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', _pgqueue.max_interval()::text, null::text[]),
+           ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
+           ('consumer', 'backoff',            'text',     'constant', null, null, '{constant, linear, exponential}'),
+           ('consumer', 'backoff_base',       'interval', null, '0', _pgqueue.max_interval()::text, null),
+           ('consumer', 'backoff_cap',        'interval', '1 hour', '0', _pgqueue.max_interval()::text, null),
+           ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
+           ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
+           ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
+           ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null),
+           ('consumer', 'rate_interval',      'interval', null, '1 ms', _pgqueue.max_interval()::text, null),
+           ('consumer', 'ageing',             'interval', null, '1 us', _pgqueue.max_interval()::text, null),
+           ('consumer', 'fair',               'boolean',  'false', null, null, null),
+           ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
+           ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null),
+           ('consumer', 'per_key_interval',   'interval', null, '1 us', _pgqueue.max_interval()::text, null),
+           ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
+           ('consumer', 'keep_history',       'interval', null, '1 us', _pgqueue.max_interval()::text, null),
+           ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
+           ('stream',   'notify',             'boolean',  'true', null, null, null),
+           ('stream',   'max_bytes',          'integer',  '16777216', '1', _pgqueue.max_max_bytes()::text, null),
+           ('stream',   'max_header_bytes',   'integer',  '65536', '2', _pgqueue.max_max_header_bytes()::text, null),
+           ('stream',   'dedup_window',       'interval', null, '1 us', _pgqueue.max_interval()::text, null)
+$$;
+
+-- Raises PQ003 for settings of a consumer that contradict each other. Each contradiction is a branch of the case.
+create or replace function _pgqueue.check_policies(p_consumer pgqueue.consumers) returns void
+language plpgsql stable
+as $$
+declare
+    v_contradiction text := case
+        when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
+        when p_consumer.ordering = 'stream'
+            and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+            then 'with ordering=stream all keys are one line, so fair, per_key_limit and per_key_interval have '
+                 'no meaning'
+        when p_consumer.ageing is not null
+             and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null
+                  or p_consumer.per_key_interval is not null)
+            then 'ageing is for priorities, which have no meaning with an ordering, fair, per_key_limit or '
+                 'per_key_interval'
+        when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
+            then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set one of them'
+        when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null
+            then 'per_key_burst needs a per_key_interval'
+        when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null)
+            then 'rate_limit messages are delivered within each rate_interval: set both, or none'
+        when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
+        end;
+begin
+    if v_contradiction is not null then
+        raise exception 'p_settings: %', v_contradiction
+            using errcode = 'PQ003', column = 'p_settings', hint = 'Nothing was changed.';
+    end if;
+end $$;
+
+-- The allowed values of a setting, in words.
+create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[]) returns text
+language sql stable
+as $$
+    select case p_type
+        when 'boolean' then 'true or false'
+        when 'text' then regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1')
+        when 'interval' then format('an interval %s up to %s',
+                                    case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
+        when 'integer' then case when p_high = '2147483647' then 'at least ' || p_low
+                                 else format('%s to %s', p_low, p_high) end
+        else format('a number from %s to %s', p_low, p_high) end
+$$;
+
+-- Raises PQ003 unless a value is allowed for a setting. Null stands for the default, and is always allowed.
+--   p_argument  the argument's name in the error
+create or replace function _pgqueue.check_setting(p_of_what text, p_name text, p_value jsonb, p_argument text)
+returns void
+language plpgsql stable
+as $$
+declare
+    v_setting record;
+    v_text    text := p_value #>> '{}';
+    v_allowed boolean := false;
+begin
+    select * into v_setting from _pgqueue.settings() s where s.of_what = p_of_what and s.name = p_name;
+    begin
+        if v_text is null then
+            return;
+        elsif jsonb_typeof(p_value) not in ('object', 'array') then
+            v_allowed := case v_setting.type
+                when 'boolean'  then v_text::boolean is not null
+                when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
+                when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
+                -- Postgres reads a number without a unit as seconds, and people may mean another unit
+                when 'interval' then v_text !~ E'^[-+.\\d\\s]*$'
+                    and v_text::interval between v_setting.low::interval and v_setting.high::interval
+                else v_text = any (v_setting.choices) end;
+        end if;
+    exception when data_exception then
+        null;
+    end;
+    if not v_allowed then
+        raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
+                        _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices),
+                        left(p_value::text, 100)
+            using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
+    end if;
+end $$;
+
+-- Checks each setting by itself. Returns the settings as they are stored, with the default in place of null. Errors:
+-- PQ003.
+create or replace function _pgqueue.checked_settings(p_of_what text, p_settings jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_unknown text;
+begin
+    if p_settings is null or jsonb_typeof(p_settings) <> 'object' then
+        raise exception 'p_settings is a JSON object with a value for each setting, such as {"%": null}, not %',
+                        (select min(name) from _pgqueue.settings() s where s.of_what = p_of_what),
+                        coalesce(left(p_settings::text, 100), 'null')
+            using errcode = 'PQ003', column = 'p_settings';
+    end if;
+    select k into v_unknown
+    from jsonb_object_keys(p_settings) k
+    where k not in (select name from _pgqueue.settings() s where s.of_what = p_of_what) order by k limit 1;
+    if found then
+        raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
+            using errcode = 'PQ003', column = 'p_settings',
+                  hint = (select concat_ws(' ', format('Is it %s?', _pgqueue.nearest(v_unknown, array_agg(name))),
+                                           format('There are: %s.', string_agg(name, ', ' order by name)))
+                          from _pgqueue.settings() s where s.of_what = p_of_what);
+    end if;
+    perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
+    return (select coalesce(jsonb_object_agg(e.key, case e.value when 'null' then to_jsonb(s.default_value)
+                                                         else e.value end), '{}')
+            from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
+end $$;
+
+-- The word of some words that is most like p_word: it has the most pairs of letters in common with it. Null: none is
+-- like it.
+create or replace function _pgqueue.nearest(p_word text, p_words text[]) returns text
+language sql immutable
+as $$
+    select w
+    from unnest(p_words) w
+    cross join lateral (select count(distinct a.pair) as common
+                        from (select substr('^' || lower(left(p_word, 100)), i, 2)
+                              from generate_series(1, length(left(p_word, 100))) i) a (pair)
+                        join (select substr('^' || w, i, 2)
+                              from generate_series(1, length(w)) i) b (pair) using (pair)) c
+    where 5 * common >= length(w) + length(p_word)
+    order by common::float8 / (length(w) + length(p_word)) desc, w limit 1
+$$;
+
+-- The settings of a consumer or stream that are not the default.
+--   p_row  its row of pgqueue.consumers or pgqueue.streams
+create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb) returns jsonb
+language sql stable
+as $$
+    select coalesce(jsonb_object_agg(s.name, p_row -> s.name)
+                    filter (where p_row -> s.name is distinct from d.row -> s.name), '{}')
+    from _pgqueue.settings() s
+    cross join (select case p_of_what when 'consumer' then to_jsonb(jsonb_populate_record(null::pgqueue.consumers, d))
+                                      else to_jsonb(jsonb_populate_record(null::pgqueue.streams, d)) end as row
+                from (select jsonb_object_agg(name, default_value) as d from _pgqueue.settings()
+                      where of_what = p_of_what) d) d
+    where s.of_what = p_of_what
+$$;

@@ -1,0 +1,424 @@
+-- Making a claim: quickly, from the ready messages (claim_pieces(), claim_quickly()); or in turn, with the consumer's
+-- lock (claim_in_turn()): refresh() does the work that is due, and fill() gets the messages. queue/settle.sql ends
+-- claims.
+
+-- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. Messages that were
+-- published meanwhile come after these pieces. Returns as claim_quickly(). Locks: the pieces.
+create or replace function _pgqueue.claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int)
+returns pgqueue.served
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_served pgqueue.served;
+begin
+    v_served.message_count := 0;
+    v_served.done := false;
+    if v_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from) then
+        return v_served;
+    elsif (v_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(v_cursor.lease_probe) then
+        v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
+        v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
+            and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(v_cursor));
+    elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
+        v_served.done := v_cursor.freed_from is null
+            and not exists (select from pgqueue.pieces
+                            where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
+            and _pgqueue.is_idle(p_consumer, v_cursor);
+    end if;
+    return v_served;
+end $$;
+
+-- When it makes sense to claim again: when the next delayed message or the next schedule is due. For a claim that got
+-- nothing also: when the next lease ends; when the consumer's limits leave room; or now, if the claim stopped because
+-- it had looked at as many messages as one claim may: the next claim looks at the following ones. Null: when something
+-- is published.
+create or replace function _pgqueue.next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_got_nothing boolean)
+returns timestamptz
+language plpgsql
+as $$
+declare
+    v_until timestamptz;
+begin
+    if p_consumer.throttled and p_got_nothing and not p_consumer.paused then
+        v_until := _pgqueue.throttled_until(p_consumer, p_cursor);
+        if v_until is not null then
+            return v_until;
+        end if;
+    end if;
+    return case when not p_consumer.paused then least(
+        (select not_visible_until from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+         order by not_visible_until limit 1),
+        p_cursor.tokens_from,
+        -- a consumer that goes by key has messages in its line: the first is not visible yet, or no claim has looked at
+        -- it
+        (select coalesce(m.not_visible_until, clock_timestamp())
+         from unnest(p_cursor.scan_from) f cross join lateral _pgqueue.next_ready(p_consumer.consumer_id, f) m
+         where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
+           and not exists (select from pgqueue.pieces
+                           where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from
+                             and keys is null)),
+        case when p_got_nothing
+            and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream')
+                 or p_cursor.filter_from is not null)
+             then clock_timestamp() end,
+        case when p_consumer.scheduled then _pgqueue.schedule_due(p_consumer.stream_id) end,
+        case when p_got_nothing then _pgqueue.next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
+end $$;
+
+-- A new id for a claim of a worker, or for a lease of a group's partition. Whoever has the id may settle the claim, so
+-- 42 bits of it are random. (Each session seeds random() by the kernel's; gen_random_uuid() would cost a small claim a
+-- tenth of its time.) They also make sure that an id which a crash gave back is not given out again
+-- (synchronous_commit = off forgets the last numbers of a sequence). The other bits are a number that starts anew after
+-- 2,097,152 claims: claims of the same time are near each other in the indexes.
+create or replace function _pgqueue.new_claim_id() returns bigint
+language sql volatile
+as $$
+    select (nextval('pgqueue.claim_numbers') & 2097151) << 42 | floor(random() * 4398046511104)::bigint
+$$;
+
+-- A new id for a claim of a checkpoint reader. These ids rise: an offset stands for all claims of its reader up to one.
+-- The random bits are for numbers that a crash gave back, as above. They are no secret, and give no right: all calls
+-- about such a claim name the reader, too.
+create or replace function _pgqueue.new_reader_claim_id() returns bigint
+language sql volatile
+as $$ select nextval('pgqueue.claim_numbers') << 24 | floor(random() * 16777216)::bigint $$;
+
+-- Does the work that is due for a consumer before anything is claimed: releases expired leases, ends delays that are
+-- over, and takes new publications, all bounded. Needs the consumer's lock.
+--   p_held   messages that the claim has already: then it is not in need, and releases no other claim
+--   p_short  true: the ready messages did not suffice (second pass). False: leases are looked at only once a second;
+--            and no publication is taken if the last take was cut, because ready messages come before what it left
+--   p_want   take until about this many messages became ready, if there are so many
+--   p_upto   no publication after this one; null: all
+-- Returns the cursor as it is then; the caller stores it.
+create or replace function _pgqueue.refresh(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                            p_held bigint, p_short boolean,
+                                            p_want bigint, p_upto bigint) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := p_cursor;
+    v_before pgqueue.consumer_cursors;
+    v_take   record;
+    v_wanted bigint := p_want;
+begin
+    if p_held = 0 and (p_short or not _pgqueue.need_not_look(v_cursor.lease_probe)) then
+        v_cursor := _pgqueue.probe_leases(p_consumer, v_cursor);
+    end if;
+    if not p_short or p_consumer.by_key then
+        v_cursor := _pgqueue.end_delays(p_consumer, v_cursor);
+        v_cursor := _pgqueue.return_tokens(p_consumer, v_cursor);
+    end if;
+    -- (the second pass need not look far ahead, because the first did; but the first did not if the last take was cut)
+    if (p_short or not v_cursor.take_was_cut)
+       and _pgqueue.has_new(p_consumer.stream_id, v_cursor, not p_short or v_cursor.take_was_cut) then
+        for i in 1.._pgqueue.limit_takes() loop
+            v_before := v_cursor;
+            v_take := _pgqueue.take(p_consumer, v_cursor, p_upto, _pgqueue.limit_take());
+            v_cursor := v_take.o_cursor;
+            v_wanted := v_wanted - v_take.o_messages;
+            exit when not v_cursor.take_was_cut or v_wanted <= 0
+                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps
+                    and v_before.filter_from is null)
+                or (p_consumer.filtered and i >= _pgqueue.limit_filters());
+        end loop;
+    end if;
+    return v_cursor;
+end $$;
+
+-- Serves a claim under the consumer's lock, as far as the limits of the consumer leave room: from the ready messages;
+-- if they do not suffice, from all others that can be had.
+--   p_want  messages at most
+--   p_upto  no publication after this one; null: all
+--   p_held  messages that the claim has already
+--   p_where, p_look, p_seen  only messages that pass this condition, see serve_matching(); null: any
+-- Returns the cursor, which the caller stores, and how many messages the claim has.
+-- (More than 60 lines: one loop serves claims with a condition and claims without. A function for what differs would
+-- cost every claim a call.)
+create or replace function _pgqueue.fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                         p_claim_id bigint, p_want bigint, p_upto bigint, p_held bigint default 0,
+                                         p_where jsonpath default null, p_look int default null,
+                                         p_seen int8multirange default null,
+                                         out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+language plpgsql
+as $$
+declare
+    v_served record;
+    v_room   record;
+    v_look   record;
+begin
+    o_cursor := p_cursor;
+    o_count := p_held;
+    if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
+        o_cursor := _pgqueue.drop_oldest(p_consumer, o_cursor);
+    end if;
+    if p_consumer.throttled then
+        v_room := _pgqueue.room(p_consumer, o_cursor, p_claim_id, p_want, p_held);
+        o_cursor := v_room.p_cursor;
+        p_want := v_room.o_want;
+        if p_want <= p_held then
+            return;
+        end if;
+    end if;
+    <<passes>>
+    -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
+    for v_pass in 1.._pgqueue.limit_takes() loop
+        o_cursor := _pgqueue.refresh(
+            p_consumer, o_cursor, o_count, v_pass > 1,
+            case when p_where is null then p_want - o_count else p_look - _pgqueue.cardinality(p_seen) end, p_upto);
+        if p_consumer.by_key then
+            v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
+            o_cursor := v_served.o_cursor;
+            o_count := o_count + v_served.o_count;
+            exit when v_served.o_ended;
+        elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
+            for v_try in 0..5 loop
+                if p_where is null then
+                    v_served := _pgqueue.serve_ready(
+                        p_consumer.consumer_id, _pgqueue.by_age(p_consumer, o_cursor.scan_from), p_claim_id,
+                        p_want - o_count, p_want, o_count);
+                else
+                    v_look := _pgqueue.serve_matching(p_consumer, o_cursor, p_claim_id, p_where, p_want, p_look,
+                                                      p_seen, true);
+                    v_served := v_look.o_served;
+                    p_seen := v_look.p_seen;
+                end if;
+                o_count := o_count + v_served.message_count;
+                o_cursor := _pgqueue.raise_scan_from(o_cursor);
+                exit passes when v_served.ended;
+                -- (v_served.done is null after serve_ready(), which does not set it)
+                exit when o_count > 0 or o_cursor.scan_from = '{}' or v_try = 5 or v_served.done;
+                -- All ready messages are held by other claims, which are about to leave some or all of them: look
+                -- again. (To wait for the row would follow it to a later version, whose owner may be settling it while
+                -- it waits for the lock that is held here.)
+                perform pg_sleep(0.0001 * 2 ^ v_try) where v_try > 0;
+            end loop;
+        end if;
+        exit when o_count >= p_want or (o_count > 0 and not o_cursor.take_was_cut);
+        if v_pass > 1 then
+            exit when o_count > 0 or not o_cursor.take_was_cut;
+            -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
+            exit when v_pass > 2
+                and (p_consumer.by_key or p_consumer.filtered
+                     or o_cursor.next_publication - p_cursor.next_publication
+                        >= _pgqueue.limit_take() * _pgqueue.limit_takes());
+            -- stop if ready messages are left that another claim holds: a further take would bring later messages
+            o_cursor := _pgqueue.raise_scan_from(o_cursor);
+            exit when o_cursor.scan_from <> '{}';
+        end if;
+    end loop;
+    if p_consumer.throttled then
+        o_cursor := _pgqueue.note_delivered(p_consumer, o_cursor, o_count - p_held);
+    end if;
+end $$;
+
+-- Records a claim, of a checkpoint reader with the set that it has at first. The lease is computed here, after all
+-- waiting.
+--   p_reader  null: a worker's claim
+create or replace function _pgqueue.open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
+                                               p_visibility_timeout interval, p_reader uuid) returns void
+language plpgsql
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
+    v_set     record;
+begin
+    select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos,
+           array_agg(distinct lane) as lanes
+    into v_set
+    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
+    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
+                                message_count, remaining, owner, archive, reader, seqs, arrival_nos, lanes)
+    values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count,
+            p_count, current_setting('application_name'), p_consumer.archives, p_reader, v_set.seqs, v_set.arrival_nos,
+            v_set.lanes);
+end $$;
+
+-- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
+-- message_count is 0 or null when nothing was claimed, and then no row of claims was written. (More than 60 lines: to
+-- call a function takes as long as most of the questions here, for each message that is claimed alone.)
+create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
+                                          p_ack bigint)
+returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_claim    pgqueue.claimed;
+    v_in_turn  boolean;          -- the claim needs the consumer's lock
+    v_acked    bigint;           -- null: p_ack is still to be acknowledged
+    v_quick    pgqueue.served;
+    v_max      int;              -- messages that claim_in_turn() may reach; null: p_max. Set if the quick claim
+                                 -- ended at a suspect: then to the messages that it has
+    v_now      timestamptz;
+    v_timeout  interval;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1
+       or p_visibility_timeout is not null then
+        perform _pgqueue.check_claim(p_max, p_visibility_timeout);
+    end if;
+    -- (a row as one value: column by column costs twice as much)
+    v_consumer := (select c from pgqueue.consumers c
+                   where c.stream_id = (select stream_id from pgqueue.streams where name = p_stream)
+                     and c.name = p_consumer);
+    if v_consumer.consumer_id is null then
+        perform _pgqueue.consumer(p_stream, p_consumer);
+    end if;
+    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none of these)
+        if v_consumer.partitions is not null then
+            perform _pgqueue.refuse_group(v_consumer);
+        end if;
+        if v_consumer.scheduled then
+            perform _pgqueue.run_schedules(v_consumer.stream_id);
+        end if;
+        if v_consumer.paused then
+            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            return null;
+        end if;
+        v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null or v_consumer.throttled
+            or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
+    end if;
+    v_claim.claim_id := _pgqueue.new_claim_id();
+    v_claim.stream_id := v_consumer.stream_id;
+    if v_in_turn is not true then
+        begin
+            if p_ack is not null then
+                v_acked := _pgqueue.ack(p_ack);
+            end if;
+            if v_consumer.by_key then
+                v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
+            else
+                v_quick := _pgqueue.claim_quickly(v_consumer, v_claim.claim_id, p_max);
+            end if;
+            v_claim.message_count := v_quick.message_count;
+            v_in_turn := not v_quick.done;
+            if v_in_turn then
+                if v_quick.ended then
+                    v_max := v_claim.message_count;
+                end if;
+                if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
+                    -- another claimer works on the line: the ready messages suffice
+                    if v_claim.message_count = 0 then
+                        v_quick := _pgqueue.serve_ready(
+                            v_consumer.consumer_id,
+                            _pgqueue.by_age(v_consumer, (_pgqueue.cursor(v_consumer.consumer_id)).scan_from),
+                            v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
+                        v_claim.message_count := v_quick.message_count;
+                    end if;
+                    if v_claim.message_count = 0 then
+                        raise exception using errcode = 'PQ099';
+                    end if;
+                    v_in_turn := false;
+                end if;
+            end if;
+        exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
+            -- This unlocks the runs of other claims that it looked at, before it waits for the lock; and takes back
+            -- the acknowledgement. The session that has the lock may come upon those runs, and wait for them although
+            -- it skips locked rows, where Postgres follows a run to its last version.
+            v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
+        end;
+    end if;
+    if v_in_turn then
+        v_claim.message_count := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
+                                                        coalesce(v_claim.message_count, 0),
+                                                        case when v_acked is null then p_ack end);
+    end if;
+    if v_claim.message_count > 0 then
+        v_now := clock_timestamp();  -- after all waiting
+        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
+                                    message_count, remaining, owner, archive)
+        values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
+                v_claim.message_count, v_claim.message_count, current_setting('application_name'), v_consumer.archives);
+    end if;
+    return v_claim;
+end $$;
+
+-- Claims for a consumer with ordering=none. A few probes tell the cases that nearly all claims are:
+--   * nothing is due or more urgent, and something is ready: it is claimed. That changes nothing of the cursor, and
+--     needs no lock of the consumer;
+--   * nothing is due or ready, but something was published: it is taken and claimed at once;
+--   * there is nothing.
+-- Returns the number of messages that the claim got; whether that is all, or the caller goes on with the consumer's
+-- lock; and whether the claim ends there, as serve_ready() does. Locks: the runs it takes; maybe the consumer.
+create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int)
+returns pgqueue.served
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+    v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
+    v_calm   boolean;  -- see below
+    v_served pgqueue.served;
+begin
+    v_served.message_count := 0;
+    v_served.done := false;
+    v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer.consumer_id
+                 order by c.version desc limit 1);
+    if v_cursor.consumer_id is null then
+        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    end if;
+    -- no delay is over; scan_from has all lanes with ready runs; and no gap needs a look now: there are none, or the
+    -- last look was less than 10 ms ago, or the last take was cut
+    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or _pgqueue.need_not_look(v_cursor.gaps_probe))
+        and v_cursor.scan_lanes_from is null and not _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from);
+    if v_calm and not v_cursor.take_was_cut then
+        select * into v_new from pgqueue.publications
+        where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
+          and publication_id < v_cursor.next_publication + _pgqueue.limit_unseen()
+        order by publication_id, part limit 1;
+        if not found and v_cursor.scan_from = '{}' and _pgqueue.is_idle(p_consumer, v_cursor) then
+            v_served.done := true;
+            return v_served;
+        end if;
+    end if;
+
+    if v_calm and _pgqueue.need_not_look(v_cursor.lease_probe) then
+        if v_cursor.scan_from <> '{}'
+           and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, v_cursor)) then
+            if p_consumer.ageing is not null then
+                v_cursor.scan_from := _pgqueue.by_age(p_consumer, v_cursor.scan_from);
+            end if;
+            v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, p_max, 0);
+            -- now and then the place where the line begins is stored anew, so that claims do not walk over all runs
+            -- that were claimed
+            v_served.done := (v_served.message_count = p_max or v_served.ended
+                              or (v_served.message_count > 0 and v_new.publication_id is null
+                                  and not v_cursor.take_was_cut))
+                and random() * _pgqueue.limit_behind() >= v_served.runs;
+        end if;
+        if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
+            v_served.message_count := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            v_served.done := v_served.message_count > 0;
+        end if;
+    end if;
+    return v_served;
+end $$;
+
+-- Claims with the consumer's lock all that can be had; see claim. The caller records the claim.
+--   p_held  messages that the claim has already
+--   p_ack   a claim to acknowledge before; null: none
+--   p_where, p_look, p_seen  as of fill()
+-- Returns how many messages the claim has then.
+create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
+                                                  p_held bigint, p_ack bigint, p_where jsonpath default null,
+                                                  p_look int default null, p_seen int8multirange default null)
+returns bigint
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_fill   record;
+begin
+    perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.ack(p_ack) where p_ack is not null;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_fill := _pgqueue.fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held, p_where, p_look, p_seen);
+    perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
+    return v_fill.o_count;
+end $$;

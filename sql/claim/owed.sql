@@ -1,0 +1,179 @@
+-- How messages are taken from a consumer before it is done with them: by retention (skip()), by a full consumer
+-- (drop_oldest()), by cancel, and by the actions of a Spark write.
+
+-- Whether a consumer has messages that are to be skipped, outside of claims whose lease has not ended.
+create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return exists (select from _pgqueue.runs_of(p_consumer_id, upper(p_seqs)) m
+                   where m.seqs && p_seqs
+                     and (m.state <> 'claimed'
+                          or exists (select from pgqueue.claims c
+                                     where c.claim_id = m.claim_id and c.lease_until <= clock_timestamp())));
+end $$;
+
+-- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.
+-- (So are unfiltered messages, even if the filter might not let them pass: to tell, all of them would have to be
+-- read.)
+--   p_seqs  the messages
+--   p_upto  the last publication that has some of them
+-- Returns whether it did something, so that there may be more; false also when another session has the consumer's
+-- lock, or dropped the consumer. Locks, if it did something: the consumer, its expired claims.
+create or replace function _pgqueue.skip(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
+    order by version desc limit 1;
+    if not found or (v_cursor.next_publication > p_upto and not _pgqueue.gap_ids(v_cursor) && int8range(1, p_upto, '[]')
+                     and not _pgqueue.has_to_skip(p_consumer.consumer_id, p_seqs)) then
+        return false;
+    end if;
+    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return false;
+    end if;
+    if not _pgqueue.skip_locked(p_consumer, p_seqs, p_upto) then
+        raise exception using errcode = 'PQ099';
+    end if;
+    return true;
+exception when sqlstate 'PQ099' then
+    return false;  -- and the lock is let go: what comes next in the transaction may take long
+end $$;
+
+-- Does the work of skip() with the consumer's lock. Returns whether it did something.
+create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_before pgqueue.consumer_cursors;
+    v_more   boolean := false;
+    v_due    record;
+    v_away   record;
+begin
+    select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
+    order by version desc limit 1;
+    if not found then
+        return false;
+    end if;
+    v_cursor := v_stored;
+    for i in 1..10 loop
+        exit when v_cursor.next_publication > p_upto and not _pgqueue.gap_ids(v_cursor) && int8range(1, p_upto, '[]');
+        v_before := v_cursor;
+        v_cursor := (_pgqueue.take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1),
+                                   _pgqueue.limit_take())).o_cursor;
+        v_more := v_cursor.take_was_cut;
+        exit when v_cursor.next_publication = v_before.next_publication and not v_more;
+    end loop;
+    v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
+    v_away := _pgqueue.take_away(p_consumer, v_due.o_cursor, p_seqs);
+    if v_away.o_gone <> '{}' then
+        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
+        values (p_consumer.consumer_id, v_away.o_gone, _pgqueue.cardinality(v_away.o_gone), clock_timestamp())
+        on conflict (consumer_id) do update
+        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count,
+            skipped_at = excluded.skipped_at;
+    end if;
+    perform _pgqueue.save_cursor(v_stored, v_away.o_cursor, true);
+    return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
+        or v_cursor.taken > v_stored.taken
+        or v_more or _pgqueue.gap_ids(v_cursor) <> _pgqueue.gap_ids(v_stored);
+end $$;
+
+-- Releases the claims of a consumer that have some of these messages and whose lease ended, as a claim in need does.
+-- Needs the consumer's lock. Returns the cursor, and how many claims these were.
+create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_seqs int8multirange,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count int)
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claims;
+begin
+    o_cursor := p_cursor;
+    o_count := 0;
+    for v_claim in
+        select c.* from pgqueue.claims c
+        where c.consumer_id = p_consumer.consumer_id and c.live and c.lease_until <= clock_timestamp()
+          and exists (select from pgqueue.consumer_messages m
+                      where m.claim_id = c.claim_id and m.state = 'claimed' and m.seqs && p_seqs)
+        order by c.lease_until limit _pgqueue.limit_expired()
+        for update of c skip locked  -- lock: claim
+    loop
+        o_cursor := _pgqueue.release(p_consumer, o_cursor, v_claim);
+        o_count := o_count + 1;
+    end loop;
+end $$;
+
+-- Takes messages that are in no claim from a consumer. Runs that another session is claiming are left for the next
+-- time. Needs the consumer's lock.
+--   p_reason  the messages become dead letters of this reason; null: nothing is kept of them
+-- Returns the cursor, the messages, of how many runs they were, and the highest number of deliveries among them.
+create or replace function _pgqueue.take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                              p_seqs int8multirange,
+                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors,
+                                              out o_count int, out o_gone int8multirange, out o_most int)
+language plpgsql
+as $$
+declare
+    v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor, p_seqs);
+begin
+    o_cursor := v_taken.o_cursor;
+    select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most
+    from unnest(v_taken.o_runs);
+    if p_reason is not null then
+        perform _pgqueue.dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
+    end if;
+end $$;
+
+-- Takes messages that are in no claim out of a consumer's runs, for a caller that settles them. Runs that another
+-- session is claiming are left. Needs the consumer's lock. Returns the cursor, and the messages as runs, as they were.
+create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
+                                                   out o_runs pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
+    v_run  pgqueue.consumer_messages;
+    v_part int8multirange;
+begin
+    o_cursor := p_cursor;
+    o_runs := '{}';
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where ctid = any (  -- by the indexes of their states
+            array(select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'ready' and first_seq < upper(p_seqs)
+                    and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'delayed' and first_seq < upper(p_seqs)
+                       and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and first_seq < upper(p_seqs)
+                       and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null
+                       and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))  -- lock: run
+        returning *
+    loop
+        v_part := v_run.seqs * p_seqs;
+        if _pgqueue.store_run(v_run, v_run.seqs - v_part) = 0 and v_run.state = 'delayed' and v_run.key is not null then
+            -- the messages that wait for this one are free, as if a piece had held its key and were gone (see
+            -- end_delays())
+            o_cursor := _pgqueue.note_freed(
+                o_cursor, array[(v_run.key, v_run.arrival_no, v_run.first_seq)::pgqueue.waiting_place]);
+        end if;
+        v_run.seqs := v_part;
+        v_run.first_seq := lower(v_part);
+        v_run.message_count := _pgqueue.cardinality(v_part);
+        o_runs := o_runs || v_run;
+    end loop;
+end $$;

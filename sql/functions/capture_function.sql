@@ -1,0 +1,283 @@
+-- The function that the triggers of a captured table call: its text, and the functions that it calls itself. capture()
+-- makes one for each captured table.
+
+-- Publishes rows that a trigger captured, in their order.
+-- They are JSON already. It works as send_batch, but does not look into the data again.
+--   p_headers, p_counts  the headers of the first p_counts[1] messages, of the next p_counts[2], ...
+-- Errors: PQ001, PQ003, PQ004. Locks: as send.
+create or replace function pgqueue.send_captured(p_stream_id int, p_keys text[], p_data json[], p_headers jsonb[],
+                                                 p_counts int[]) returns void
+language plpgsql
+as $$
+declare
+    v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
+    v_count   int := cardinality(p_data);
+    v_headers jsonb[] := '{}';
+    v_seq     bigint;
+    v_seqs    bigint[];
+begin
+    if v_stream.kind = 'binary' then
+        raise exception 'captured rows are JSON, and stream % is binary', quote_literal(v_stream.name)
+            using errcode = 'PQ004', column = 'p_data';
+    end if;
+    if v_count = 1 and octet_length(p_keys[1]) <= _pgqueue.max_key_bytes() is not false
+       and octet_length(p_data[1]::text) <= v_stream.max_bytes
+       and _pgqueue.headers_fit(p_headers[array_position(p_counts, 1)], v_stream.max_header_bytes) then
+        -- a row alone, as most: in half of the time
+        v_seq := nextval(format('pgqueue.seq_%s', p_stream_id)::regclass);
+        insert into pgqueue.messages (seq, stream_id, key, data, headers)
+        values (v_seq, p_stream_id, p_keys[1], p_data[1], p_headers[array_position(p_counts, 1)]);
+        perform _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, 0, null, null);
+        return;
+    elsif (v_count > 0 and v_count = cardinality(p_keys) and cardinality(p_headers) = cardinality(p_counts)
+           and v_count = (select sum(n) from unnest(p_counts) n having bool_and(n >= 0 and n is not null))
+           and not exists (select from unnest(p_data) d where d is null)) is not true then
+        raise exception 'p_data has a row for each message, p_keys as many keys, and p_counts numbers that add up '
+                        'to as many'
+            using errcode = 'PQ003', column = 'p_keys, p_data, p_headers, p_counts';
+    end if;
+    for i in 1 .. cardinality(p_headers) loop
+        if not _pgqueue.headers_fit(p_headers[i], v_stream.max_header_bytes) then
+            perform _pgqueue.refuse_headers(v_stream, p_headers[i]);
+        end if;
+        v_headers := v_headers || array_fill(p_headers[i], array[p_counts[i]]);
+    end loop;
+    v_seqs := _pgqueue.take_seqs(p_stream_id, v_count);
+    insert into pgqueue.messages (seq, stream_id, key, data, headers)
+    select m.seq, p_stream_id,
+           case when octet_length(m.key) > _pgqueue.max_key_bytes() then _pgqueue.refuse_key(m.key) else m.key end,
+           case when octet_length(m.data) > v_stream.max_bytes then _pgqueue.refuse_size(v_stream, octet_length(m.data))
+                else m.data end,
+           m.headers
+    from (select unnest(v_seqs) as seq, unnest(p_keys) as key, unnest(p_data)::text as data,
+                 unnest(v_headers) as headers) m;
+    perform _pgqueue.publish(v_stream, _pgqueue.set_of_taken(v_seqs), v_count, 0, null, null);
+end $$;
+
+-- Whether this session's last message to a stream is that a captured table was truncated, in this transaction.
+-- Asked when a partition is truncated: Postgres calls the triggers of the table before those of its partitions, so it
+-- goes with the table then. The answer is in the stream, where no setting of the session changes it; a session that
+-- sent something since, or forgot its last number, gets no.
+--   p_table  as the messages call it
+-- Errors: none. Locks: none.
+create or replace function pgqueue.was_truncated(p_stream_id int, p_table text) returns boolean
+language plpgsql
+as $$
+declare
+    v_seq bigint;
+begin
+    begin
+        v_seq := currval(format('pgqueue.seq_%s', p_stream_id)::regclass);
+    exception when object_not_in_prerequisite_state or undefined_table then
+        return false;  -- this session has sent nothing to it
+    end;
+    return exists (select from pgqueue.messages m
+                   where m.stream_id = p_stream_id and m.seq = v_seq and m.headers ->> 'operation' = 'truncate'
+                     and m.headers ->> 'table' = p_table
+                     and m.headers ->> 'transaction' = pg_current_xact_id_if_assigned()::text);
+end $$;
+
+-- Puts parts into a text of SQL: {name} becomes the part of that name. A part that is in is not looked at again, and
+-- what is no part's name stays.
+--   p_parts  each is SQL already: a quoted name or literal, a number, or a text made here
+create or replace function _pgqueue.compose(p_text text, p_parts jsonb) returns text
+language sql immutable
+as $$
+    select string_agg(coalesce(p_parts ->> m[2], m[1]), '' order by i)
+    from regexp_matches(p_text, E'([^{]+|\\{(\\w+)\\}|\\{)', 'g') with ordinality r (m, i)
+$$;
+
+-- The text of the function of a captured table's triggers.
+--
+-- Postgres calls a statement's triggers when the statement is over. So they run after the triggers of statements that
+-- this statement set off itself, and a merge calls them first for inserted rows, then for updated and deleted ones. A
+-- setting of the transaction says whether another statement may have written to the table meanwhile. If so, a row is
+-- sent as it is now ({now}), and no delete is sent for a key that is there again. A writer that gives the setting a
+-- value before its statement only has more rows looked up.
+--   p_names    as in function_statements
+--   p_label    what messages call the table
+--   p_primary  whether it has a primary key
+-- (More than 60 lines: a text, and a list of the parts that go into it.)
+create or replace function _pgqueue.capture_body(p_names jsonb, p_stream_id int, p_label text, p_old boolean,
+                                                 p_outbox boolean, p_primary boolean) returns text
+language plpgsql stable
+as $$
+declare
+    v_text text := $template$
+-- Publishes the rows that a statement wrote. Made by pgqueue.capture.
+declare
+    v_before  text := coalesce(current_setting({setting}, true), '');
+    v_written boolean := v_before <> '';        -- this transaction inserted rows before
+    v_nested  boolean := v_before = 'nested';   -- ... or wrote some in a trigger
+    v_keys    text[];
+    v_data    json[];
+    v_keys_2  text[];
+    v_data_2  json[];
+    v_size    int;  -- rows that are sent at once, when there are many: an array has at most 1 GB
+    v_rows    refcursor;
+begin
+    -- a partition that was detached is not a part of the table any more
+    if tg_nargs > 0 and not exists (select from pg_trigger t where t.tgrelid = pg_partition_root(tg_relid)
+                                                               and t.tgname = tg_name and t.tgnargs = 0) then
+        return null;
+    end if;
+    if not v_nested and tg_op <> 'TRUNCATE' and pg_trigger_depth() > 1 then
+        perform set_config({setting}, 'nested', true);
+    end if;
+    if tg_op = 'INSERT' then
+        {inserts}{is_done}
+    elsif tg_op = 'DELETE' then
+        {deletes}
+    elsif tg_op = 'UPDATE' then
+        {updates}
+    elsif tg_nargs = 0 then
+        perform pgqueue.send_captured({stream}, array[null::text], array[{truncated}::json], array[{truncate}],
+                                      '{1}');
+    -- a partition alone: its rows are deleted, those of the others are not
+    elsif not pgqueue.was_truncated({stream}, {label}) then
+        {truncates}
+    end if;
+    return null;
+end $template$;
+    v_del  text := case when p_old then 'json_build_object(''old'', {row}(o.r), ''new'', null)' else '{row}(o.r)' end;
+    v_some text := 'v_keys, v_data, array[{delete}], array[cardinality(v_keys)]';
+    v_code jsonb[] := array[
+        jsonb_build_object(
+            'inserts',   _pgqueue.capture_rows('{key}(n.r) as key, {new} as data from {new_rows} {still}',
+                                               '{insert}', true),
+            'deletes',   _pgqueue.capture_rows('{key}(o.r) as key, {del} as data from {old_rows} {gone}',
+                                               '{delete}', false),
+            'updates',   _pgqueue.capture_updates(),
+            'truncates', _pgqueue.capture_pieces('execute {rows_before} || tg_relid::regclass || {rows_after}',
+                                                 'v_keys, v_data', v_some),
+            'is_done',   case when p_outbox then E'\n        perform {done}(n.r) from {new_rows};' else '' end),
+        jsonb_build_object(
+            'new',       case when p_old then 'json_build_object(''old'', null, ''new'', {as_now})' else '{as_now}' end,
+            'old',       case when p_old then '{row}(o.r)' else 'null::json' end,
+            'updated',   case when p_old then 'json_build_object(''old'', x.data, ''new'', y.data)' else 'y.data' end,
+            'inserted',  case when p_old then 'json_build_object(''old'', null, ''new'', y.data)' else 'y.data' end,
+            'both',      case when p_old then 'array(select json_build_object(''old'', r.o, ''new'', r.n) '
+                                              'from unnest(v_data_2, v_data) r (o, n))' else 'v_data' end,
+            'still',     case when p_primary then 'where not v_nested or {now}(n.r) is not null' else '' end,
+            'is_gone',   case when p_primary then '(not v_written or {now}(o.r) is null)' else 'true' end,
+            'gone',      case when p_primary then 'where not v_written or {now}(o.r) is null' else '' end,
+            'del',       v_del,
+            'insert',    '{headers}''insert'')',
+            'update',    '{headers}''update'')',
+            'delete',    '{headers}''delete'')',
+            'truncate',  '{headers}''truncate'')'),
+        jsonb_build_object(
+            'as_now',    case when p_primary then 'case when v_nested then {now}(n.r) else {row}(n.r) end'
+                              else '{row}(n.r)' end,
+            -- (.* is the row, also where a column is named n)
+            'new_rows',  '(select (n.*)::{type} as r from new_rows n) n',
+            'old_rows',  '(select (o.*)::{type} as r from old_rows o) o',
+            -- only when there is something to send: a statement without rows needs no id of a transaction
+            'headers',   'jsonb_build_object(''table'', {label}, ''time'', clock_timestamp(), '
+                         '''transaction'', pg_current_xact_id()::text, ''operation'', ')];
+    v_parts jsonb;
+begin
+    foreach v_parts in array v_code loop
+        v_text := _pgqueue.compose(v_text, v_parts);
+    end loop;
+    -- names come last, so that nothing is looked for in them
+    return _pgqueue.compose(v_text, p_names || jsonb_build_object(
+        'stream',      p_stream_id,
+        'label',       quote_literal(p_label),
+        'truncated',   quote_literal(case when p_old then '{"old": null, "new": null}' else '{}' end),
+        'setting',     quote_literal(format('pgqueue.captured_%s_%s', p_stream_id, to_hex(hashtext(p_label)))),
+        'rows_before', quote_literal(_pgqueue.compose(
+            'select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
+            'from (select row_number() over () as i, {key}(o.r) as key, ' || v_del || ' as data '
+            -- (of a subquery a row has no type, and so may become one of the table's)
+            'from (select (t.*)::{type} as r from (select * from ', p_names)),
+        'rows_after',  quote_literal(') t) o) r group by (r.i - 1) / 1000 order by (r.i - 1) / 1000')));
+end $$;
+
+-- The part of that text that sends a query's rows, one after the other.
+--   p_query  the query; or execute and an expression for it
+--   p_into   the variables for its columns
+--   p_send   the arguments of send_captured() after the stream
+create or replace function _pgqueue.capture_pieces(p_query text, p_into text, p_send text) returns text
+language sql immutable
+as $$
+    select _pgqueue.compose($template$open v_rows for {query};
+        loop
+            fetch v_rows into {into};
+            exit when not found;
+            perform pgqueue.send_captured({stream}, {send});
+        end loop;
+        close v_rows;$template$, jsonb_build_object('query', p_query, 'into', p_into, 'send', p_send))
+$$;
+
+-- The part of that text that sends rows that were inserted, or deleted.
+--   p_rows       a select list of key and data, from the rows
+--   p_operation  what the headers say
+--   p_inserts    triggers that come later in this transaction are to know that it inserted rows
+create or replace function _pgqueue.capture_rows(p_rows text, p_operation text, p_inserts boolean) returns text
+language sql immutable
+as $$
+    select _pgqueue.compose(_pgqueue.compose($template$select array_agg(r.key), array_agg(r.data) into v_keys, v_data
+        from (select {rows} limit 1001) r;
+        if v_keys is null then
+            return null;
+        end if;{note_inserts}
+        if cardinality(v_keys) <= 1000 then
+            perform pgqueue.send_captured({stream}, v_keys, v_data, array[{operation}], array[cardinality(v_keys)]);
+        else
+            v_size := least(10000, 100000000 / (pg_column_size(v_data) / 1000));
+            {pieces}
+        end if;$template$, jsonb_build_object(
+        'pieces', _pgqueue.capture_pieces(
+            'select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
+            'from (select row_number() over () as i, {rows}) r group by (r.i - 1) / v_size order by (r.i - 1) / v_size',
+            'v_keys, v_data', 'v_keys, v_data, array[{operation}], array[cardinality(v_keys)]'),
+        'note_inserts', case when p_inserts then $template$
+        if not v_written and pg_trigger_depth() = 1 then
+            perform set_config({setting}, 'inserted', true);
+        end if;$template$ else '' end)),
+        jsonb_build_object('rows', p_rows, 'operation', p_operation))
+$$;
+
+-- The part of that text that sends rows that were updated. A row whose key changed is deleted, and inserted: first all
+-- deletes, then all inserts, because the new key of one row may be the old key of another.
+create or replace function _pgqueue.capture_updates() returns text
+language sql immutable
+as $$
+    select $template$select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2
+        from (select {key}(o.r) as key, {old} as data from {old_rows} limit 1001) r;
+        select array_agg(r.key), array_agg(r.data) into v_keys, v_data
+        from (select {key}(n.r) as key, {as_now} as data from {new_rows} {still} limit 1001) r;
+        if v_keys = v_keys_2 and cardinality(v_keys) <= 1000 then
+            perform pgqueue.send_captured({stream}, v_keys, {both}, array[{update}], array[cardinality(v_keys)]);
+            return null;
+        elsif v_keys_2 is null then
+            return null;
+        end if;
+        v_size := least(10000, 100000000 / (coalesce(pg_column_size(v_data), 0) / 1000
+                                            + coalesce(pg_column_size(v_data_2), 0) / 1000 + 1));
+        $template$ || _pgqueue.capture_pieces($template$
+            select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
+            from (select i, x.key, x.data
+                  from (select row_number() over () as i, {key}(o.r) as key, {del} as data, {is_gone} as gone
+                        from {old_rows}) x
+                  full join (select row_number() over () as i, {key}(n.r) as key from {new_rows}) y using (i)
+                  where x.gone and x.key is distinct from y.key) r
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$,
+            'v_keys, v_data', 'v_keys, v_data, array[{delete}], array[cardinality(v_keys)]')
+        || E'\n        ' || _pgqueue.capture_pieces($template$
+            select coalesce(array_agg(r.key order by r.i) filter (where r.same), '{}'),
+                   coalesce(array_agg(r.updated order by r.i) filter (where r.same), '{}'),
+                   coalesce(array_agg(r.key order by r.i) filter (where not r.same), '{}'),
+                   coalesce(array_agg(r.inserted order by r.i) filter (where not r.same), '{}')
+            from (select i, y.key, x.i is not null and x.key is not distinct from y.key as same,
+                         {updated} as updated, {inserted} as inserted
+                  from (select row_number() over () as i, {key}(n.r) as key, {as_now} as data from {new_rows}) y
+                  left join (select row_number() over () as i, {key}(o.r) as key, {old} as data from {old_rows}) x
+                  using (i)
+                  where y.data is not null) r
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$,
+            'v_keys, v_data, v_keys_2, v_data_2',
+            'v_keys || v_keys_2, v_data || v_data_2, array[{update}, {insert}], '
+            'array[cardinality(v_keys), cardinality(v_keys_2)]')
+$$;

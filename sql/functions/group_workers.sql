@@ -1,0 +1,371 @@
+-- Calls of a group's workers: they lease partitions, read messages, and commit how far they are.
+
+-- Renews a worker's lease in a group, or begins it, and takes the free partitions that are the worker's share.
+--   p_worker  the worker's name, used by one process alone
+--   p_lease   how long others leave its partitions to it, up to a day: renew the lease a few times in that time, also
+--             while the worker works
+-- Returns the worker's partitions: the lease_id to read and commit with; whether to release the partition, because it
+-- is another worker's share; and how far the partition is. No row while others have all partitions.
+-- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
+-- the group's.
+create or replace function pgqueue.lease_partitions(p_stream text, p_group text, p_worker text,
+                                                    p_lease interval default '30 s')
+returns table (partition int, lease_id bigint, to_release boolean, committed bigint[])
+language plpgsql
+as $$
+declare
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_due   int;
+    v_held  int;
+    v_free  pgqueue.group_partitions;
+    v_mine  pgqueue.group_partitions;
+begin
+    perform _pgqueue.check_isolation();
+    perform pgqueue.check_timeout('p_lease', p_lease);
+    if p_lease > _pgqueue.max_lease() then
+        raise exception 'p_lease is up to %, not %', _pgqueue.max_lease(), quote_literal(p_lease)
+            using errcode = 'PQ003', column = 'p_lease',
+                  hint = 'Until it ends, nobody takes over the partitions of a worker that died: '
+                         'renew it now and then.';
+    end if;
+    if p_worker is null or length(p_worker) not between 1 and 200 then
+        raise exception 'p_worker is 1 to 200 characters, not %', coalesce(quote_literal(left(p_worker, 210)), 'null')
+            using errcode = 'PQ003', column = 'p_worker';
+    end if;
+    perform _pgqueue.lock_consumer(v_group.consumer_id);
+    insert into pgqueue.group_workers as w (consumer_id, worker, lease_until)
+    values (v_group.consumer_id, p_worker, clock_timestamp() + p_lease)
+    on conflict (consumer_id, worker) do update set lease_until = excluded.lease_until;
+    delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and lease_until < clock_timestamp();
+    v_due := _pgqueue.due_partitions(v_group, p_worker);
+    v_held := (select count(*) from _pgqueue.partitions(v_group) p where p.worker = p_worker);
+    for v_free in
+        select p.* from _pgqueue.partitions(v_group) p
+        where p.worker is null
+          or p.worker not in (select w.worker from pgqueue.group_workers w where w.consumer_id = v_group.consumer_id)
+        order by p.partition
+    loop
+        exit when v_held >= v_due;
+        -- a worker that is committing this partition keeps it
+        perform from pgqueue.group_partitions p
+        where p.consumer_id = v_free.consumer_id and p.partition = v_free.partition and p.version = v_free.version
+        for update skip locked;  -- lock: partition
+        continue when not found;
+        v_mine := v_free;
+        v_mine.worker := p_worker;
+        v_mine.lease_id := _pgqueue.new_claim_id();
+        v_held := v_held + _pgqueue.save_partition(v_free, v_mine)::int;
+    end loop;
+    return query
+        select p.partition, p.lease_id, row_number() over (order by p.partition) > v_due, array[p.line_no, p.seq]
+        from _pgqueue.partitions(v_group) p where p.worker = p_worker order by 1;
+end $$;
+
+-- How many partitions are a worker's share: the same number for all. What is left over goes to the workers that have
+-- most, so that little moves.
+create or replace function _pgqueue.due_partitions(p_group pgqueue.consumers, p_worker text) returns int
+language sql stable
+as $$
+    select p_group.partitions / count + (place <= p_group.partitions % count)::int
+    from (select w.worker, count(*) over ()::int as count,
+                 row_number() over (order by (select count(*) from _pgqueue.partitions(p_group) p
+                                              where p.worker = w.worker) desc, w.joined_at, w.worker) as place
+          from pgqueue.group_workers w where w.consumer_id = p_group.consumer_id) d
+    where worker = p_worker
+$$;
+
+-- Ends a worker of a group: its partitions are free, except those that it is committing. Safe to repeat.
+-- Errors: PQ001, PQ002, PQ006. Locks, to the end of the transaction: the group's.
+create or replace function pgqueue.leave_group(p_stream text, p_group text, p_worker text) returns void
+language plpgsql
+as $$
+declare
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_mine  pgqueue.group_partitions;
+    v_free  pgqueue.group_partitions;
+begin
+    perform _pgqueue.lock_consumer(v_group.consumer_id);
+    delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and worker = p_worker;
+    for v_mine in select * from _pgqueue.partitions(v_group) p where p.worker = p_worker loop
+        perform from pgqueue.group_partitions p
+        where p.consumer_id = v_mine.consumer_id and p.partition = v_mine.partition and p.version = v_mine.version
+        for update skip locked;  -- lock: partition
+        continue when not found;
+        v_free := v_mine;
+        v_free.worker := null;
+        v_free.lease_id := null;
+        perform _pgqueue.save_partition(v_mine, v_free);
+    end loop;
+end $$;
+
+-- Notes how far a partition of a group is worked off, in the worker's own transaction.
+-- Call it at the end of that transaction, because the partition is locked from then on.
+--   p_lease_id  that of lease_partitions
+--   p_offset    the next_offset of read_partitions, up to which all messages of the partition are done; null: leave it
+--               as it was
+--   p_release   give the partition back
+-- Errors: PQ003 for no offset, or one that is not after what was committed; PQ012, roll back, when the lease has ended
+-- and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the transaction.
+-- Nobody else waits for it.
+create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
+returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.group_partitions;
+    v_mine   pgqueue.group_partitions;
+begin
+    if p_offset is not null
+        and (array_ndims(p_offset) is distinct from 1 or cardinality(p_offset) <> 2
+             or array_position(p_offset, null) is not null) then
+        raise exception 'p_offset is a pair of numbers, not %', p_offset
+            using errcode = 'PQ003', column = 'p_offset', hint = 'Give a next_offset of read_partitions.';
+    end if;
+    loop
+        select * into v_stored from pgqueue.group_partitions where lease_id = p_lease_id order by version desc limit 1;
+        if not found then
+            raise exception 'the partition of lease % has another worker now', coalesce(p_lease_id::text, 'null')
+                using errcode = 'PQ012',
+                      hint = 'Roll back: the lease had ended, or the group was dropped. Renew leases with '
+                             'lease_partitions, also while you work, or take a longer p_lease.';
+        end if;
+        v_mine := v_stored;
+        if p_offset is not null then
+            if p_offset <= array[v_stored.line_no, v_stored.seq] then
+                raise exception 'p_offset is %, and partition % is done up to % already',
+                    p_offset, v_stored.partition, array[v_stored.line_no, v_stored.seq]
+                    using errcode = 'PQ003', column = 'p_offset',
+                          hint = 'Roll back: another process works with this lease.';
+            elsif p_offset[1] > (_pgqueue.cursor(v_stored.consumer_id)).last_line_no then
+                raise exception 'p_offset is %, which read_partitions has not given', p_offset
+                    using errcode = 'PQ003', column = 'p_offset';
+            end if;
+            v_mine.line_no := p_offset[1];
+            v_mine.seq := p_offset[2];
+            v_mine.committed_at := clock_timestamp();
+        end if;
+        if p_release then
+            v_mine.lease_id := null;
+            v_mine.worker := null;
+        end if;
+        exit when _pgqueue.save_partition(v_stored, v_mine);
+    end loop;
+end $$;
+
+-- Plans what a worker of a group reads next, as ranges [lo, hi) of seq in the order of delivery.
+-- These are the messages that read_partitions would return, for a worker that reads the payloads itself.
+--   p_lease_ids  of the worker's partitions; partitions of other workers are passed over
+--   p_max        messages to look at, at most, of all partitions of the group: 1 to 1,000,000
+-- Returns one row, or none when there is nothing: the ranges, and the line_no of each; the leases of those partitions
+-- that are furthest behind, whose messages these are; which messages of the ranges are theirs, as a condition on the
+-- columns key and seq; and the offset to commit for each of these leases when all that is done. Errors: PQ001, PQ002,
+-- PQ003, PQ006, PQ007. Locks: as read_partitions.
+create or replace function pgqueue.plan_partitions(p_stream text, p_group text, p_lease_ids bigint[],
+                                                   p_max int default 1000)
+returns table (stream_id int, lo bigint[], hi bigint[], line_nos bigint[], lease_ids bigint[], condition text,
+               next_offset bigint[])
+language plpgsql
+as $$
+declare
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_here  bigint[];  -- the place of the partitions that are furthest behind ...
+    v_until bigint[];  -- ... and of the next ones
+    v_mine  int[];
+    v_plan  record;
+begin
+    perform _pgqueue.check_isolation();
+    perform _pgqueue.check_number('p_max', p_max, 1, 1000000);
+    if p_lease_ids is null then
+        raise exception 'p_lease_ids is an array of lease ids, not null'
+            using errcode = 'PQ003', column = 'p_lease_ids',
+                  hint = 'Give those that lease_partitions returned; none is an empty array.';
+    end if;
+    if v_group.scheduled then
+        perform _pgqueue.run_schedules(v_group.stream_id);
+    end if;
+    select min(array[p.line_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
+    where p.lease_id = any (p_lease_ids);
+    select array_agg(p.lease_id order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
+           array_agg(p.partition order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
+           min(array[p.line_no, p.seq]) filter (where array[p.line_no, p.seq] > v_here)
+    into lease_ids, v_mine, v_until
+    from _pgqueue.partitions(v_group) p where p.lease_id = any (p_lease_ids);
+    if v_mine is null or v_group.paused then
+        return;
+    end if;
+    v_plan := _pgqueue.next_in_line(v_group.consumer_id, v_here, v_until, p_max);
+    if v_plan.o_end is null and v_until is null then
+        perform _pgqueue.take_for_group(v_group);
+        v_plan := _pgqueue.next_in_line(v_group.consumer_id, v_here, null, p_max);
+    end if;
+    stream_id := v_group.stream_id;
+    lo := v_plan.o_lo;
+    hi := v_plan.o_hi;
+    line_nos := v_plan.o_line_nos;
+    next_offset := coalesce(v_plan.o_end, v_until);
+    condition := case when cardinality(v_mine) = v_group.partitions then 'true'
+                      else format('%s operator(pg_catalog.=) any (%L::pg_catalog.int8[])',
+                                  _pgqueue.partition_sql(v_group.partitions), v_mine) end;
+    if next_offset is not null then
+        return next;
+    end if;
+end $$;
+
+-- Reads the next messages of a worker's partitions, in order.
+--   p_lease_ids  that lease_partitions returned; partitions that other workers have now are passed over
+--   p_max        messages to look at, at most, of all partitions of the group: 1 to 1,000,000; only those of these
+--                partitions are returned
+-- Returns a row per message: its partition and lease, and the offset to commit when the message is done. Then a row
+-- without a message (seq is null) for each lease that was read: its offset is the one to commit when all messages are
+-- done, also where there was none. No rows: nothing is new. Partitions that are behind are read first, alone. A call
+-- reads the same again until something is committed.
+-- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
+-- the group's, if the call takes new messages. While another worker takes them, the call waits for a moment, and then
+-- makes do with what was taken.
+create or replace function pgqueue.read_partitions(p_stream text, p_group text, p_lease_ids bigint[],
+                                                   p_max int default 1000)
+returns table (partition int, lease_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb,
+               inserted_at timestamptz, next_offset bigint[])
+language plpgsql
+as $$
+declare
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_plan  record;
+begin
+    select * into v_plan from pgqueue.plan_partitions(p_stream, p_group, p_lease_ids, p_max);
+    if not found then
+        return;
+    end if;
+    return query execute format(
+        'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
+        'array[r.line_no, m.seq] '
+        'from unnest($1, $2, $3) r (lo, hi, line_no) '
+        'cross join lateral (select *, %s::int as partition from pgqueue.messages_%s x '
+        'where x.seq >= r.lo and x.seq < r.hi and %s order by x.seq) m',
+        _pgqueue.partition_sql(v_group.partitions), v_group.stream_id, v_plan.condition)
+    using v_plan.lo, v_plan.hi, v_plan.line_nos,
+        array(select p.lease_id from _pgqueue.partitions(v_group) p order by p.partition);
+    return query
+        select p.partition, p.lease_id, null::bigint, null::text, null::text, null::bytea, null::jsonb,
+               null::timestamptz, v_plan.next_offset
+        from _pgqueue.partitions(v_group) p where p.lease_id = any (v_plan.lease_ids) order by p.partition;
+end $$;
+
+-- The partition of a message, as an expression in its key and seq. The hash is the one that Postgres uses for hash
+-- partitions of tables, so it stays.
+create or replace function _pgqueue.partition_sql(p_partitions int) returns text
+language sql immutable parallel safe
+as $$
+    select format('((pg_catalog.hashtextextended(coalesce(key, seq::pg_catalog.text), 0) operator(pg_catalog.&)'
+                  ' 9223372036854775807)'
+                  ' operator(pg_catalog.%%) %s)', p_partitions)
+$$;
+
+-- The messages of a line after a place, p_max at most and no further than p_until (null: all).
+-- Returns them as ranges in order, with the line_no of each, and the place of the last message; nulls when there are
+-- none.
+create or replace function _pgqueue.next_in_line(p_consumer_id int, p_after bigint[], p_until bigint[], p_max bigint,
+                                                 out o_lo bigint[], out o_hi bigint[], out o_line_nos bigint[],
+                                                 out o_end bigint[])
+language plpgsql stable
+as $$
+declare
+    v_run  record;
+    v_line record;
+    v_left bigint := p_max;
+    v_set  int8multirange := '{}';
+    v_no   bigint;
+begin
+    for v_run in  -- and one more row, by which the last line ends
+        (select m.line_no, m.seqs from pgqueue.consumer_messages m
+         where m.consumer_id = p_consumer_id and m.state = 'ready' and m.lane = 1 and m.line_no >= p_after[1]
+           and (p_until is null or m.line_no <= p_until[1])
+         order by m.line_no, m.first_seq)
+        union all select null, null
+    loop
+        if v_no is distinct from v_run.line_no and v_set <> '{}' then
+            v_line := _pgqueue.first_in_line(v_set, v_left);
+            o_lo := o_lo || v_line.o_lo;
+            o_hi := o_hi || v_line.o_hi;
+            o_line_nos := o_line_nos || array_fill(v_no, array[cardinality(v_line.o_lo)]);
+            o_end := array[v_no, v_line.o_last];
+            v_left := v_left - v_line.o_count;
+            v_set := '{}';
+        end if;
+        exit when v_left = 0 or v_run.line_no is null;
+        v_no := v_run.line_no;
+        v_set := v_set + v_run.seqs * int8multirange(int8range(case when v_no = p_after[1] then p_after[2] + 1 end,
+                                                               case when v_no = p_until[1] then p_until[2] + 1 end));
+    end loop;
+end $$;
+
+-- The first p_max messages of a set as ranges; how many they are; and the last of them.
+create or replace function _pgqueue.first_in_line(p_set int8multirange, p_max bigint, out o_lo bigint[],
+                                                  out o_hi bigint[], out o_count bigint, out o_last bigint)
+language plpgsql immutable
+as $$
+begin
+    o_count := _pgqueue.cardinality(p_set);
+    if o_count > p_max then
+        p_set := _pgqueue.below(p_set, _pgqueue.bound_of(p_set, p_max));
+        o_count := p_max;
+    end if;
+    o_last := upper(p_set) - 1;
+    select array_agg(lower(g)), array_agg(upper(g)) into o_lo, o_hi from unnest(p_set) g;
+end $$;
+
+-- Takes new messages for a group, and deletes runs that all partitions have passed. While another worker does so, this
+-- one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them at
+-- once, and one of them took it.
+create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_take   record;
+begin
+    for v_try in 0..8 loop
+        exit when _pgqueue.try_lock_consumer(p_group.consumer_id);
+        if v_try = 8 or not _pgqueue.has_new(p_group.stream_id, _pgqueue.cursor(p_group.consumer_id), true) then
+            return;
+        end if;
+        perform pg_sleep(0.001 * 2 ^ v_try);
+    end loop;
+    v_stored := _pgqueue.cursor(p_group.consumer_id);
+    v_cursor := v_stored;
+    if _pgqueue.has_new(p_group.stream_id, v_cursor, true) then
+        for i in 1.._pgqueue.limit_takes() loop
+            v_take := _pgqueue.take(p_group, v_cursor, null, _pgqueue.limit_take());
+            v_cursor := v_take.o_cursor;
+            exit when v_cursor.last_line_no > v_stored.last_line_no or not v_cursor.take_was_cut;
+        end loop;
+    end if;
+    if not _pgqueue.looked_lately(v_cursor) then
+        v_cursor := _pgqueue.look_anew(v_cursor);
+    end if;
+    v_cursor := _pgqueue.delete_passed(p_group, v_cursor);
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+end $$;
+
+-- Deletes the runs that all partitions of a group have passed. Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.delete_passed(p_group pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_from   pgqueue.line_place := p_cursor.scan_from[1];
+    v_passed bigint[];
+begin
+    if v_from is null then
+        return p_cursor;
+    end if;
+    select min(array[p.line_no, p.seq]) into v_passed from _pgqueue.partitions(p_group) p;
+    delete from pgqueue.consumer_messages
+    where consumer_id = p_group.consumer_id and state = 'ready' and lane = 1
+      and line_no >= v_from.line_no and line_no <= v_passed[1] and array[line_no, upper(seqs) - 1] <= v_passed;
+    if found then
+        p_cursor := _pgqueue.raise_scan_from(p_cursor);
+    end if;
+    return p_cursor;
+end $$;

@@ -1,0 +1,63 @@
+-- History: how messages ended for a consumer.
+
+-- Tells how a message ended for a consumer, or in which state it is.
+-- For a message that is not done it may read all runs of the consumer. Returns one row:
+--   state          done, cancelled, dead, or as explain_message says. Of a consumer without keep_history a cancelled
+--                  message is done too, and nothing more is known
+--   result         of its worker: p_result of ack, p_details of dead_letter
+--   reason, error  of a dead letter
+--   deliver_count  how often it was delivered; owner: the last one (application_name); claimed_at: when; ended_at:
+--                  until when
+-- For a message that was delivered again after it was done, the first end that is kept.
+-- Errors: PQ001, PQ002, PQ003. Locks: none.
+create or replace function pgqueue.outcome(p_stream text, p_consumer text, p_seq bigint)
+returns table (state text, result jsonb, reason text, error text, deliver_count int, owner text, claimed_at timestamptz,
+               ended_at timestamptz)
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_done     pgqueue.archived_messages;
+    v_dead     pgqueue.dead_messages;
+begin
+    perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
+    select * into v_done from _pgqueue.done_with(v_consumer, p_seq);
+    if found then
+        return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result,
+                            null::text, null::text,
+                            v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
+        return;
+    end if;
+    select * into v_dead from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
+    order by d.dead_id limit 1;
+    if found then
+        return query select 'dead', v_dead.details, v_dead.reason, v_dead.note ->> 'error',
+                            v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at;
+        return;
+    end if;
+    return query
+        select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, c.owner, c.claimed_at,
+               null::timestamptz
+        from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
+        left join _pgqueue.runs_of(v_consumer.consumer_id) m on m.seqs @> p_seq
+        left join pgqueue.claims c on c.claim_id = m.claim_id;
+end $$;
+
+-- Lets this session hear when a consumer is done with messages, acknowledged or dead.
+-- Each transaction that ends some notifies a channel.
+--   p_pid  as in start_waiting
+-- Returns the channel; null when nobody will notify: the consumer has notify_done off, or there is a pooler. Then ask
+-- outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this transaction
+-- has ended.
+create or replace function pgqueue.listen_done(p_stream text, p_consumer text, p_pid int default null) returns text
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+begin
+    if not v_consumer.notify_done or p_pid <> pg_backend_pid() then
+        return null;
+    end if;
+    execute format('listen %I', _pgqueue.done_channel(v_consumer.consumer_id));
+    return _pgqueue.done_channel(v_consumer.consumer_id);
+end $$;

@@ -1,0 +1,277 @@
+-- The views, for people and dashboards. view_comments.sql says what each column is.
+
+-- Makes a view, or replaces one that has changed. A view that is up to date is left alone: to replace it waits for
+-- every transaction that looks at it, and makes others wait meanwhile. Installing again must not do that.
+create or replace function _pgqueue.make_view(p_name text, p_query text) returns void
+language plpgsql
+as $$
+begin
+    execute 'create view _pgqueue.new_view as ' || p_query;
+    if pg_get_viewdef('_pgqueue.new_view'::regclass)
+       is distinct from pg_get_viewdef(to_regclass('pgqueue.' || p_name)) then
+        execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    end if;
+    drop view _pgqueue.new_view;
+end $$;
+
+-- The runs of a consumer, for views. (A function that a view calls has settings of its own, and so never becomes a part
+-- of a query. This one is beside runs_of(), which does.)
+create or replace function _pgqueue.seen_runs(p_consumer_id int) returns setof pgqueue.consumer_messages
+language sql stable
+as $$ select * from _pgqueue.runs_of(p_consumer_id) $$;
+
+-- The dead letters of a consumer, for views.
+create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
+language sql stable
+as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
+
+-- How many messages a consumer has in runs, by their state; the first of those that could be delivered now; and how
+-- many dead letters it has.
+create or replace function _pgqueue.count_runs(p_consumer_id int, out in_hand bigint, out oldest bigint,
+                                               out unfiltered bigint, out ready bigint, out delayed bigint,
+                                               out waiting bigint, out claimed bigint, out dead bigint)
+language sql stable
+as $$
+    select coalesce(sum(message_count), 0),
+           min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
+           coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
+           coalesce(sum(message_count) filter (where state = 'ready' and not later), 0),
+           coalesce(sum(message_count) filter (where state = 'delayed' or (later and state in ('ready', 'waiting'))),
+                    0),
+           coalesce(sum(message_count) filter (where state = 'waiting' and not later), 0),
+           coalesce(sum(message_count) filter (where state = 'claimed'), 0),
+           (select coalesce(sum(message_count), 0) from pgqueue.dead_messages where consumer_id = p_consumer_id)
+    from (select message_count, first_seq, state, not_visible_until > clock_timestamp() is true as later
+          from _pgqueue.runs_of(p_consumer_id)) m
+$$;
+
+-- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
+-- most often. Of no consumer it is none.
+create or replace function _pgqueue.failing(p_consumer_id int, out often bigint, out error text)
+language sql stable
+as $$
+    select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
+    from _pgqueue.runs_of(p_consumer_id) m where m.deliver_count >= 10
+$$;
+
+-- One row per message and consumer that is not done with it. For looking into a queue; it unfolds every set that the
+-- query's conditions leave.
+do $view$ begin perform _pgqueue.make_view('message_states', $query$
+    select s.name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count, x.not_visible_until,
+           x.claim_id,
+           x.lease_until, x.last_error
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    cross join lateral (
+        select q.seq, 'new' as state, p.priority, 0 as deliver_count, p.deliver_at as not_visible_until,
+               null::bigint as claim_id, null::timestamptz as lease_until, null::text as last_error
+        from _pgqueue.cursor(c.consumer_id) k
+        join pgqueue.publications p on p.stream_id = c.stream_id
+          and (p.publication_id >= k.next_publication or _pgqueue.gap_ids(k) @> p.publication_id)
+                                   and (p.consumers is null or c.consumer_id = any (p.consumers))
+        cross join lateral unnest(p.seqs - coalesce(_pgqueue.kept(k), '{}')) g
+        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+        union all
+        select q.seq,
+               case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed'
+                    else m.state end,
+               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
+        from _pgqueue.seen_runs(c.consumer_id) m
+        left join lateral (select lease_until from pgqueue.claims where claim_id = m.claim_id offset 0) l on true
+        cross join lateral unnest(m.seqs) g
+        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+        union all
+        select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id,
+               null as lease_until, coalesce(d.note ->> 'error', d.reason)
+        from _pgqueue.seen_dead(c.consumer_id) d
+        cross join lateral unnest(d.seqs) g
+        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+    ) x
+$query$); end $view$;
+
+-- One row per consumer: how it was created, and its settings that are not the default.
+do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
+    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at,
+           c.paused,
+           f.topic, f.condition, _pgqueue.settings_of('consumer', to_jsonb(c)) as settings
+    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
+    left join pgqueue.consumer_filters f using (consumer_id)
+$query$); end $view$;
+
+-- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
+do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
+    select s.name as stream, c.name as consumer, c.ordering, w.o_count + r.unfiltered as new, r.ready, r.delayed,
+           r.waiting,
+           r.claimed, r.dead,
+           w.o_count + r.unfiltered + r.ready + r.delayed + r.waiting as backlog,
+           l.claims, l.expired, l.next_expiry,
+           k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
+           least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at,
+           l.oldest_claim_at, w.o_estimated as estimated
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    cross join lateral _pgqueue.estimate_new(c.consumer_id) w
+    cross join lateral (
+        select f.taken, f.forgotten as gone,
+               coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
+        from _pgqueue.cursor(c.consumer_id) f) k
+    cross join lateral _pgqueue.count_runs(c.consumer_id) r
+    cross join lateral (
+        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired,
+               min(lease_until) as next_expiry,
+               min(claimed_at) as oldest_claim_at
+        from pgqueue.claims where consumer_id = c.consumer_id and live) l
+$query$); end $view$;
+
+-- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
+do $view$ begin perform _pgqueue.make_view('open_claims', $query$
+    select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at,
+           l.lease_until,
+           l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
+           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
+    left join pgqueue.readers r on r.reader = l.reader
+$query$); end $view$;
+
+-- One row per consumer: its condition in one word, and why. Unattended: there is something to claim, or a lease ended,
+-- and nobody has claimed for a minute.
+do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
+    select s.name as stream, c.name as consumer, h.status,
+           case h.status
+               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', b.said, c.max_backlog,
+                                       case c.on_full when 'reject' then 'what is sent is rejected'
+                                            else 'the oldest are dropped' end)
+               when 'paused' then format('it was paused, with %s messages before it', b.said)
+               when 'unattended' then format('%s%s are new or ready and %s, and %s', b.about, t.new + t.ready,
+                                             case t.expired when 0 then 'no lease ended'
+                                                  else format('the leases of %s claims ended', t.expired) end,
+                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since),
+                                                      'nobody has claimed anything yet'))
+               when 'failing' then
+                   case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
+                        else format('%s were delivered ten times or more, and max_deliver_count is not set: %s',
+                                    o.often, coalesce(o.error, 'no reason was given')) end
+               else format('%s messages are before it, and %s are claimed', b.said, t.claimed) end as because,
+           t.backlog, c.max_backlog, a.since as attended_at, t.estimated
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    join pgqueue.consumer_stats t on t.stream = s.name and t.consumer = c.name
+    cross join lateral (select a.about, a.about || t.backlog as said
+                        from (select case when t.estimated then '~' else '' end as about) a) b
+    cross join lateral (
+        -- a claim that finds something looks at the leases each second or so, and notes when to look again
+        select case when c.partitions is null
+                    then (select nullif(k.lease_probe, '-infinity') - least(interval '1 s', c.visibility_timeout / 2)
+                          from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id
+                          order by k.version desc limit 1)
+                    -- a reader that has noted its offset counts as present for a while: as long as a batch of it may
+                    -- take
+                    else greatest((select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w
+                                   where w.consumer_id = c.consumer_id),
+                                  (select max(least(p.committed_at + _pgqueue.reader_patience(), clock_timestamp()))
+                                   from _pgqueue.partitions(c) p
+                                   where p.line_no = 0 and p.committed_at is not null)) end as since) a
+    cross join lateral (
+        select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
+        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id
+              order by dead_id desc limit 1000) x
+        where died_at > clock_timestamp() - interval '1 hour') d
+    -- without a limit, a message that always fails never dies
+    cross join lateral _pgqueue.failing(case when c.max_deliver_count is null then c.consumer_id end) o
+    cross join lateral (
+        select case when t.estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog then 'full'
+                    when not t.estimated and t.backlog >= c.max_backlog then 'full'
+                    when c.paused then 'paused'
+                    -- oldest_at leaves out what may be claimed only later
+                    when (t.oldest_at is not null or t.ready + t.expired > 0) and t.claims = t.expired
+                         and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
+                    when d.died > 0 or o.often > 0 then 'failing'
+                    else 'ok' end as status) h
+$query$); end $view$;
+
+-- One row per set of dead letters that died together, of one claim or for one reason. read_dead() shows what they hold.
+do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
+    select s.name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details, d.message_count,
+           lower(d.seqs) as first_seq,
+           upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count, d.owner, d.claim_id, d.died_at
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    cross join lateral _pgqueue.seen_dead(c.consumer_id) d
+$query$); end $view$;
+
+-- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
+do $view$ begin perform _pgqueue.make_view('stream_bindings', $query$
+    select s.name as stream, b.topic, t.name as to_stream, b.bound_at
+    from pgqueue.bindings b join pgqueue.streams s using (stream_id)
+    join pgqueue.streams t on t.stream_id = b.to_stream_id
+$query$); end $view$;
+
+-- One row per acknowledgement that is kept (keep_history).
+do $view$ begin perform _pgqueue.make_view('message_history', $query$
+    select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner,
+           a.claim_id, a.claimed_at, a.done_at
+    from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id)
+    join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
+-- One row per schedule.
+do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
+    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone,
+           case when not h.paused then h.next_at end as next_at, h.paused,
+           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
+    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
+$query$); end $view$;
+
+-- One row per stream. A retention passes over many numbers: last_seq is only a bound of what was sent, and sent leaves
+-- those numbers out.
+do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
+    select s.name as stream, s.kind, s.created_at,
+           (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
+           pgqueue.last_publication(s.stream_id) as last_publication,
+           -- before the planner knows a table: what was sent, without what was trimmed
+           (select coalesce(case when bool_or(t.reltuples < 0) then n.sent - n.trimmed else sum(t.reltuples) end,
+                            0)::bigint
+            from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
+           (select sum(x.bytes)::bigint from _pgqueue.message_tables(s.stream_id) x) as bytes,
+           (select count(*) from pgqueue.staged_chunks w where w.stream_id = s.stream_id) as staged_chunks,
+            n.last_seq, _pgqueue.settings_of('stream', to_jsonb(s)) as settings, n.sent
+    from pgqueue.streams s
+    cross join lateral (
+        select l.last_seq, l.last_seq - s.passed_over as sent,
+               coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed
+        from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
+$query$); end $view$;
+
+-- One row per partition of a group: its worker, and how far behind it is, with new messages.
+do $view$ begin perform _pgqueue.make_view('group_stats', $query$
+    select s.name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
+           array[p.line_no, p.seq] as committed,
+           _pgqueue.behind(c.consumer_id, p.line_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
+    from pgqueue.consumers c
+    join pgqueue.streams s using (stream_id)
+    cross join lateral _pgqueue.estimate_new(c.consumer_id) n
+    cross join lateral _pgqueue.partitions(c) p
+    left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker
+    where c.partitions is not null
+$query$); end $view$;
+
+-- One row per table that is captured.
+do $view$ begin perform _pgqueue.make_view('captures', $query$
+    select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table",
+           pg_get_userbyid(c.relowner)::text as owner,
+           obj_description(t.oid, 'pg_trigger') as options,
+           not exists (select from pg_catalog.pg_trigger x
+                       where x.tgrelid = c.oid and x.tgname = format('pgqueue_%s_delete', s.stream_id)) as outbox,
+           (select count(*) from pg_partition_tree(c.oid) r
+            join pg_catalog.pg_class p on p.oid = r.relid and p.relkind in ('r', 'p')
+            where r.level > 0 and not _pgqueue.is_captured(r.relid, s.stream_id)) as uncaptured_partitions
+    from pgqueue.captured d
+    join pgqueue.streams s using (stream_id)
+    join pg_catalog.pg_class c on c.oid = d.root
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    join pg_catalog.pg_trigger t on t.oid = _pgqueue.capture_trigger(d.root, d.stream_id)
+    where d.relation = d.root
+$query$); end $view$;

@@ -1,0 +1,154 @@
+-- Sending once: of messages with the same dedup key, sent within the stream's dedup_window, only the first is
+-- published.
+--
+-- A producer inserts the dedup key of a message before it publishes the message, in the same transaction: so the key
+-- is there if and only if the message is. A producer that finds the key committed has a duplicate, and does not
+-- publish it. A producer that finds the key uncommitted waits for that transaction, because nobody can know yet
+-- whether its message will be there. In no other case does a producer wait for another one's transaction. A single
+-- statement inserts the keys in their order, so that two batches cannot wait for each other in a circle.
+
+-- Takes the dedup keys of messages that are about to be published.
+--   p_dedup_keys  one per message, null for a message that is always published
+--   p_seqs        the new numbers of the messages, ascending
+-- Returns, in that order, the number of the first message of each key: for a message that is to be published its own
+-- number, for a duplicate that of the other message. Errors: PQ003. Locks: the keys. It waits for open transactions
+-- that took one of them.
+create or replace function _pgqueue.take_dedup_keys(p_stream pgqueue.streams, p_dedup_keys text[], p_seqs bigint[])
+returns bigint[]
+language plpgsql
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_new bigint;
+begin
+    perform _pgqueue.check_dedup_keys(p_stream, p_dedup_keys, cardinality(p_seqs));
+    with taken as (
+        insert into pgqueue.dedup_keys as d (stream_id, dedup_key, seq, sent_at)
+        select p_stream.stream_id, k.dedup_key, k.seq, v_now
+        from (select x.dedup_key collate "C" as dedup_key, min(x.seq) as seq
+              from unnest(p_dedup_keys, p_seqs) x (dedup_key, seq) where x.dedup_key is not null
+              group by 1 order by 1) k
+        -- (this also locks a key that it leaves as it is, so that the key is still there for first_of())
+        -- lock: dedup
+        on conflict (stream_id, dedup_key) do update set seq = excluded.seq, sent_at = excluded.sent_at
+        where d.sent_at <= v_now - p_stream.dedup_window
+        returning 1
+    )
+    select count(*) into v_new from taken;
+    if v_new = cardinality(array_remove(p_dedup_keys, null)) then
+        return p_seqs;
+    end if;
+    return _pgqueue.first_of(p_stream.stream_id, p_dedup_keys, p_seqs);
+end $$;
+
+-- The same for a single message, whose key is not null: in a third of the time.
+create or replace function _pgqueue.take_dedup_key(p_stream pgqueue.streams, p_dedup_key text, p_seq bigint)
+returns bigint
+language plpgsql
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    if p_stream.dedup_window is null or octet_length(p_dedup_key) not between 1 and _pgqueue.max_key_bytes() then
+        perform _pgqueue.check_dedup_keys(p_stream, array[p_dedup_key], 1);
+    end if;
+    insert into pgqueue.dedup_keys as d (stream_id, dedup_key, seq, sent_at)
+    values (p_stream.stream_id, p_dedup_key, p_seq, v_now)
+    -- lock: dedup
+    on conflict (stream_id, dedup_key) do update set seq = excluded.seq, sent_at = excluded.sent_at
+    where d.sent_at <= v_now - p_stream.dedup_window;
+    if found then
+        return p_seq;
+    end if;
+    return (select d.seq from pgqueue.dedup_keys d
+            where d.stream_id = p_stream.stream_id and d.dedup_key = p_dedup_key);
+end $$;
+
+-- The number of the first message of each dedup key, all of which are taken; for null the given number.
+create or replace function _pgqueue.first_of(p_stream_id int, p_dedup_keys text[], p_seqs bigint[]) returns bigint[]
+language plpgsql
+as $$
+begin
+    return array(select coalesce(d.seq, k.seq)
+                 from unnest(p_dedup_keys, p_seqs) with ordinality k (dedup_key, seq, i)
+                 left join pgqueue.dedup_keys d on d.stream_id = p_stream_id and d.dedup_key = k.dedup_key
+                 order by k.i);
+end $$;
+
+-- Takes the dedup keys of messages that this transaction has written and is about to publish, and deletes the
+-- duplicates among them.
+--   p_seqs        the numbers of the messages
+--   p_dedup_keys  one per message in the order of their numbers, null for a message without
+-- Returns the messages that are left to publish, and the array of take_dedup_keys(). Errors and locks: as there.
+create or replace function _pgqueue.keep_first(p_stream pgqueue.streams, p_seqs int8multirange, p_dedup_keys text[])
+returns table (seqs int8multirange, first_seqs bigint[])
+language plpgsql
+as $$
+declare
+    v_seqs       bigint[] := array(select generate_series(lower(r), upper(r) - 1) from unnest(p_seqs) r);
+    v_duplicates int8multirange;
+    v_range      int8range;
+begin
+    seqs := p_seqs;
+    first_seqs := _pgqueue.take_dedup_keys(p_stream, p_dedup_keys, v_seqs);
+    if first_seqs <> v_seqs then
+        select range_agg(int8range(k.seq, k.seq, '[]')) into v_duplicates from unnest(v_seqs, first_seqs) k (seq, first)
+        where k.seq <> k.first;
+        for v_range in select unnest(v_duplicates) loop
+            execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2',
+                           p_stream.stream_id) using lower(v_range), upper(v_range);
+        end loop;
+        seqs := p_seqs - v_duplicates;
+    end if;
+    return next;
+end $$;
+
+-- Raises PQ003 unless the stream takes dedup keys, and there is an allowed key, or null, for each message.
+create or replace function _pgqueue.check_dedup_keys(p_stream pgqueue.streams, p_dedup_keys text[], p_count bigint)
+returns void
+language plpgsql
+as $$
+begin
+    if p_stream.dedup_window is null then
+        raise exception 'stream % has no dedup_window, and so takes no dedup keys', quote_literal(p_stream.name)
+            using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys',
+                  hint = format('Say for how long to remember them: '
+                                'select pgqueue.alter_stream(%L, ''{"dedup_window": "1 day"}'').', p_stream.name);
+    elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
+        raise exception 'p_dedup_keys has one element per message: % messages, % dedup keys', p_count,
+                        cardinality(p_dedup_keys)
+            using errcode = 'PQ003', column = 'p_dedup_keys';
+    elsif exists (select from unnest(p_dedup_keys) k
+                  where octet_length(k) not between 1 and _pgqueue.max_key_bytes()) then
+        raise exception 'p_dedup_key, of each message, has 1 to % bytes or is null, not %', _pgqueue.max_key_bytes(),
+            (select octet_length(k) from unnest(p_dedup_keys) k
+             where octet_length(k) not between 1 and _pgqueue.max_key_bytes() limit 1)
+            using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys';
+    end if;
+end $$;
+
+-- Deletes dedup keys whose window has passed, the oldest first, at most limit_forgotten() of each stream. Returns how
+-- many it deleted, and how many streams may have more. Locks: the keys that it deletes. It waits for nobody.
+create or replace function _pgqueue.forget_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams;
+    v_count  bigint;
+begin
+    o_deleted := 0;
+    o_unfinished := 0;
+    for v_stream in select * from pgqueue.streams order by stream_id loop
+        with old as materialized (
+            select dedup_key from pgqueue.dedup_keys
+            where stream_id = v_stream.stream_id and sent_at <= clock_timestamp() - coalesce(v_stream.dedup_window, '0')
+            order by sent_at limit _pgqueue.limit_forgotten()
+            for update skip locked  -- lock: dedup
+        )
+        delete from pgqueue.dedup_keys d using old
+        where d.stream_id = v_stream.stream_id and d.dedup_key = old.dedup_key;
+        get diagnostics v_count = row_count;
+        o_deleted := o_deleted + v_count;
+        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_forgotten())::int;
+    end loop;
+end $$;

@@ -1,0 +1,80 @@
+-- Reading the payloads of a claim: each stream has a function for that.
+
+-- The name of a segment's table.
+create or replace function _pgqueue.segment_name(p_stream_id int, p_segment int) returns text
+language sql immutable parallel safe
+as $$ select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest')) $$;
+
+-- Makes, or makes anew, the function of a stream that reads the payloads of a claim in the order of delivery:
+-- payloads_<stream_id>(). Each stream has a function of its own, whose plan is kept: to plan the query costs more than
+-- all the rest of a small claim, and a plan over the parent of all partitions would lock all of them. For a stream in
+-- segments the function has a plan for each segment, used by claims within one segment, as nearly all are; a new
+-- segment makes the function anew. The query sorts the ranges, not the messages: the nested loop, to which receive is
+-- confined (settings.sql), keeps the order of the ranges.
+create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
+language plpgsql
+as $$
+declare
+    v_query  text := $q$
+            return query
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
+                   m.inserted_at, r.note -> 'saved'
+            from (select c.priority, c.deliver_count, c.note, g from pgqueue.consumer_messages c
+                  cross join lateral unnest(c.seqs) g
+                  where c.claim_id = p_claim_id and c.state = 'claimed'
+                  order by c.lane, c.arrival_no, lower(g)) r
+            cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
+                                order by x.seq) m;$q$;
+    v_all    text := format(v_query, format('messages_%s', p_stream_id));
+    v_segments text;
+begin
+    select string_agg(format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
+                             lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
+                             order by lo desc)
+    into v_segments
+    from pgqueue.segments where stream_id = p_stream_id;
+    execute format($q$
+        create or replace function _pgqueue.payloads_%s(p_claim_id bigint)
+        returns setof pgqueue.received
+        language plpgsql
+        as $f$
+        declare
+            v_lo bigint;
+            v_hi bigint;
+        begin
+            %s%s
+        end $f$ $q$,
+        p_stream_id,
+        $q$select min(c.first_seq), max(upper(c.seqs)) into v_lo, v_hi
+            from pgqueue.consumer_messages c where c.claim_id = p_claim_id and c.state = 'claimed';
+            $q$ || v_segments,
+        v_all);
+    execute format('revoke all on function _pgqueue.payloads_%s from public', p_stream_id);
+end $$;
+
+-- Makes the function that reads the payloads of a claim: payloads(). It calls the stream's own function. The calls for
+-- the first 32 streams are written out, and Postgres keeps their plans: to parse and plan that one call takes a tenth
+-- of a small claim. The text never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that
+-- is made or dropped replaces it under a claim. More of them would cost each new session more than its claims save.
+do $do$
+declare
+    v_calls text;
+begin
+    select string_agg(format('when %1$s then return query select * from _pgqueue.payloads_%1$s(p_claim_id);', i),
+                      E'\n            ' order by i)
+    into v_calls
+    from generate_series(1, 32) i;
+    execute format($q$
+        create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint)
+        returns setof pgqueue.received
+        language plpgsql
+        as $f$
+        begin
+            case p_stream_id
+            %s
+            else
+            return query execute format('select * from _pgqueue.payloads_%%s($1)', p_stream_id) using p_claim_id;
+            end case;
+        end $f$ $q$,
+        v_calls);
+end $do$;

@@ -1,0 +1,371 @@
+-- Segments: the messages of a stream with a retention, stored by range of seq, so that old messages are dropped by the
+-- table.
+--
+-- A stream is one table until it has a retention. Then maintain() makes that table the first segment of a partitioned
+-- one, and always has two more segments ready for the numbers to come. Nothing else makes or drops segments. A segment
+-- is wide, 2^30 numbers, so that no burst gets past the next two; numbers that do get past them are in
+-- messages_<stream_id>_rest, and cost time but lose nothing. A segment is closed when it has its share of the messages
+-- that are kept: from then on numbers of the next segment are given out. So numbers rise, and now and then by a lot.
+--
+-- The life of a segment:
+--   ready    nothing was written to it yet
+--   open     the next number belongs to it
+--   closed   none of its numbers is given out any more. A transaction that got one before has a lock of the sequence
+--            until it is over: these transactions are noted
+--   sealed   they are over, and no reservation has a number of it: all its messages that will ever be published are
+--            published, up to a known id
+--   emptied  all these publications are trimmed (claim/retention.sql). Its table was truncated, which needs a lock of
+--            this segment only
+--   dropped  at a moment when nobody writes to the stream
+-- maintain() waits at most 50 ms for a lock that others wait for (tend_segments()).
+
+-- The numbers of a segment.
+create or replace function _pgqueue.segment_size()
+returns bigint language sql immutable parallel safe as 'select 1::bigint << 30';
+-- How far the next segment is off from a table that is too large to be read under a lock.
+create or replace function _pgqueue.segment_jump()
+returns bigint language sql immutable parallel safe as 'select 1::bigint << 40';
+-- Bytes of a table that may be read while senders wait: that takes some 20 ms.
+create or replace function _pgqueue.segment_bytes_at_once()
+returns bigint language sql immutable parallel safe as 'select 16::bigint << 20';
+-- Segments, about, into which the kept messages are divided: so the stream stores up to a segment more than it keeps.
+create or replace function _pgqueue.segment_count() returns int language sql immutable parallel safe as 'select 8';
+
+-- The tables that hold the messages of a stream, with their bytes.
+create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
+language sql stable
+as $$
+    select t.relid, pg_total_relation_size(t.relid)
+    from pg_partition_tree(to_regclass(format('pgqueue.messages_%s', p_stream_id))) t
+    where t.isleaf
+$$;
+
+-- The open transactions that may have a number of a stream. A number is given out under a lock of the sequence, which
+-- Postgres keeps to the end of the transaction, also of a prepared one.
+create or replace function _pgqueue.writers(p_stream_id int) returns text[]
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(array_agg(distinct virtualtransaction), '{}') from pg_locks
+            where locktype = 'relation' and relation = format('pgqueue.seq_%s', p_stream_id)::regclass
+              and database = (select oid from pg_database where datname = current_database()));
+end $$;
+
+-- Does what the segments of a stream need: each step for which it gets the locks. Needs the stream's maintenance lock.
+-- Returns whether it did something, so that there may be more to do. Locks: it waits at most 50 ms for the locks of a
+-- step, and has them for the rest of the transaction: end it at once.
+create or replace function _pgqueue.tend_segments(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_step text;
+    v_done boolean;
+    v_some boolean := false;
+begin
+    begin
+        if _pgqueue.check_bound(p_stream_id) then
+            return true;
+        end if;
+    exception
+        when lock_not_available or deadlock_detected then
+            null;
+    end;
+    -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
+    perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
+    if not found then
+        return false;
+    end if;
+    foreach v_step in array array['note_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
+                                  'drop_segments'] loop
+        begin
+            execute format('select _pgqueue.%I($1)', v_step) into v_done using p_stream_id;
+            v_some := v_some or v_done;
+        exception
+            when lock_not_available or deadlock_detected then
+                null;
+            when check_violation or numeric_value_out_of_range then
+                -- somebody wrote a number that was not reserved
+                raise warning 'stream %, %: %', p_stream_id, v_step, sqlerrm;
+        end;
+        exit when v_step = 'add_segment' and v_done;  -- it may have locks that all wait for, see enclose()
+    end loop;
+    return v_some;
+end $$;
+
+-- Checks the bound of a large table that is to become a segment, see enclose(). That reads all of the table, and so
+-- may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or create_consumer
+-- needs.
+create or replace function _pgqueue.check_bound(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_bound pg_constraint;
+begin
+    select * into v_bound from pg_constraint
+    where conrelid in (to_regclass(format('pgqueue.messages_%s', p_stream_id)),
+                       to_regclass('pgqueue.' || _pgqueue.segment_name(p_stream_id, null)))
+      and contype = 'c' and conname like E'below\\_%' and not convalidated;
+    if not found then
+        return false;
+    end if;
+    -- lock: table
+    execute format('alter table %s validate constraint %I', v_bound.conrelid::regclass, v_bound.conname);
+    return true;
+end $$;
+
+-- Notes that all numbers of a segment were given out or passed over. Returns whether there was such a segment.
+create or replace function _pgqueue.note_closed(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_segment pgqueue.segments;
+    v_last bigint;
+begin
+    select * into v_segment from pgqueue.segments
+    where stream_id = p_stream_id and closed_at is null and hi <= _pgqueue.last_seq(p_stream_id) + 1
+    order by lo limit 1;
+    if not found then
+        return false;
+    end if;
+    execute format('select max(seq) from pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment))
+    into v_last;
+    update pgqueue.segments
+    set closed_at = clock_timestamp(), opened_at = coalesce(opened_at, clock_timestamp()),
+        last_seq = coalesce(v_last, lo - 1),
+        writers = _pgqueue.writers(p_stream_id), closed_publication = _pgqueue.last_publication_id(p_stream_id)
+    where stream_id = p_stream_id and segment = v_segment.segment;
+    update pgqueue.segments set opened_at = clock_timestamp()
+    where stream_id = p_stream_id and lo = v_segment.hi and opened_at is null;
+    return true;
+end $$;
+
+-- Notes which closed segments can have no new publication any more. Returns whether there was one.
+create or replace function _pgqueue.seal_segment(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_segment    pgqueue.segments;
+    v_writers text[];
+    v_sealed  boolean := false;
+begin
+    for v_segment in
+        select * from pgqueue.segments
+        where stream_id = p_stream_id and closed_at is not null and last_publication is null order by lo
+    loop
+        v_writers := v_segment.writers;
+        if v_writers <> '{}' then
+            v_writers := array(select w from unnest(_pgqueue.writers(p_stream_id)) w
+                               where w = any (v_segment.writers) or w like '-1/%');
+        end if;
+        if v_writers <> '{}' then
+            update pgqueue.segments set writers = v_writers
+            where stream_id = p_stream_id and segment = v_segment.segment and writers <> v_writers;
+            continue;
+        end if;
+        -- The writers are over, so this snapshot has all their reservations and publications. For a sink's batch it
+        -- has either the reservation or the publication.
+        update pgqueue.segments
+        set writers = null, last_publication = _pgqueue.last_publication_id(p_stream_id)
+        where stream_id = p_stream_id and segment = v_segment.segment
+          and not exists (select from pgqueue.reservations r
+                          where r.stream_id = p_stream_id and r.seqs && int8range(v_segment.lo, v_segment.hi));
+        v_sealed := v_sealed or found;
+    end loop;
+    return v_sealed;
+end $$;
+
+-- Makes the table of a stream its first segment, or adds a segment when fewer than two are ready. Returns whether it
+-- did something.
+create or replace function _pgqueue.add_segment(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_next bigint := _pgqueue.last_seq(p_stream_id) + 1;
+    v_hi   bigint := (select max(hi) from pgqueue.segments where stream_id = p_stream_id);
+    v_used boolean;
+begin
+    if v_hi is null then
+        return exists (select from pgqueue.retention where stream_id = p_stream_id
+                                                     and (keep_for is not null or keep_messages is not null
+                                                          or keep_bytes is not null or until_done))
+           and _pgqueue.enclose(p_stream_id, null);
+    elsif (select count(*) from pgqueue.segments where stream_id = p_stream_id and lo > v_next) >= 2 then
+        return false;
+    end if;
+    execute format('select exists (select from pgqueue.%I)', _pgqueue.segment_name(p_stream_id, null)) into v_used;
+    if v_used then
+        return _pgqueue.enclose(p_stream_id, v_hi);
+    end if;
+    perform _pgqueue.make_segment(p_stream_id,
+                                  greatest(v_hi, (v_next / _pgqueue.segment_size() + 1) * _pgqueue.segment_size()));
+    perform _pgqueue.make_payloads(p_stream_id);
+    return true;
+end $$;
+
+-- Makes an empty segment that begins at a number. Locks nothing that sending or reading needs.
+create or replace function _pgqueue.make_segment(p_stream_id int, p_lo bigint) returns void
+language plpgsql
+as $$
+declare
+    v_segment int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
+    v_name text := _pgqueue.segment_name(p_stream_id, v_segment);
+    v_hi   bigint := p_lo + _pgqueue.segment_size();
+begin
+    perform _pgqueue.make_message_table(p_stream_id, v_name);
+    -- lock: table
+    execute format('alter table pgqueue.messages_%s attach partition pgqueue.%I for values from (%s) to (%s)',
+                   p_stream_id, v_name, p_lo, v_hi);
+    insert into pgqueue.segments (stream_id, segment, lo, hi) values (p_stream_id, v_segment, p_lo, v_hi);
+end $$;
+
+-- Makes a table that is to become a part of a stream's table.
+create or replace function _pgqueue.make_message_table(p_stream_id int, p_name text) returns void
+language plpgsql
+as $$
+begin
+    execute format('create table pgqueue.%I (like pgqueue.messages_%s including defaults, primary key (seq))', p_name,
+                   p_stream_id);
+    perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', p_name)::regclass]);
+end $$;
+
+-- Makes a segment of a table that may have any number, and has messages: the only table of a stream, or _rest, when
+-- numbers got past all segments. Postgres has to know that no number in the table belongs to the segments that follow.
+-- It reads a small table for that, under the lock. For a large table it needs a constraint that was checked before,
+-- while others go on writing: so the bound of the constraint is so far away that no number gets there, even if nobody
+-- calls maintain() any more. Only when the constraint is checked do the numbers jump to the next segment
+-- (close_segment()).
+--   p_lo  where _rest begins; null: the stream's only table
+-- Returns whether it did something. Locks: for a moment the stream, and for its only table all of messages. (More than
+-- 60 lines: the statements that change tables, in the one order that Postgres allows.)
+create or replace function _pgqueue.enclose(p_stream_id int, p_lo bigint) returns boolean
+language plpgsql
+as $$
+declare
+    v_table  text := case when p_lo is null then format('messages_%s', p_stream_id)
+                          else _pgqueue.segment_name(p_stream_id, null) end;
+    v_last   bigint;  -- what is in it is below, also what was written with a number that was not given out
+    v_segment   int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
+    v_name   text := _pgqueue.segment_name(p_stream_id, v_segment);
+    v_hi     bigint;
+    v_bound  pg_constraint;
+    v_role   text;
+begin
+    execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
+    -- numbers have an end
+    v_last := greatest(_pgqueue.last_seq(p_stream_id),
+                       least(coalesce(v_last, 0), _pgqueue.last_seq(p_stream_id) + (1::bigint << 50)));
+    select * into v_bound from pg_constraint
+    where conrelid = format('pgqueue.%I', v_table)::regclass and contype = 'c' and conname like E'below\\_%';
+    if not found and pg_relation_size(format('pgqueue.%I', v_table)) > _pgqueue.segment_bytes_at_once() then
+        v_hi := ((v_last + _pgqueue.segment_jump()) / _pgqueue.segment_size() + 1) * _pgqueue.segment_size();
+        -- lock: table
+        execute format('alter table pgqueue.%1$I add constraint below_%2$s '
+                       'check (seq < %2$s and stream_id = %3$s) not valid', v_table, v_hi, p_stream_id);
+        return true;
+    elsif v_bound.convalidated = false then
+        return false;  -- see check_bound()
+    end if;
+    v_hi := coalesce(substr(v_bound.conname, 7)::bigint,
+                     ((v_last + _pgqueue.segment_size() / 1024) / _pgqueue.segment_size() + 1)
+                         * _pgqueue.segment_size());
+
+    if p_lo is null then
+        execute format('alter table pgqueue.messages detach partition pgqueue.%I', v_table);  -- lock: table
+        execute format('alter table pgqueue.%I rename to %I', v_table, v_name);  -- lock: table
+        execute format('create table pgqueue.%I (like pgqueue.%I including defaults) partition by range (seq)', v_table,
+                       v_name);
+        perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', v_table)::regclass]);
+        -- lock: table
+        execute format('alter table pgqueue.messages attach partition pgqueue.%I for values in (%s)', v_table,
+                       p_stream_id);
+        for v_role in select _pgqueue.roles() loop
+            execute format('revoke all on pgqueue.%I from %I', v_name, v_role);
+        end loop;
+    else
+        -- lock: table
+        execute format('alter table pgqueue.messages_%s detach partition pgqueue.%I', p_stream_id, v_table);
+        execute format('alter table pgqueue.%I rename to %I', v_table, v_name);  -- lock: table
+    end if;
+    -- lock: table
+    execute format('alter table pgqueue.messages_%s attach partition pgqueue.%I for values from (%s) to (%s)',
+                   p_stream_id, v_name, coalesce(p_lo::text, 'minvalue'), v_hi);
+    if v_bound.conname is not null then
+        -- each statement that inserts would read the constraint
+        execute format('alter table pgqueue.%I drop constraint %I', v_name, v_bound.conname);  -- lock: table
+    end if;
+    insert into pgqueue.segments (stream_id, segment, lo, hi, opened_at)
+    values (p_stream_id, v_segment, coalesce(p_lo, 1), v_hi,
+        case when p_lo is null then (select created_at from pgqueue.streams where stream_id = p_stream_id)
+             else clock_timestamp() end);
+    perform _pgqueue.make_message_table(p_stream_id, _pgqueue.segment_name(p_stream_id, null));
+    -- lock: table
+    execute format('alter table pgqueue.messages_%s attach partition pgqueue.%I default', p_stream_id,
+                   _pgqueue.segment_name(p_stream_id, null));
+    perform _pgqueue.make_segment(p_stream_id, v_hi);
+    perform _pgqueue.make_segment(p_stream_id, v_hi + _pgqueue.segment_size());
+    perform _pgqueue.grant_stream(p_stream_id);
+    perform _pgqueue.make_payloads(p_stream_id);
+    return true;
+end $$;
+
+-- Closes the open segment of a stream if it has its share of the kept messages: the next number belongs to the next
+-- segment. Returns whether it did.
+create or replace function _pgqueue.close_segment(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_rules pgqueue.retention;
+    v_last  bigint := _pgqueue.last_seq(p_stream_id);
+    v_segment  pgqueue.segments;
+    v_bytes bigint;
+begin
+    select * into v_rules from pgqueue.retention where stream_id = p_stream_id;
+    select * into v_segment from pgqueue.segments where stream_id = p_stream_id and lo <= v_last and hi > v_last + 1;
+    if v_rules.stream_id is null or v_segment.segment is null
+       or not exists (select from pgqueue.segments where stream_id = p_stream_id and lo = v_segment.hi) then
+        return false;
+    end if;
+    v_bytes := pg_total_relation_size(format('pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment)));
+    if (v_segment.opened_at < clock_timestamp() - v_rules.keep_for / _pgqueue.segment_count()
+        or v_last - v_segment.lo + 1 >= v_rules.keep_messages / _pgqueue.segment_count()
+        or v_bytes >= v_rules.keep_bytes / _pgqueue.segment_count()
+        or (v_rules.until_done
+            and (v_bytes >= _pgqueue.segment_bytes_at_once()
+                 or v_segment.opened_at < clock_timestamp() - interval '1 minute'))
+        or v_segment.hi - v_last > 2 * _pgqueue.segment_size()) is not true
+       -- while nothing can be trimmed, segments grow with the stored messages, so that they do not become very many
+       or (v_bytes * _pgqueue.segment_count() < (select sum(bytes) from _pgqueue.message_tables(p_stream_id))
+           and (select count(*) from pgqueue.segments where stream_id = p_stream_id) > 4 * _pgqueue.segment_count())
+    then
+        return false;
+    end if;
+    -- (a rollback does not undo the jump, which does no harm: the next call notes it)
+    v_last := _pgqueue.last_seq(p_stream_id);
+    update pgqueue.streams set passed_over = passed_over + greatest(v_segment.hi - 1 - v_last, 0)
+    where stream_id = p_stream_id;
+    if v_segment.hi - _pgqueue.last_seq(p_stream_id) > 100000 then
+        perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_segment.hi - 1);
+    else
+        -- others may get numbers of the next segment at this moment, and must not get them again
+        perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass)
+        from generate_series(v_last + 1, v_segment.hi - 1);
+    end if;
+    return _pgqueue.note_closed(p_stream_id);
+end $$;
+
+-- Drops the empty segments, if nobody writes to the stream at the moment. Returns whether there were some.
+create or replace function _pgqueue.drop_segments(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_names text := (select string_agg(format('pgqueue.%I', _pgqueue.segment_name(stream_id, segment)), ', ')
+                     from pgqueue.segments where stream_id = p_stream_id and emptied);
+begin
+    if v_names is null then
+        return false;
+    end if;
+    execute 'drop table ' || v_names;  -- lock: table
+    delete from pgqueue.segments where stream_id = p_stream_id and emptied;
+    perform _pgqueue.make_payloads(p_stream_id);
+    return true;
+end $$;

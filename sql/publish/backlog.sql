@@ -1,0 +1,119 @@
+-- The backlog of a consumer: the messages that it has not claimed.
+
+-- Counts the messages of the first p_limit publications of a set: publications are counted, never messages.
+--   p_ids   the ids of the publications
+--   p_kept  messages that do not count; null: none
+-- Returns how many messages these publications have for the consumer, and how many in all; the number after their
+-- highest one; and the ids of the publications that are left: empty when these were all.
+create or replace function _pgqueue.first_messages(p_consumer pgqueue.consumers, p_ids int8multirange,
+                                                   p_kept int8multirange, p_limit bigint,
+                                                   out o_count bigint, out o_of_all bigint, out o_seqs_end bigint,
+                                                   out o_left int8multirange)
+language plpgsql stable
+as $$
+begin
+    select coalesce(sum(case when p.seqs && p_kept then _pgqueue.cardinality(p.seqs - p_kept) else p.message_count end)
+                        filter (where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0),
+           sum(p.message_count), max(upper(p.seqs)),
+           case when count(*) < p_limit then '{}'
+                else p_ids * int8multirange(int8range(max(p.publication_id) + 1, null)) end
+    into o_count, o_of_all, o_seqs_end, o_left
+    from (select p.*
+          from unnest(p_ids) g
+          cross join lateral (select publication_id, message_count, consumers, seqs from pgqueue.publications
+                              where stream_id = p_consumer.stream_id and publication_id >= lower(g)
+                                and publication_id < coalesce(upper(g), 9223372036854775807)
+                              order by publication_id
+                              fetch first p_limit rows with ties) p
+          order by p.publication_id
+          fetch first p_limit rows with ties) p;
+end $$;
+
+-- How many messages publications have for a consumer, counted. Whatever is decided goes by this.
+--   p_ids     the ids of the publications
+--   p_kept    messages that do not count; null: none
+--   p_enough  the count may end when there are so many messages; null: all are counted
+create or replace function _pgqueue.messages_in(p_consumer pgqueue.consumers, p_ids int8multirange,
+                                                p_kept int8multirange, p_enough bigint default null) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_first record;
+    v_left  int8multirange := p_ids;
+    v_count bigint := 0;
+begin
+    loop
+        v_first := _pgqueue.first_messages(p_consumer, v_left, p_kept, _pgqueue.limit_counted());
+        v_count := v_count + v_first.o_count;
+        v_left := v_first.o_left;
+        exit when v_left = '{}' or v_count >= p_enough;
+    end loop;
+    return v_count;
+end $$;
+
+-- The publications that are new for a consumer: it has not taken them.
+create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
+language sql stable
+as $$ select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null)) $$;
+
+-- How many messages of a consumer are new or in some of its runs, counted.
+--   p_runs    how many are in those runs
+--   p_enough  as for messages_in()
+create or replace function _pgqueue.with_new(p_consumer_id int, p_runs bigint, p_enough bigint) returns bigint
+language plpgsql stable
+as $$
+begin
+    return p_runs + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.kept(k), p_enough - p_runs)
+                              from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
+                              where c.consumer_id = p_consumer_id and (p_runs >= p_enough) is not true), 0);
+end $$;
+
+-- Estimates how many messages are new for a consumer, for those who ask every few seconds. It counts the first
+-- limit_shown() publications, which takes a millisecond; beyond these it goes by the numbers that were given out since.
+-- The estimate is too high by those of them that are not published, above all those that were rolled back. Nothing may
+-- be decided by it.
+create or replace function _pgqueue.estimate_new(p_consumer_id int, out o_count bigint, out o_estimated boolean)
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_cursor   pgqueue.consumer_cursors;
+    v_first    record;
+    v_last     bigint;
+begin
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if not found then
+        return;
+    end if;
+    v_cursor := _pgqueue.cursor(p_consumer_id);
+    v_first := _pgqueue.first_messages(v_consumer, _pgqueue.new_ids(v_cursor), _pgqueue.kept(v_cursor),
+                                       _pgqueue.limit_shown());
+    o_count := v_first.o_count;
+    o_estimated := v_first.o_left <> '{}';
+    v_last := _pgqueue.last_seq(v_consumer.stream_id);
+    if o_estimated and v_last >= v_first.o_seqs_end then
+        o_count := o_count + v_first.o_count / v_first.o_of_all::float8
+            * _pgqueue.cardinality(int8multirange(int8range(v_first.o_seqs_end, v_last, '[]'))
+                                   - _pgqueue.passed_over(v_consumer.stream_id));
+    end if;
+end $$;
+
+-- The numbers of a stream that no message has, or no message that is stored: those that were passed over when segments
+-- were closed, and those of segments that were emptied.
+create or replace function _pgqueue.passed_over(p_stream_id int) returns int8multirange
+language sql stable
+as $$
+    select (_pgqueue.trimmed(p_stream_id)).o_seqs
+        + coalesce((select range_agg(int8range(last_seq + 1, hi)) from pgqueue.segments
+                    where stream_id = p_stream_id and last_seq < hi - 1), '{}')
+$$;
+
+-- Counts the messages that a consumer has not claimed yet.
+--   p_enough  the count may end when there are so many; null: all are counted
+create or replace function pgqueue.consumer_backlog(p_consumer_id int, p_enough bigint default null) returns bigint
+language plpgsql stable
+as $$
+begin
+    return _pgqueue.with_new(p_consumer_id, (select coalesce(sum(message_count), 0)::bigint
+                                             from _pgqueue.unclaimed(p_consumer_id)), p_enough);
+end $$;

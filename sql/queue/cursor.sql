@@ -1,0 +1,139 @@
+-- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where the line
+-- begins.
+
+-- Whether the delay of a run is over, and no claim has ended it yet.
+--   p_due_from  the cursor's due_from: no delayed run is due before that time
+create or replace function _pgqueue.is_due(p_consumer_id int, p_due_from timestamptz) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return ((select not_visible_until from pgqueue.consumer_messages
+             where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= p_due_from
+             order by not_visible_until limit 1) <= clock_timestamp()) is true;
+end $$;
+
+-- Reads a consumer's cursor. Errors: PQ002 when the consumer was dropped meanwhile.
+create or replace function _pgqueue.cursor(p_consumer_id int) returns pgqueue.consumer_cursors
+language plpgsql stable
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := (select c from pgqueue.consumer_cursors c
+                                          where c.consumer_id = p_consumer_id order by c.version desc limit 1);
+begin
+    if v_cursor.consumer_id is null then
+        raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
+    end if;
+    return v_cursor;
+end $$;
+
+-- Stores a cursor if it differs from the stored cursor: inserts a new version and deletes the one before.
+--   p_busy  something was claimed or settled. Otherwise a look alone is worth no write, except for look_anew().
+-- Needs the consumer's lock.
+create or replace function _pgqueue.save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
+                                                p_busy boolean) returns void
+language plpgsql
+as $$
+begin
+    if not p_busy and p_cursor.looked_at = p_stored.looked_at then
+        p_cursor.lease_probe := p_stored.lease_probe;
+        p_cursor.leases_from := p_stored.leases_from;
+    end if;
+    if not p_busy then
+        p_cursor.gaps_probe := p_stored.gaps_probe;
+    end if;
+    if p_cursor is distinct from p_stored then
+        delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;
+        p_cursor.version := p_stored.version + 1;
+        insert into pgqueue.consumer_cursors select p_cursor.*;
+    end if;
+end $$;
+
+-- Notes that runs became ready at these places: claims look at the line from there on, or from where they did before.
+-- Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.lower_scan_from(p_cursor pgqueue.consumer_cursors, p_places pgqueue.line_place[])
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_beyond int;
+begin
+    if coalesce(cardinality(p_places), 0) = 0 then
+        return p_cursor;
+    elsif p_cursor.scan_from = '{}' and cardinality(p_places) = 1 and p_cursor.scan_lanes_from is null then
+        p_cursor.scan_from := p_places;
+        return p_cursor;
+    end if;
+    select array_agg((f.lane, f.line_no, f.first_seq)::pgqueue.line_place order by f.lane)
+               filter (where f.i <= _pgqueue.limit_lanes()),
+           min(f.lane) filter (where f.i > _pgqueue.limit_lanes())
+    into p_cursor.scan_from, v_beyond
+    from (select distinct on (lane) lane, line_no, first_seq, dense_rank() over (order by lane) as i
+          from unnest(p_cursor.scan_from || p_places)
+          where lane < p_cursor.scan_lanes_from is not false
+          order by lane, line_no, first_seq) f;
+    p_cursor.scan_from := coalesce(p_cursor.scan_from, '{}');
+    p_cursor.scan_lanes_from := least(p_cursor.scan_lanes_from, v_beyond);
+    return p_cursor;
+end $$;
+
+-- Moves the places from which claims look at the line up to the first ready runs that are there. The places are exact:
+-- runs become ready only under the consumer's lock, and a run that another claimer is slicing is still seen where it
+-- was. Needs that lock. Returns the cursor; its scan_from is empty when nothing is ready.
+create or replace function _pgqueue.raise_scan_from(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_next pgqueue.line_place;
+begin
+    p_cursor.scan_from := (
+        select coalesce(array_agg((f.lane, m.line_no, m.first_seq)::pgqueue.line_place order by f.lane), '{}')
+        from unnest(p_cursor.scan_from) f
+        cross join lateral (select line_no, first_seq from pgqueue.consumer_messages
+                            where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = f.lane
+                              and (line_no, first_seq) >= (f.line_no, f.first_seq)
+                            order by line_no, first_seq limit 1) m);
+    while p_cursor.scan_lanes_from is not null and cardinality(p_cursor.scan_from) < _pgqueue.limit_lanes() loop
+        select lane, line_no, first_seq into v_next from pgqueue.consumer_messages
+        where consumer_id = p_cursor.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from
+        order by lane, line_no, first_seq limit 1;
+        p_cursor.scan_lanes_from := v_next.lane + 1;  -- null when there is none
+        if v_next.lane is not null then
+            p_cursor.scan_from := p_cursor.scan_from || v_next;
+        end if;
+    end loop;
+    return p_cursor;
+end $$;
+
+-- Whether the hints of a cursor were told from what is stored within the last minute.
+create or replace function _pgqueue.looked_lately(p_cursor pgqueue.consumer_cursors) returns boolean
+language sql volatile
+as $$
+    select clock_timestamp() >= p_cursor.looked_at and clock_timestamp() < p_cursor.looked_at + interval '1 minute'
+$$;
+
+-- Tells all hints of a cursor from what is stored. What a hint hides, for whatever reason, is found then. Reads dead
+-- rows that a long transaction elsewhere keeps. Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_id int := p_cursor.consumer_id;
+begin
+    p_cursor.looked_at := clock_timestamp();
+    p_cursor.scan_from := '{}';
+    p_cursor.scan_lanes_from := -2147483648;
+    p_cursor := _pgqueue.raise_scan_from(p_cursor);
+    p_cursor.due_from := coalesce((select not_visible_until from pgqueue.consumer_messages
+                                   where consumer_id = v_id and state = 'delayed' order by not_visible_until limit 1),
+                                  p_cursor.looked_at);
+    p_cursor.tokens_from := (select returns_at from pgqueue.key_tokens
+                             where consumer_id = v_id order by returns_at limit 1);
+    p_cursor.leases_from := '-infinity';
+    p_cursor.filter_from := (select line_no from pgqueue.consumer_messages
+                             where consumer_id = v_id and state = 'unfiltered' order by line_no limit 1);
+    p_cursor.take_was_cut := p_cursor.take_was_cut or p_cursor.filter_from is not null;
+    p_cursor.pieces_from := coalesce((select place from pgqueue.pieces where consumer_id = v_id order by place limit 1),
+                                     p_cursor.last_line_no);
+    p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
+    return p_cursor;
+end $$;

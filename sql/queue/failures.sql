@@ -1,0 +1,61 @@
+-- What a failure means for messages that are returned: whether they are given up, and how long they are delayed.
+
+-- Until when a message that was returned is delayed; null: not at all. The delay of the first failure is backoff_base.
+-- With backoff=linear the delay is twice that for the second failure, and three times that for the third. With
+-- backoff=exponential it is twice that, then four times, and so on. backoff_cap is the longest delay. Chance makes the
+-- delay shorter, by at most backoff_jitter of it.
+create or replace function _pgqueue.delayed_until(p_consumer pgqueue.consumers, p_deliver_count int,
+                                                  p_failure pgqueue.failure)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+    v_delay interval := p_failure.delay;
+begin
+    if v_delay is null then
+        if p_consumer.backoff = 'constant' and coalesce(p_consumer.backoff_base, '0') = '0' then
+            return null;
+        end if;
+        v_delay := make_interval(secs => (1 - p_consumer.backoff_jitter * p_failure.chance) * least(
+            extract(epoch from p_consumer.backoff_cap)::float8,
+            extract(epoch from coalesce(p_consumer.backoff_base, '1 s'))::float8
+                * case p_consumer.backoff when 'linear' then p_deliver_count
+                                          when 'exponential' then power(2, least(p_deliver_count - 1, 60)) else 1 end));
+    end if;
+    -- the lease may have ended long ago
+    return case when v_delay > '0' and p_failure.happened_at + v_delay > p_failure.returned_at
+                then p_failure.happened_at + v_delay end;
+end $$;
+
+-- Whether a message that was returned is given up.
+create or replace function _pgqueue.is_hopeless(p_consumer pgqueue.consumers, p_deliver_count int,
+                                                p_failure pgqueue.failure)
+returns boolean
+language sql immutable
+as $$ select coalesce(p_failure.certain and p_deliver_count >= p_consumer.max_deliver_count, false) $$;
+
+-- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
+-- have failed, how long they are delayed, and their note. See return().
+--   p_most  deliveries of the message that was delivered most often
+create or replace function _pgqueue.failure(p_consumer pgqueue.consumers, p_claim pgqueue.claims, p_how text,
+                                            p_from timestamptz, p_delay interval, p_note jsonb, p_most int)
+returns pgqueue.failure
+language plpgsql
+as $$
+declare
+    v_failure pgqueue.failure;
+begin
+    v_failure.counted := p_how <> 'uncounted';
+    v_failure.certain := p_how = 'named' or (p_how = 'unnamed' and p_claim.remaining = 1 and p_claim.reader is null);
+    v_failure.happened_at := p_from;
+    v_failure.returned_at := clock_timestamp();  -- the same for all messages
+    -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it is back
+    v_failure.delay := coalesce(p_delay, case
+        when p_how = 'uncounted' or (p_how = 'unnamed' and p_claim.reader is not null) then '0'::interval end);
+    v_failure.chance := random();  -- the same for all messages, so that a run stays one run
+    v_failure.note := p_note;
+    if p_how = 'unnamed' and p_claim.reader is null and p_most > 1 then
+        v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('at_most', (p_claim.remaining + 1) / 2);
+    end if;
+    return v_failure;
+end $$;

@@ -1,0 +1,241 @@
+-- Filters: a filtered consumer gets some messages only: those whose key is of a topic, or that pass a jsonpath. A
+-- publisher does the same as ever.
+--
+-- A take of a filtered consumer makes runs as any take does, but in the state unfiltered. When too few messages are
+-- ready, a claim filters these runs under the consumer's lock, limit_filter() messages at a time. A message that passes
+-- becomes ready, or delayed, at its place in the line. The rest is forgotten, as are messages for other consumers. The
+-- cursor's filter_from says that something is unfiltered. Until all of that is filtered, the consumer takes nothing
+-- more.
+
+-- A topic as a regular expression over a key with a dot after each of its words: * is a word, # is any number of words.
+-- Errors: PQ003.
+create or replace function _pgqueue.topic_regex(p_argument text, p_topic text) returns text
+language plpgsql immutable
+as $$
+declare
+    v_word   text;
+    v_before text;
+    v_regex  text := '';
+begin
+    if p_topic is null or p_topic = '' or octet_length(p_topic) > _pgqueue.max_key_bytes() then
+        raise exception '% is words with dots between them, of 1 to 1,024 bytes together, not %', p_argument,
+                        coalesce(quote_literal(left(p_topic, 50)), 'null')
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+    foreach v_word in array string_to_array(p_topic, '.') loop
+        if v_word = '' or (v_word ~ '[*#]' and length(v_word) > 1) then
+            raise exception 'a word of % is a text, or * for one word, or # for any number of them, not % as in %',
+                            p_argument, quote_literal(v_word),
+                            quote_literal(left(p_topic, 100)) using errcode = 'PQ003', column = p_argument;
+        end if;
+        -- a second # in a row says nothing more, and many of them make an expression that takes minutes
+        continue when v_word = '#' and v_before = '#';
+        v_before := v_word;
+        v_regex := v_regex || case v_word when '*' then '[^.]*[.]' when '#' then '(?:[^.]*[.])*'
+                                          else regexp_replace(v_word, '([^[:alnum:]_ -])', E'\\\\\\1', 'g')
+                                               || '[.]' end;
+    end loop;
+    return '^' || v_regex || '$';
+end $$;
+
+-- A key in the form in which topics are compared with it.
+create or replace function _pgqueue.words(p_key text) returns text
+language sql immutable parallel safe
+as $$ select case when p_key <> '' then p_key || '.' else '' end $$;
+
+-- A JSON path from text; an error about the text names the argument. Postgres's own error for a text that is no
+-- jsonpath names no argument. Errors: PQ003.
+create or replace function pgqueue.as_jsonpath(p_argument text, p_path text) returns jsonpath
+language plpgsql immutable
+as $$
+begin
+    return p_path::jsonpath;
+exception when others then
+    raise exception '% is a jsonpath such as $.data.total > 100, not %: %',
+                    p_argument, quote_literal(left(p_path, 200)), sqlerrm
+        using errcode = 'PQ003', column = p_argument;
+end $$;
+
+-- Raises PQ003 for a jsonpath that would fail whenever it is asked, as one with variables, which have no values; or
+-- that may take minutes and gigabytes for one message: each .** multiplies what the steps before it found by the size
+-- of the message. (Other paths may be slow, too; a statement_timeout of the caller ends them.)
+create or replace function _pgqueue.check_condition(p_where jsonpath) returns void
+language plpgsql immutable
+as $$
+begin
+    if regexp_replace(p_where::text, E'(^|[^$])"(?:[^"\\\\]|\\\\.)*"', E'\\1', 'g') ~ '[$]"' then
+        raise exception 'p_where has no variables, not %', quote_literal(left(p_where::text, 200))
+            using errcode = 'PQ003', column = 'p_where';
+    elsif octet_length(p_where::text) > _pgqueue.max_condition_bytes() then
+        raise exception 'p_where has up to % bytes, not %', _pgqueue.max_condition_bytes(), octet_length(p_where::text)
+            using errcode = 'PQ003', column = 'p_where';
+    elsif regexp_count(regexp_replace(p_where::text, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g'), E'\\*\\*') > 1 then
+        raise exception 'p_where has .** once, not %', quote_literal(left(p_where::text, 200))
+            using errcode = 'PQ003', column = 'p_where', hint = 'Name the fields on the way, as in $.data.items[*].';
+    end if;
+end $$;
+
+-- Whether a message passes a condition: the first thing that the path finds in {key, headers, data} is neither false
+-- nor null. A message that the path cannot be asked of does not pass, such as a text that is compared as a number. data
+-- is JSON in a json stream, a text in a text stream, and null in a binary stream.
+create or replace function _pgqueue.passes(p_where jsonpath, p_kind text, p_key text, p_headers jsonb, p_data text)
+returns boolean
+language sql immutable
+as $$
+    select coalesce(jsonb_path_query_first(
+        jsonb_build_object('key', p_key, 'headers', p_headers,
+                           'data', case p_kind when 'json' then p_data::jsonb when 'text' then to_jsonb(p_data) end),
+        p_where, '{}', true) not in ('false', 'null'), false)
+$$;
+
+-- Whether a message passes a condition that passes() may fail for. A message with JSON that Postgres cannot hold, or
+-- with a value that the condition cannot compare, does not pass, and holds no other message up. Any other error is the
+-- server's: a file that it cannot read, a damaged row. It is raised, because a message that does not pass is forgotten.
+create or replace function _pgqueue.passes_safely(p_where jsonpath, p_kind text, p_key text, p_headers jsonb,
+                                                  p_data text)
+returns boolean
+language plpgsql
+as $$
+begin
+    return _pgqueue.passes(p_where, p_kind, p_key, p_headers, p_data);
+exception
+    when data_exception or program_limit_exceeded then  -- classes 22 and 54
+        return false;
+    when feature_not_supported then  -- a timestamp that is compared with one that has a time zone
+        return false;
+    when internal_error then  -- so many elements that jsonb needs more than 1 GB for them
+        if octet_length(p_data) < 33554432 then
+            raise;
+        end if;
+        return false;
+end $$;
+
+-- Which of some messages are of a topic and pass a condition. It looks at the messages in the order of the ranges, and
+-- within a range by number.
+--   p_topic_regex, p_where  null: any
+--   p_max     ends with so many; null: all
+--   p_safely  asks one message after the other, whatever they hold
+create or replace function _pgqueue.matching(p_stream_id int, p_ranges int8range[], p_topic_regex text,
+                                             p_where jsonpath, p_max bigint, p_safely boolean default false)
+returns int8multirange
+language plpgsql
+as $$
+declare
+    v_matching int8multirange;
+begin
+    execute format('select range_agg(int8range(f.seq, f.seq + 1)) '
+                   'from (select m.seq from unnest($1) g cross join lateral ('
+                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s order by seq) m '
+                   'limit $4) f', p_stream_id,
+                   case when p_topic_regex is not null then ' and _pgqueue.words(key) ~ $2' end,
+                   case when p_where is not null then format(' and _pgqueue.%I($3, %L, key, headers, data)',
+                            case when p_safely then 'passes_safely' else 'passes' end,
+                            (select kind from pgqueue.streams where stream_id = p_stream_id)) end)
+    into v_matching using p_ranges, p_topic_regex, p_where, p_max;
+    return coalesce(v_matching, '{}');
+exception when others then
+    if p_safely then
+        raise;
+    end if;
+    return _pgqueue.matching(p_stream_id, p_ranges, p_topic_regex, p_where, p_max, true);
+end $$;
+
+-- Which of some messages pass the filter of a consumer that has one.
+create or replace function _pgqueue.passing(p_consumer pgqueue.consumers, p_seqs int8multirange) returns int8multirange
+language sql
+as $$
+    select _pgqueue.matching(p_consumer.stream_id, array(select unnest(p_seqs)), f.topic_regex, f.condition, null)
+    from pgqueue.consumer_filters f where f.consumer_id = p_consumer.consumer_id
+$$;
+
+-- Filters the first unfiltered messages, limit_filter() of them: lane by lane, and in a lane by their place in the
+-- line.
+-- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
+create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                         out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+language plpgsql
+as $$
+declare
+    v_first   record;
+    v_room    bigint := _pgqueue.limit_filter();
+    v_runs    pgqueue.consumer_messages[];
+    v_run     pgqueue.consumer_messages;
+    v_passing int8multirange;
+    v_part    int8multirange;
+    v_count   bigint;
+begin
+    o_cursor := p_cursor;
+    o_messages := 0;
+    while v_room > 0 loop
+        select lane, line_no into v_first from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and line_no >= p_cursor.filter_from
+        order by lane, line_no limit 1;
+        exit when not found;
+        v_runs := _pgqueue.unfiltered(p_consumer.consumer_id, v_first.lane, v_first.line_no, v_room);
+        v_room := v_room - (select sum(message_count) from unnest(v_runs));
+        v_passing := _pgqueue.passing(p_consumer, (select range_agg(seqs) from unnest(v_runs)));
+        foreach v_run in array v_runs loop
+            v_part := v_run.seqs * v_passing;
+            o_cursor.forgotten := o_cursor.forgotten + v_run.message_count - _pgqueue.cardinality(v_part);
+            continue when v_part = '{}';
+            v_run.not_visible_until := case when v_run.not_visible_until > clock_timestamp()
+                                            then v_run.not_visible_until end;
+            v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed'
+                                else 'ready' end;
+            v_count := _pgqueue.store_run(v_run, v_part);
+            if v_run.state = 'ready' then
+                o_messages := o_messages + case when v_run.not_visible_until is null then v_count else 0 end;
+                o_cursor := _pgqueue.lower_scan_from(
+                    o_cursor, array[(v_run.lane, v_run.line_no, lower(v_part))::pgqueue.line_place]);
+            else
+                o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
+            end if;
+        end loop;
+    end loop;
+    o_cursor.filter_from := (select line_no from pgqueue.consumer_messages
+                             where consumer_id = p_consumer.consumer_id and state = 'unfiltered'
+                               and line_no >= p_cursor.filter_from
+                             order by line_no limit 1);
+    o_cursor.take_was_cut := o_cursor.filter_from is not null
+        or exists (select from pgqueue.publications
+                   where stream_id = p_consumer.stream_id and publication_id >= o_cursor.next_publication
+                     and publication_id < o_cursor.next_publication + _pgqueue.limit_unseen());
+end $$;
+
+-- Takes the first p_room unfiltered messages of a place in the line, and deletes them there. The runs of that place
+-- interleave, and go by seq.
+-- Returns them as runs.
+create or replace function _pgqueue.unfiltered(p_consumer_id int, p_lane int, p_line_no bigint, p_room bigint)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_below bigint;
+    v_part  int8multirange;
+    v_run   pgqueue.consumer_messages;
+    v_runs  pgqueue.consumer_messages[] := '{}';
+begin
+    for v_pass in 1..2 loop  -- first with the first runs that suffice; then with all runs that begin below that bound
+        select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_room)::bigint) into v_below
+        from (select seqs, message_count, first_seq,
+                     sum(message_count) over (order by first_seq) - message_count as before
+              from pgqueue.consumer_messages
+              where consumer_id = p_consumer_id and state = 'unfiltered' and line_no = p_line_no and lane = p_lane) r
+        where case v_pass when 1 then before < p_room else first_seq < v_below end;
+    end loop;
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and state = 'unfiltered' and line_no = p_line_no and lane = p_lane
+          and first_seq < v_below
+        returning *
+    loop
+        v_part := _pgqueue.below(v_run.seqs, v_below);
+        if v_part <> v_run.seqs then
+            perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
+        end if;
+        v_run.seqs := v_part;
+        v_run.message_count := _pgqueue.cardinality(v_part);
+        v_runs := v_runs || v_run;
+    end loop;
+    return v_runs;
+end $$;

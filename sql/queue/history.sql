@@ -1,0 +1,92 @@
+-- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
+-- claim says whether its consumer keeps that (claims.archive). An acknowledgement of any other claim does nothing for
+-- it.
+
+-- Deletes the entries (key_backlog) of messages that were just acknowledged.
+create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void
+language plpgsql
+as $$
+begin
+    delete from pgqueue.key_backlog
+    where ctid = any (array(select b.ctid from unnest(p_seqs) g
+                            cross join lateral (select x.ctid from pgqueue.key_backlog x
+                                                where x.consumer_id = p_consumer_id
+                                                  and x.seq >= lower(g) and x.seq < upper(g)
+                                                for update skip locked) b));  -- lock: entry
+end $$;
+
+-- Notes that messages of a claim were acknowledged: keeps that, and notifies, as the consumer's settings say.
+--   p_deliver_count  of the message that was delivered most often
+create or replace function _pgqueue.note_done(p_claim pgqueue.claims, p_seqs int8multirange, p_count bigint,
+                                              p_deliver_count int, p_result jsonb)
+returns void
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    if p_count = 0 then
+        return;
+    end if;
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_claim.consumer_id;
+    if v_consumer.keep_history is not null then
+        insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, claim_id,
+                                               claimed_at, owner, result)
+        values (p_claim.consumer_id, clock_timestamp(), p_seqs, p_count, p_deliver_count, p_claim.claim_id,
+                p_claim.claimed_at, p_claim.owner, p_result);
+    end if;
+    if v_consumer.notify_done then
+        perform pg_notify(_pgqueue.done_channel(p_claim.consumer_id), '');
+    end if;
+    if v_consumer.per_key_capacity is not null then
+        perform _pgqueue.delete_done_entries(p_claim.consumer_id, p_seqs);
+    end if;
+end $$;
+
+-- The acknowledgement of a message; no row when there is none, or when it is not kept any more. If the message was
+-- delivered again after it was acknowledged, this is its first acknowledgement. The search reads all acknowledgements
+-- since the message was written.
+create or replace function _pgqueue.done_with(p_consumer pgqueue.consumers, p_seq bigint)
+returns setof pgqueue.archived_messages
+language plpgsql stable
+as $$
+declare
+    v_written timestamptz;
+begin
+    execute format('select inserted_at from pgqueue.messages_%s where seq = $1', p_consumer.stream_id)
+    into v_written using p_seq;
+    return query
+        select * from pgqueue.archived_messages
+        where consumer_id = p_consumer.consumer_id and done_at >= coalesce(v_written, '-infinity') and seqs @> p_seq
+        order by done_at limit 1;
+end $$;
+
+-- Deletes the history that consumers need not keep any more, at most limit_forgotten() acknowledgements of each
+-- consumer.
+-- Returns how many it deleted, and how many consumers have more. Locks: the acknowledgements that it deletes. It waits
+-- for no session.
+create or replace function _pgqueue.forget_history(out o_deleted bigint, out o_unfinished bigint)
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_count    bigint;
+begin
+    o_deleted := 0;
+    o_unfinished := 0;
+    for v_consumer in
+        select c.* from pgqueue.consumers c
+        where exists (select from pgqueue.archived_messages a where a.consumer_id = c.consumer_id)
+        order by c.consumer_id
+    loop
+        delete from pgqueue.archived_messages
+        where ctid = any (array(select ctid from pgqueue.archived_messages
+                                where consumer_id = v_consumer.consumer_id
+                                  and done_at <= clock_timestamp() - coalesce(v_consumer.keep_history, '0')
+                                order by done_at limit _pgqueue.limit_forgotten()
+                                for update skip locked));  -- lock: archive
+        get diagnostics v_count = row_count;
+        o_deleted := o_deleted + v_count;
+        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_forgotten())::int;
+    end loop;
+end $$;

@@ -1,0 +1,101 @@
+-- Limits of a whole consumer: how many messages may be in open claims (max_in_flight), and how many are delivered
+-- within a time (rate_limit, rate_interval). A claim of such a consumer is made with the consumer's lock, which it
+-- holds to its commit, so that each claim sees those before it. A consumer without these settings pays nothing.
+--
+-- In flight are the messages that open claims hold. A claim whose lease has ended counts until it is released. The
+-- cursor notes how many messages were delivered lately, and until when they count. That time is rounded up to a
+-- twentieth of the interval, so that there are few of them.
+
+-- How many messages a claim may have: as many as it wants, or as the limits leave. Before it gets fewer, leases that
+-- have ended are looked for.
+--   p_want  messages at most
+--   p_held  of these it has already
+-- Returns the cursor, and how many. Needs the consumer's lock.
+create or replace function _pgqueue.room(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                         p_claim_id bigint, p_want bigint, p_held bigint, out o_want bigint)
+language plpgsql
+as $$
+begin
+    o_want := p_want;
+    if p_consumer.max_in_flight is not null then
+        o_want := least(p_want, p_held + _pgqueue.room_in_flight(p_consumer, p_claim_id));
+        if o_want < p_want then
+            p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
+            o_want := least(p_want, p_held + _pgqueue.room_in_flight(p_consumer, p_claim_id));
+        end if;
+    end if;
+    if p_consumer.rate_limit is not null then
+        o_want := least(o_want, p_held + _pgqueue.room_in_rate(p_consumer, p_cursor));
+    end if;
+end $$;
+
+-- How many more messages may be in flight; below 0 when there are too many since the limit was changed. (While a long
+-- transaction elsewhere keeps dead rows, this reads those of the claims that ended. Claims have no order by which the
+-- query could leave them out: leases differ, and ids are given out before the lock.)
+--   p_claim_id  a claim that is being made; null: none
+create or replace function _pgqueue.room_in_flight(p_consumer pgqueue.consumers, p_claim_id bigint) returns bigint
+language plpgsql
+as $$
+begin
+    return p_consumer.max_in_flight - _pgqueue.held_by(p_claim_id)
+        - (select coalesce(sum(remaining), 0) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live);
+end $$;
+
+-- How many more messages may be delivered now.
+create or replace function _pgqueue.room_in_rate(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns bigint
+language plpgsql
+as $$
+begin
+    return p_consumer.rate_limit - (select coalesce(sum(d.n), 0)
+                                    from unnest(p_cursor.delivered, p_cursor.delivered_at) d (n, at)
+                                    where _pgqueue.counts(p_consumer, d.at));
+end $$;
+
+-- Whether messages that were delivered at a time count now. (A time in the future is there because the clock was set
+-- back.)
+create or replace function _pgqueue.counts(p_consumer pgqueue.consumers, p_at timestamptz) returns boolean
+language sql volatile
+as $$
+    select p_at > clock_timestamp() - p_consumer.rate_interval
+       and p_at <= clock_timestamp() + p_consumer.rate_interval / 10
+$$;
+
+-- Notes that messages are delivered now, of a consumer with a rate. Returns the cursor.
+create or replace function _pgqueue.note_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_count bigint)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_step float8 := extract(epoch from p_consumer.rate_interval)::float8 / 20;
+    v_at   timestamptz := to_timestamp(ceil(extract(epoch from clock_timestamp())::float8 / v_step) * v_step);
+begin
+    if p_consumer.rate_limit is null or p_count = 0 then
+        return p_cursor;
+    end if;
+    select array_agg(d.n order by d.at), array_agg(d.at order by d.at)
+    into p_cursor.delivered, p_cursor.delivered_at
+    from (select sum(n)::int as n, at
+          from (select * from unnest(p_cursor.delivered, p_cursor.delivered_at) o (n, at)
+                where _pgqueue.counts(p_consumer, o.at)
+                union all
+                select p_count, v_at) a
+          group by at) d;
+    return p_cursor;
+end $$;
+
+-- Until when the limits of a consumer leave no room; null: they leave some. Messages in flight may be settled at any
+-- moment, and no claimer is told of that. So a claim is to look for room again soon.
+create or replace function _pgqueue.throttled_until(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns timestamptz
+language plpgsql
+as $$
+begin
+    return greatest(
+        case when p_consumer.max_in_flight is not null and _pgqueue.room_in_flight(p_consumer, null) <= 0
+             then clock_timestamp() + interval '25 ms' end,
+        case when p_consumer.rate_limit is not null and _pgqueue.room_in_rate(p_consumer, p_cursor) <= 0
+             then (select min(d.at) from unnest(p_cursor.delivered_at) d (at) where _pgqueue.counts(p_consumer, d.at))
+                  + p_consumer.rate_interval end);
+end $$;

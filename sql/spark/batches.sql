@@ -1,0 +1,150 @@
+-- The batches of a sink: each is done once, by the role that the sink belongs to.
+
+-- Whether a sink is a query, which publishes a batch once in all; a batch write publishes once to each stream.
+create or replace function _pgqueue.is_query(p_sink text) returns boolean
+language sql immutable
+as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
+
+-- Raises unless a sink is the caller's: nobody publishes batches in the name of another role's query, whose own batches
+-- of those numbers would then be taken for repetitions and dropped. A sink belongs to the role (session_user) that did
+-- its last batch. Members of that role may use it too, and members of another role that both are in, which cannot log
+-- in: so a role may have its successor. So may the owner of the schema. Where the role is gone, the sink belongs to
+-- whoever comes next. Publishing and each kind of action (spark/actions.sql) have a role of their own.
+create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean)
+returns void
+language plpgsql stable
+as $$
+declare
+    v_owner text := (select done_by from pgqueue.sink_batches
+                     where sink = p_sink and (consumer_id = 0) = p_published and revived = p_revived
+                     order by published_at desc limit 1);
+begin
+    if v_owner <> session_user and exists (select from pg_roles where rolname = v_owner)
+       and not pg_has_role(session_user, v_owner, 'member') and not pg_has_role(session_user, current_user, 'member')
+       and not exists (select from pg_roles r
+                       where not r.rolcanlogin and r.rolname <> all (_pgqueue.group_roles())
+                         and r.rolname !~ '^pg_'
+                         and pg_has_role(session_user, r.oid, 'member') and pg_has_role(v_owner, r.oid, 'member')
+                         -- a superuser is a member of all
+                         and not (select o.rolsuper from pg_roles o where o.rolname = v_owner))
+    then
+        raise exception 'sink % is used by role %, and this session is of role %', p_sink, v_owner, session_user
+            using errcode = 'insufficient_privilege',
+                  hint = format('Take another name (txnAppId), or a new checkpoint; or let an administrator make the '
+                                'role a member of that one: grant %I to %I', v_owner, session_user);
+    end if;
+end $$;
+
+-- Whether a batch of a sink, or a later one, was published. For arguments see is_published.
+create or replace function _pgqueue.is_done(p_sink text, p_stream_id int, p_batch bigint) returns boolean
+language sql stable
+as $$
+    select exists (select from pgqueue.sink_batches
+                   where sink = p_sink and batch >= p_batch and consumer_id = 0
+                     and (stream_id = coalesce(p_stream_id, 0) or _pgqueue.is_query(p_sink)))
+$$;
+
+-- Whether a batch of a sink, or a later one, was published.
+--   p_stream_id  to this stream; null: to several
+-- Errors: 42501 for the sink of another role.
+create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    perform _pgqueue.check_sink(p_sink, true, false);
+    return _pgqueue.is_done(p_sink, p_stream_id, p_batch);
+end $$;
+
+-- Where a batch was published to, for people.
+create or replace function _pgqueue.target_name(p_stream_id int) returns text
+language sql stable
+as $$
+    select case p_stream_id when 0 then 'the streams of column stream'
+                            else 'stream ' || quote_literal((select name from pgqueue.streams
+                                                             where stream_id = p_stream_id)) end
+$$;
+
+-- Whether a part of a sink's batch was done before, and is run again. A batch write with a txnAppId may repeat any
+-- batch. Of a query Spark runs only the last batch again, with the same rows to the same streams: any other repetition
+-- is another history of the query, from a checkpoint that was restored or copied.
+--   p_new  the part, as begin_batch would note it
+-- Errors: PQ010 for another history.
+create or replace function _pgqueue.is_repeat(p_new pgqueue.sink_batches) returns boolean
+language plpgsql
+as $$
+declare
+    v_same boolean;
+    v_last pgqueue.sink_batches;
+begin
+    if not _pgqueue.is_query(p_new.sink) then
+        return exists (select from pgqueue.sink_batches b
+                       where b.sink = p_new.sink and b.stream_id = p_new.stream_id
+                         and b.consumer_id = p_new.consumer_id and b.revived = p_new.revived
+                         and b.batch >= p_new.batch);
+    end if;
+    select b.* into v_last from pgqueue.sink_batches b
+    where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
+    order by b.batch desc, b.stream_id = p_new.stream_id and b.consumer_id = p_new.consumer_id desc limit 1;
+    v_same := v_last.stream_id = p_new.stream_id;
+    if v_last.sink is null or v_last.batch < p_new.batch
+       -- its actions on another consumer
+       or (v_last.batch = p_new.batch and v_last.consumer_id <> p_new.consumer_id) then
+        return false;
+    elsif v_same and v_last.batch = p_new.batch and v_last.message_count = p_new.message_count
+          and (v_last.digest = p_new.digest) is not false then
+        return true;
+    end if;
+    raise exception '%', case
+        when v_last.batch > p_new.batch
+            then format('batch %s of query %s comes after its batch %s was published', p_new.batch, p_new.sink,
+                        v_last.batch)
+        when v_same and v_last.message_count <> p_new.message_count
+            then format('batch %s of query %s was published with %s messages, and has %s now', p_new.batch, p_new.sink,
+                        v_last.message_count, p_new.message_count)
+        when v_same then format('batch %s of query %s was published with other messages than it has now', p_new.batch,
+                                p_new.sink)
+        else format('batch %s of query %s was published before', p_new.batch, p_new.sink) end
+        || case when v_same then ''
+                else format(': that was to %s, and this is to %s', _pgqueue.target_name(v_last.stream_id),
+                            _pgqueue.target_name(p_new.stream_id)) end
+        using errcode = 'PQ010',
+              hint = case
+                  when not v_same
+                      then 'A copy of a checkpoint has its query id: make the copy with pgqueue checkpoint PATH --fork '
+                           'NEWPATH, which gives it another. If you pointed the query to another stream, start it once '
+                           'with the old one, which finishes this batch.'
+                  when v_last.batch > p_new.batch
+                      then 'Its checkpoint was restored to an earlier state, or is a copy. Use the latest one; '
+                           'or start with a new checkpoint, and know that what it reads again is published again.'
+                  else 'Its checkpoint was restored to an earlier state; or the query gives other rows each time '
+                       'it is run, or was changed. Start with a new checkpoint, '
+                       'and know that what it reads again is published again.'
+                       || case when v_last.message_count = p_new.message_count
+                               then ' If its rows have a random part, and this is the same batch, start it with '
+                                    'option compareRepeats = count.' else '' end end;
+end $$;
+
+-- Begins a part of a sink's batch that is done once; for errors see is_repeat(). Returns false when it was done before.
+-- Locks: the part, against another session that begins it.
+create or replace function _pgqueue.begin_batch(p_new pgqueue.sink_batches) returns boolean
+language plpgsql
+as $$
+begin
+    perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived);
+    if _pgqueue.is_repeat(p_new) then
+        return false;
+    end if;
+    perform _pgqueue.commit_durably();
+    if _pgqueue.await(
+           format('batch %s of sink %s', p_new.batch, p_new.sink),
+           'with begun as (insert into pgqueue.sink_batches '
+           'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest '
+           'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
+           'on conflict do nothing returning 1) select count(*) from begun',  -- lock: batch
+           null, to_jsonb(p_new)) = '0' then  -- meanwhile
+        perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived);
+        perform _pgqueue.is_repeat(p_new);
+        return false;
+    end if;
+    return true;
+end $$;

@@ -1,0 +1,140 @@
+-- A checkpoint reader: its checks, and how its claims end.
+
+-- The messages of a claim on which its query has acted, without those that retention took since.
+create or replace function _pgqueue.acted_seqs(p_claim pgqueue.claims) returns int8multirange
+language plpgsql stable
+as $$
+begin
+    return case when p_claim.acted is null then '{}'
+                else (select range_agg(seqs) from unnest(p_claim.acted)) - coalesce(
+        (select (_pgqueue.trimmed(stream_id)).o_seqs from pgqueue.consumers where consumer_id = p_claim.consumer_id),
+        '{}') end;
+end $$;
+
+-- Ends a claim of a checkpoint reader, and acknowledges the messages that it still has. Needs the claim's lock.
+create or replace function _pgqueue.acknowledge(p_claim pgqueue.claims) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.shrink_claim(p_claim, p_claim.remaining - _pgqueue.finish(p_claim, null, false, null, null));
+    delete from pgqueue.claims where claim_id = p_claim.claim_id;
+end $$;
+
+-- Raises PQ002, PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
+create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint,
+                                                 p_claim bigint) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from pgqueue.consumers where consumer_id = p_consumer_id) then
+        raise exception 'the consumer of this query was dropped'
+            using errcode = 'PQ002', hint = 'Create it again and start the query with a new checkpoint.';
+    elsif p_reader.reader is null and p_claim > 0 then
+        raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
+            using errcode = 'PQ005',
+                  hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '
+                         'that it was forgotten and its messages went back. '
+                         'Point url at the right database, or start with a new checkpoint.';
+    elsif p_reader.consumer_id <> p_consumer_id then
+        raise exception 'the checkpoint is of %, not of %', _pgqueue.consumer_name(p_reader.consumer_id),
+                        _pgqueue.consumer_name(p_consumer_id)
+            using errcode = 'PQ005',
+                  hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
+    elsif p_start_claim < p_reader.acked_claim then
+        raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %',
+                        p_start_claim, p_reader.acked_claim
+            using errcode = 'PQ010',
+                  hint = 'Use the latest checkpoint, or a new one. '
+                         'If two drivers run with this checkpoint, stop one of them.';
+    elsif p_claim > p_reader.last_claim
+          -- a number that was given out again has other random bits
+          or (p_claim > p_reader.acked_claim
+              and not exists (select from pgqueue.claims where reader = p_reader.reader and claim_id = p_claim)) then
+        raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim,
+                        p_reader.last_claim
+            using errcode = 'PQ005',
+                  hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
+                         'promoted. Start with a new checkpoint: '
+                         'what the old one has and the database has not acknowledged is delivered again.';
+    end if;
+end $$;
+
+-- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader, its claims and
+-- the consumer.
+--   p_how, p_note  as in return()
+-- Returns the cursor; the caller stores it.
+create or replace function _pgqueue.forget_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                  p_reader uuid, p_how text, p_note jsonb)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claims;
+begin
+    for v_claim in select * from pgqueue.claims where reader = p_reader order by claim_id loop
+        if v_claim.live then
+            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_claim, null, p_how, clock_timestamp(), null, p_note);
+        end if;
+        delete from pgqueue.claims where claim_id = v_claim.claim_id;
+    end loop;
+    delete from pgqueue.readers where reader = p_reader;
+    return p_cursor;
+end $$;
+
+-- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the
+-- locks of the reader and its claims. Returns whether there were any claims, how many messages they had, and how many
+-- they had lost before.
+create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
+                                                     out o_acked bigint, out o_lost bigint)
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claims;
+begin
+    o_any := false;
+    o_acked := 0;
+    o_lost := 0;
+    for v_claim in select * from pgqueue.claims where reader = p_reader and claim_id <= p_claim order by claim_id loop
+        o_any := true;
+        o_acked := o_acked + v_claim.remaining;
+        o_lost := o_lost + v_claim.message_count - v_claim.settled - v_claim.remaining;
+        perform _pgqueue.acknowledge(v_claim);
+    end loop;
+end $$;
+
+-- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
+-- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these
+-- were. Locks: those readers, their claims, their consumers.
+create or replace function _pgqueue.forget_readers(p_age interval) returns bigint
+language plpgsql
+as $$
+declare
+    v_reader   pgqueue.readers;
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+    v_locked   bigint;
+    v_count    bigint := 0;
+begin
+    for v_reader in
+        select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader
+    loop
+        -- It waits for no lock: it may hold the lock of another consumer already, and there is a next time.
+        continue when not _pgqueue.try_lock_reader(v_reader.reader);
+        -- lock: claim
+        perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update skip locked;
+        get diagnostics v_locked = row_count;
+        continue when v_locked < (select count(*) from pgqueue.claims where reader = v_reader.reader)
+            or not _pgqueue.try_lock_consumer(v_reader.consumer_id);
+        continue when exists (select from pgqueue.claims
+                              where reader = v_reader.reader and live and lease_until > clock_timestamp());
+        delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
+        continue when not found;  -- used, or forgotten, while this waited for the lock
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
+        v_stored := _pgqueue.cursor(v_reader.consumer_id);
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
+                                                                      '{"error": "its reader was not used for long"}'),
+                                                                      true);
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end $$;

@@ -1,0 +1,131 @@
+-- Deleting what a task has staged and nobody will publish.
+
+-- Deletes staged chunks of a batch that failed, with their messages.
+-- The query that failed calls it, so that queries which fail again and again leave nothing until maintain() comes. It
+-- never deletes what is published, or is being published.
+--   p_sink, p_batch  as of publish_staged
+--   p_staged         chunks of the caller's own attempt; others may still work on the same batch. Those that another
+--                    role has staged are left as they are
+-- Returns how many messages it deleted. Errors: PQ003. Locks: the chunks and their reservations; it passes over those
+-- that another session holds.
+create or replace function pgqueue.unstage(p_sink text, p_batch bigint, p_staged bigint[]) returns bigint
+language plpgsql
+as $$
+declare
+    v_chunk    pgqueue.staged_chunks;
+    v_messages bigint := 0;
+begin
+    perform _pgqueue.check_batch(p_sink, p_batch);
+    if p_staged is null then
+        raise exception 'p_staged is a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
+    end if;
+    for v_chunk in
+        select * from pgqueue.staged_chunks
+        where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
+        order by staged_id
+        -- lock: chunk
+        for update skip locked  -- a commit that has it publishes it
+    loop
+        v_messages := v_messages + coalesce(_pgqueue.delete_chunk(v_chunk), 0);
+    end loop;
+    return v_messages;
+end $$;
+
+-- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark does the batch anew: so these
+-- writes were killed, or their commit is to find nothing. A query does a batch once in all; a batch write once for each
+-- stream, or for all streams of a column. For arguments and locks see stage. Errors: PQ008 for a write that is not the
+-- latest: of a task, or a driver, that outlived its application.
+create or replace function _pgqueue.end_earlier_writes(p_sink text, p_batch bigint, p_stream_id int, p_routed boolean,
+                                                       p_write_no bigint) returns void
+language plpgsql
+as $$
+declare
+    v_chunk pgqueue.staged_chunks;
+begin
+    if exists (select from pgqueue.staged_chunks c
+               where c.sink = p_sink and c.batch = p_batch and c.write_no > p_write_no and c.staged_by = session_user
+                 and (_pgqueue.is_query(p_sink)
+                      or (c.routed = p_routed and (p_routed or c.stream_id = p_stream_id)))) then
+        raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
+            using errcode = 'PQ008',
+                  hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
+                         'killed. Nothing was staged.';
+    end if;
+    for v_chunk in
+        select c.* from pgqueue.staged_chunks c
+        where c.sink = p_sink and c.batch = p_batch and c.write_no < p_write_no and c.staged_by = session_user
+          and (_pgqueue.is_query(p_sink) or (c.routed = p_routed and (p_routed or c.stream_id = p_stream_id)))
+        order by c.staged_id limit 10
+        -- lock: chunk
+        for update skip locked  -- another task of this write deletes it, or a commit publishes it
+    loop
+        perform _pgqueue.delete_chunk(v_chunk);
+    end loop;
+end $$;
+
+-- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns how many messages it deleted; null, and
+-- nothing is deleted, if a commit has the reservation.
+create or replace function _pgqueue.delete_chunk(p_chunk pgqueue.staged_chunks) returns bigint
+language plpgsql
+as $$
+declare
+    v_reservation pgqueue.reservations;
+    v_count       bigint;
+begin
+    -- a commit of another chunk of this reservation is either done or not begun
+    select * into v_reservation from pgqueue.reservations where reservation_id = p_chunk.reservation_id
+    for update skip locked;  -- lock: reservation
+    if not found and exists (select from pgqueue.reservations where reservation_id = p_chunk.reservation_id) then
+        return null;
+    end if;
+    v_count := _pgqueue.delete_reserved(v_reservation, p_chunk.seqs);
+    delete from pgqueue.staged_chunks where staged_id = p_chunk.staged_id;
+    return v_count;
+end $$;
+
+-- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.
+create or replace function _pgqueue.delete_reserved(p_reservation pgqueue.reservations, p_seqs int8multirange)
+returns bigint
+language plpgsql
+as $$
+declare
+    v_seqs    int8multirange := p_seqs * p_reservation.seqs;
+    v_range   int8range;
+    v_count   bigint;
+    v_deleted bigint := 0;
+begin
+    if v_seqs is null or v_seqs = '{}' then
+        return 0;
+    end if;
+    for v_range in select unnest(v_seqs) loop
+        execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2', p_reservation.stream_id)
+            using lower(v_range), upper(v_range);
+        get diagnostics v_count = row_count;
+        v_deleted := v_deleted + v_count;
+    end loop;
+    perform _pgqueue.use_reservation(p_reservation.reservation_id, v_seqs);
+    return v_deleted;
+end $$;
+
+-- Takes numbers out of a reservation: their messages are published now, or deleted. Returns whether the reservation
+-- had all of them; if not, nothing was changed. Locks: the reservation.
+create or replace function _pgqueue.use_reservation(p_reservation_id bigint, p_seqs int8multirange) returns boolean
+language plpgsql
+as $$
+declare
+    v_left int8multirange;
+begin
+    perform _pgqueue.await(
+        'reservation ' || p_reservation_id,
+        'select 0 from pgqueue.reservations where reservation_id = $1 for update',  -- lock: reservation
+        p_reservation_id);
+    v_left := (select seqs from pgqueue.reservations where reservation_id = p_reservation_id);
+    if (p_seqs <@ v_left) is not true then
+        return false;
+    elsif v_left = p_seqs then
+        delete from pgqueue.reservations where reservation_id = p_reservation_id;
+    else
+        update pgqueue.reservations set seqs = v_left - p_seqs where reservation_id = p_reservation_id;
+    end if;
+    return true;
+end $$;

@@ -1,0 +1,97 @@
+-- After a restore, or the promotion of a standby that lacked commits, commits after that state are lost, and their
+-- numbers are given out again to other messages. All that the database itself keeps is of one state, and right. What
+-- others keep is not: the offsets of readers that do not claim, and the checkpoints of Spark queries.
+--
+--   * An offset has the incarnation of its stream, a random number. recover() gives each stream a new incarnation, and
+--     notes the last publication of the old one. An offset of the old incarnation stays valid if it has read nothing
+--     beyond that publication; else it is refused (PQ005).
+--   * A checkpoint has the id of a claim, half of which is random, and of a reader that is this checkpoint's alone. A
+--     checkpoint that is ahead of what the database knows of its reader, or names an unknown claim, is refused too
+--     (check_reader() in spark/source.sql): nothing has to be done for it.
+--
+-- doctor tells who forgets to call recover() (is_restored): the server, or its timeline, is not the one that was noted.
+
+-- Tells whether this database is on another server or timeline than was noted.
+-- They are noted when the schema is installed, and by recover(). Locks nothing.
+create or replace function pgqueue.is_restored() returns boolean
+language sql stable
+as $$ select _pgqueue.is_elsewhere() $$;
+
+-- Begins a new incarnation of each stream, after a restore or a promotion.
+-- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
+-- that has read other publications with the same numbers would skip them. A call without need harms nobody.
+-- A dump that was made beside maintain() may lack messages that its consumers owe: they are counted in a warning, and
+-- passed over.
+-- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when
+-- somebody publishes, or has a consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams;
+-- where messages are missing, the consumer that owes them.
+create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams;
+begin
+    if pg_is_in_recovery() then
+        raise exception 'this server is a standby'
+            using errcode = 'PQ011', hint = 'Call recover() once it is promoted.';
+    end if;
+    perform _pgqueue.check_isolation();  -- an old snapshot lacks publications that an offset has read
+    select s.* into v_stream from pgqueue.streams s cross join lateral unnest(_pgqueue.publishers(s.stream_id)) w
+    where w not like '-1/%' limit 1;
+    if found then  -- a prepared transaction was there before
+        raise exception 'producers publish to stream % already', quote_literal(v_stream.name)
+            using errcode = 'lock_not_available',
+                  hint = 'Stop producers, call recover(), and let them come back. Nothing was changed.';
+    end if;
+    perform _pgqueue.await(
+        'a stream',
+        'select count(*) from (select from pgqueue.streams order by stream_id for update) s',  -- lock: stream
+        null);
+    for v_stream in select * from pgqueue.streams s order by s.stream_id loop
+        stream := v_stream.name;
+        last_publication := greatest(pgqueue.last_publication(v_stream.stream_id),
+                                     upper((_pgqueue.trimmed(v_stream.stream_id)).o_publications) - 1);
+        insert into pgqueue.incarnations (incarnation, stream_id, last_publication)
+        values (v_stream.incarnation, v_stream.stream_id, recover.last_publication);
+        update pgqueue.streams s set incarnation = gen_random_uuid() where s.stream_id = v_stream.stream_id;
+        return next;
+    end loop;
+    perform _pgqueue.pass_over_missing(o.c, o.name)
+    from (select c, s.name from pgqueue.consumers c join pgqueue.streams s using (stream_id) order by c.consumer_id) o;
+    insert into pgqueue.servers (system_identifier, timeline)
+    select s.system_identifier, s.timeline from _pgqueue.server() s;
+end $$;
+
+-- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
+-- dead letters when they are delivered (receive()). Costs in proportion to what the consumer owes. Locks: the consumer,
+-- if messages are missing.
+create or replace function _pgqueue.pass_over_missing(p_consumer pgqueue.consumers, p_stream text) returns void
+language plpgsql
+as $$
+declare
+    v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_new     int8multirange := _pgqueue.new_ids(v_cursor);
+    v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)
+        - coalesce(_pgqueue.kept(v_cursor), '{}');
+    v_stored  bigint;
+    v_missing int8multirange;
+    v_upto    bigint;
+begin
+    execute format('select count(*) from unnest($1) g cross join lateral ('
+                   'select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m',
+                   p_consumer.stream_id) into v_stored using v_owed;
+    if v_owed is null or v_stored = _pgqueue.cardinality(v_owed) then
+        return;
+    end if;
+    v_missing := v_owed - _pgqueue.existing(p_consumer.stream_id, v_owed);
+    v_upto := (select max(o.publication_id) from _pgqueue.owed_sets(p_consumer, v_new, '{}') o
+               where o.seqs && v_missing);
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
+    while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
+    raise warning 'consumer % of stream % owes % messages that are not stored: they are passed over',
+        quote_literal(p_consumer.name), quote_literal(p_stream), _pgqueue.cardinality(v_missing);
+end $$;
+
+-- The installation notes the server once; later, recover() does.
+insert into pgqueue.servers (system_identifier, timeline)
+select s.system_identifier, s.timeline from _pgqueue.server() s where not exists (select from pgqueue.servers);

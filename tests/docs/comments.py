@@ -1,0 +1,66 @@
+"""The comments of functions, for `psql`'s \\df+: `sql/comments.sql`, from the headers of functions.
+
+A comment is the first sentence of a header, and there is no other source for it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from spark_pgqueue.postgres import schema
+from tests.docs.headers import Header, headers_in
+from tests.docs.sql import SQL
+
+FILE = SQL / "comments.sql"
+
+_WIDTH = 120
+"""Columns of a line of SQL."""
+
+_TOP = """\
+-- A sentence for each function that people call, for psql's \\df+. Written by make docs, from
+-- the first sentence of each function's header: change it there. view_comments.sql has those of
+-- views and of their columns.
+
+comment on schema pgqueue is
+    'A message queue and stream: see the comments of its functions and views.';
+"""
+
+
+def file() -> str:
+    """The file: the functions of each file of the SQL, in the order of installation."""
+    headers = headers_in(SQL)
+    parts = [_TOP]
+    for path in schema.sql_files():
+        name = str(path.relative_to(SQL))
+        comments = {
+            function: first_sentence(header)
+            for function, header in headers.items()
+            if header.file == name
+        }
+        if comments:
+            lines = [_comment(function, text) for function, text in comments.items()]
+            parts.append("\n".join([f"-- {name}", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def first_sentence(header: Header) -> str:
+    """What a function does, in one sentence."""
+    text = header.about[0]
+    assert isinstance(text, str), header
+    found = re.match(r".*?\.(?=\s+[A-Z(\[]|\s*$)", text)
+    return found[0] if found else text
+
+
+def _comment(function: str, text: str) -> str:
+    text = text.replace("'", "''")
+    begin = f"comment on routine pgqueue.{function} is"
+    line = f"{begin} '{text}';"
+    if len(line) <= _WIDTH:
+        return line
+    pieces = textwrap.wrap(text, _WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+    return (
+        f"{begin}\n"
+        + "\n".join(f"    '{piece}{' ' if piece is not pieces[-1] else ''}'" for piece in pieces)
+        + ";"
+    )

@@ -1,0 +1,131 @@
+"""A query without a consumer that is killed again and again, beside producers and retention."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres.connection import connect
+from tests.processes import Child
+from tests.spark.conftest import Queue
+from tests.sql.queue import maintain
+
+pytestmark = [
+    *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(600)),
+    pytest.mark.usefixtures("spark_environment"),
+]
+
+APPLICATION = """
+    import sys, time
+    import psycopg
+    from tests.sessions import session
+    url, checkpoint, trigger = sys.argv[1:]
+    spark = session()
+
+    def note(batch, batch_id):
+        seqs = [row.seq for row in batch.select("seq").collect()]
+        with psycopg.connect(url) as conn:
+            conn.execute("insert into seen values (%s, %s)", [batch_id, seqs])
+        print("batch", batch_id, flush=True)
+        if trigger == "always":
+            time.sleep(0.7)  # to be killed before Spark has noted the batch
+
+    source = spark.readStream.format("pgqueue").options(
+        url=url, stream="in", startingOffsets="earliest", minPartitions=2,
+        maxMessagesPerTrigger=300,
+    )
+    writer = source.load().writeStream.foreachBatch(note).option("checkpointLocation", checkpoint)
+    query = (writer.trigger(availableNow=True) if trigger == "now" else writer).start()
+    query.awaitTermination()
+"""
+
+
+class Producers:
+    """Transactions of all kinds, that overlap, and retention, until the block ends."""
+
+    def __init__(self, queue: Queue):
+        self.queue = queue
+        self.sent: list[int] = []
+        self._done = threading.Event()
+
+    def _send(self, slow: bool) -> None:
+        with connect(self.queue.url) as conn:
+            while not self._done.wait(random.uniform(0, 0.3)):
+                if len(self.sent) - len(self.seen(conn)) > 1500:
+                    continue  # retention would overtake the query
+                conn.execute("begin")
+                count = random.choice([1, 1, 50])
+                rows = conn.execute(
+                    "select * from pgqueue.send_batch('in', array_fill('x'::text, array[%s]))",
+                    [count],
+                ).fetchall()
+                if slow:
+                    self._done.wait(random.uniform(0, 2))
+                if random.random() < 0.3:
+                    conn.execute("rollback")
+                else:
+                    conn.execute("commit")
+                    self.sent += [seq for (seq,) in rows]
+
+    def seen(self, conn: psycopg.Connection) -> set[int]:
+        """What the query has read."""
+        rows = conn.execute("select distinct unnest(seqs) from seen").fetchall()
+        return {seq for (seq,) in rows}
+
+    def _trim(self) -> None:
+        with connect(self.queue.url) as conn:
+            while not self._done.wait(0.3):
+                maintain(conn)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._send, args=[slow]) for slow in (0, 0, 1, 1)]
+        threads.append(threading.Thread(target=self._trim))
+        for each in threads:
+            each.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            for each in threads:
+                each.join()
+
+
+def test_a_killed_query_reads_the_same_rows_in_each_batch_and_every_message_once(
+    url: str, tmp_path: Path
+):
+    queue = Queue(url, tmp_path)
+    queue.create("in")
+    queue.sql("select pgqueue.set_retention('in', p_messages => 8000)")
+    queue.look(maintain)
+    queue.sql("create table seen (batch int, seqs int8[])")
+    producers = Producers(queue)
+    with producers.running():
+        for kills in (1, 2, 3):
+            with Child(APPLICATION, url, queue.checkpoint(), "always") as child:
+                child.wait_for("batch", 120)
+                batches = child.output.count("batch")
+                while child.output.count("batch") < batches + kills:
+                    assert child.process.poll() is None, child.output[-5000:]
+                    time.sleep(0.02)
+                time.sleep(random.uniform(0, 0.5))
+                child.kill()
+    with Child(APPLICATION, url, queue.checkpoint(), "now") as child:
+        assert child.wait(240) == 0, child.output[-5000:]
+    seen: dict[int, list[list[int]]] = defaultdict(list)
+    for batch, seqs in queue.sql("select batch, seqs from seen"):
+        seen[batch].append(seqs)
+    again = {batch: times for batch, times in seen.items() if len(times) > 1}
+    assert again, "no batch was replayed"
+    assert all(sorted(each) == sorted(times[0]) for times in again.values() for each in times)
+    assert sorted(seq for times in seen.values() for seq in times[0]) == sorted(producers.sent)
+    trimmed = queue.sql("select trimmed from pgqueue.stream_retention where stream = 'in'")
+    print(f"{len(again)} batches replayed, {len(producers.sent)} messages, trimmed: {trimmed}")

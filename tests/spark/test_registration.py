@@ -1,0 +1,235 @@
+"""Sources of one Spark application: two of them do not share a consumer unawares, nor wait in turn.
+
+The messages of a consumer go to whoever asks first. So in a self-join one side would get them all
+and the other none: nothing comes out, and all is acknowledged.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql import functions as F
+
+from spark_pgqueue.spark.registration import ReaderRegistration
+from tests.processes import Child
+from tests.spark.conftest import Queue, wait_until
+from tests.sql import internals
+
+pytestmark = pytest.mark.spark
+
+
+def numbers(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"maxMessagesPerTrigger": 5}, marks=pytest.mark.longer)]
+)
+def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing(
+    queue: Queue, fails, options
+):
+    queue.create("s", "c")
+    queue.send("s", 1, 100)
+    left, right = (queue.load("s", "c", **options).select("key").alias(n) for n in "lr")
+    message = fails(queue.collect(left.join(right, F.expr("l.key = r.key"))))
+    assert "PQ009" in message
+    assert "consumer 'c' of stream 's' is read twice" in message
+    assert "shareConsumer" in message
+    assert queue.backlog("s", "c") == 100
+
+
+@pytest.mark.longer
+def test_a_second_query_of_an_application_is_refused_unless_both_say_so(queue: Queue, fails):
+    queue.create("s", "c")
+    shared = {"shareConsumer": "true"}
+    for first, second in (({}, {}), ({}, shared), (shared, {})):
+        query = queue.collect(queue.load("s", "c", **first), "1", available_now=False)
+        wait_until(lambda query=query: bool(query.lastProgress), query)
+        assert "PQ009" in fails(queue.collect(queue.load("s", "c", **second), "2"))
+        assert query.isActive
+        query.stop()
+
+
+def test_a_query_is_stopped_and_started_again_at_once(queue: Queue):
+    queue.create("s", "c")
+    frame = queue.load("s", "c")
+    for run in range(4):
+        query = queue.collect(frame, available_now=False)
+        queue.send("s", run + 1, run + 1)
+        wait_until(lambda run=run: len(queue.rows()) > run, query)
+        query.stop()
+    queue.collect(frame).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 4)
+
+
+def test_a_query_that_fails_is_started_again_at_once(queue: Queue, fails):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+
+    def fail(batch, batch_id):
+        raise RuntimeError("the sink fails")
+
+    for _ in range(3):
+        assert "the sink fails" in fails(queue.collect(queue.load("s", "c"), each=fail))
+    queue.collect(queue.load("s", "c")).awaitTermination()
+    assert sorted(queue.data()) == numbers(1, 10)
+    assert {row.deliver_count for row in queue.rows()} == {4}, "a replay is a delivery"
+
+
+def test_a_source_that_is_killed_leaves_its_seat():
+    """With kill -9, and while another waits for the seat."""
+    name = f"test-{time.time_ns()}"
+    script = """
+        import os, sys, time
+        from spark_pgqueue.spark import registration
+        registration._process = lambda pid: "of a test"  # one for all of them
+        reader = registration.ReaderRegistration(sys.argv[1], sys.argv[2] == "shared")
+        print("taken" if reader.register(float(sys.argv[3])) else "refused", flush=True)
+        time.sleep(60)
+    """
+    with Child(script, name, "alone", "5") as first:
+        first.wait_for("taken")
+        with Child(script, name, "shared", "0.1") as second:
+            second.wait_for("refused")
+        with Child(script, name, "alone", "30") as third:
+            time.sleep(0.5)
+            assert "taken" not in third.output
+            first.kill()
+            third.wait_for("taken")
+            third.kill()
+    with Child(script, name, "shared", "5") as first, Child(script, name, "shared", "5") as second:
+        first.wait_for("taken")
+        second.wait_for("taken")
+        with Child(script, name, "alone", "0.1") as third:
+            third.wait_for("refused")
+
+
+def test_files_of_seats_that_were_left_are_deleted():
+    old, new = (
+        ReaderRegistration(f"old-{time.time_ns()}", False),
+        ReaderRegistration(f"new-{time.time_ns()}", False),
+    )
+    assert old.register()
+    assert old._path.exists()
+    assert new.register()
+    assert old._path.exists(), "somebody sits there"
+    old.unregister()
+    new.unregister()
+    assert new.register()
+    assert not old._path.exists()
+    new.unregister()
+
+
+@pytest.mark.longer
+def test_a_source_without_messages_does_not_delay_the_others_of_its_query(queue: Queue):
+    """Spark asks one after the other, and each would wait for messages as long as it may."""
+    queue.create("busy", "c")
+    queue.create("idle", "c")
+    queue.send("busy", 1, 200)
+    frame = queue.load("idle", "c", waitTime="5s").union(
+        queue.load("busy", "c", waitTime="5s", maxMessagesPerTrigger=20)
+    )
+    query = queue.collect(frame, available_now=False)
+    wait_until(lambda: len(queue.rows()) == 200, query)
+    waits = [
+        sum(progress.durationMs.get(step, 0) for step in ("latestOffset", "getBatch"))
+        for progress in query.recentProgress
+        if progress.numInputRows
+    ]
+    assert max(waits[1:]) < 1000
+
+
+@pytest.mark.longer
+def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
+    queue: Queue, spark_environment
+):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    with Child(APPLICATION, queue.url, queue.checkpoint("failed"), "fail") as child:
+        assert child.wait() != 0
+    with Child(APPLICATION, queue.url, queue.checkpoint("new"), "") as child:
+        assert child.wait() == 0, child.output
+        assert "done" in child.output
+        told = "10 messages of consumer c are held by a query with another checkpoint, until 20"
+        assert child.output.count(told) == 1
+    assert len(queue.look(internals.readers)) == 1
+
+
+APPLICATION = """
+    import sys
+    from tests.sessions import session
+    url, checkpoint, how = sys.argv[1:]
+    spark = session("local[2]")
+    source = spark.readStream.format("pgqueue").options(
+        url=url, stream="s", consumer="c", visibilityTimeout="5 minutes"
+    )
+
+    def each(batch, batch_id):
+        if how == "fail":
+            raise RuntimeError("the sink fails")
+        print("rows", batch.count(), flush=True)
+
+    if how == "noted asynchronously":
+        source = spark.readStream.format("pgqueue").options(
+            url=url, stream="s", group="g", startingOffsets="earliest"
+        )
+    if how.endswith("asynchronously"):
+        writer = source.option("maxMessagesPerTrigger", 5).load().writeStream.format("noop")
+        writer = writer.option("asyncProgressTrackingEnabled", "true")
+        writer.option("checkpointLocation", checkpoint).start().awaitTermination()
+
+    writer = source.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+    once = how == "once"
+    query = (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start()
+    query.awaitTermination()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.longer
+def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
+    queue: Queue, spark_environment
+):
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    for trigger, told in (("once", 1), ("", 0)):
+        with Child(APPLICATION, queue.url, queue.checkpoint(), trigger) as child:
+            assert child.wait() == 0, child.output
+            assert child.output.count("trigger(once=True) ends without acknowledging") == told
+            assert ("rows 10" in child.output) == bool(told)
+        assert queue.backlog("s", "c") == 10 * told
+
+
+@pytest.mark.longer
+def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_environment):
+    """Its checkpoint would fall behind what it acknowledged."""
+    queue.create("s", "c")
+    queue.send("s", 1, 20)
+    with Child(APPLICATION, queue.url, queue.checkpoint(), "asynchronously") as child:
+        assert child.wait() == 1
+        assert "remove the option asyncProgressTrackingEnabled" in child.output
+    assert queue.backlog("s", "c") == 15
+    frame = queue.load("s", "c")
+    queue.collect(frame).awaitTermination()
+    assert len(queue.data()) == 15
+    assert queue.backlog("s", "c") == 0
+
+
+@pytest.mark.longer
+def test_a_query_that_notes_how_far_it_is_has_no_asynchronous_progress(
+    queue: Queue, spark_environment
+):
+    """Its checkpoint would fall behind what it noted, and retention go by that."""
+    queue.create("s", "c")
+    queue.sql("select pgqueue.create_group('s', 'g', 1, 'earliest')")
+    queue.send("s", 1, 20)
+    with Child(APPLICATION, queue.url, queue.checkpoint(), "noted asynchronously") as child:
+        assert child.wait() == 1
+        assert "remove the option asyncProgressTrackingEnabled" in child.output
+    assert queue.sql("select behind from pgqueue.group_stats") == [(15,)]
+    reader = queue.spark.readStream.format("pgqueue")
+    frame = reader.options(url=queue.url, stream="s", group="g").load()
+    queue.collect(frame).awaitTermination()
+    assert len(queue.data()) == 15
+    assert queue.sql("select behind from pgqueue.group_stats") == [(0,)]

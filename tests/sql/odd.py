@@ -1,0 +1,32 @@
+"""Settings of a role or database that change what SQL or its results mean, each at an odd value."""
+
+from __future__ import annotations
+
+SETTINGS = {
+    "client_encoding": "LATIN1",
+    "standard_conforming_strings": "off",
+    "escape_string_warning": "off",
+    "backslash_quote": "on",
+    "quote_all_identifiers": "on",
+    "transform_null_equals": "on",
+    "plpgsql.variable_conflict": "use_column",
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-1",
+    "xmlbinary": "hex",
+    "check_function_bodies": "off",
+    "search_path": "public, pg_catalog",
+}
+"""By name. A role that has them gets the same answers from the queue as any other role. Not here:
+TimeZone, in which times are shown; array_nulls, which the client refuses; and the isolation of
+transactions, which claims refuse (PQ007)."""
+
+DATABASES = {
+    "LATIN1": "encoding 'LATIN1' locale 'C'",
+    "WIN1252": "encoding 'WIN1252' locale 'C'",
+    "EUC_JP": "encoding 'EUC_JP' locale 'C'",
+    "SQL_ASCII": "encoding 'SQL_ASCII' locale 'C'",
+    "Turkish": "encoding 'UTF8' locale_provider icu icu_locale 'tr' locale 'C.UTF-8'",
+}
+"""Options of databases in which text is stored, compared or changed in another way."""

@@ -1,0 +1,507 @@
+"""Capture, and roles that mean harm: no role runs its code as another one, or stops the others."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
+
+from spark_pgqueue.postgres import connection, schema
+from tests.sql.queue import Conn, Session, call, consumer, one, value
+from tests.sql.test_capture import apply, content, messages
+
+pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
+
+# Tables, functions and triggers that the roles of a test have made, and what captured them.
+FOREIGN_TRIGGERS = b"""
+    select tgrelid::regclass::text, tgname from pg_trigger t
+    join pg_class c on c.oid = t.tgrelid join pg_proc p on p.oid = t.tgfoid
+    where not tgisinternal and c.relowner <> p.proowner"""
+FUNCTIONS_OF_THE_SUPERUSER = b"""
+    select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+    join pg_roles r on r.oid = p.proowner
+    where r.rolsuper and n.nspname !~ '^(pg_|information_schema|_?pgqueue$|public$)'"""
+
+
+def make_role(conn: Conn, url: str) -> str:
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {role} login password '{role}'".encode())
+    return make_conninfo(url, user=role, password=role)
+
+
+def name_of(conn: Conn) -> str:
+    return str(one(conn, "select current_user::text"))
+
+
+def run(conn: Conn, statement: str, **names: str) -> None:
+    """Execute a statement, with names in the place of words in braces."""
+    conn.execute(SQL(statement).format(**{k: Identifier(v) for k, v in names.items()}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def roles(conn: Conn, url: str) -> Iterator[tuple[str, str]]:
+    """The urls of a producer, and of a role without any right of the queue. Both make schemas."""
+    consumer(conn, ordering="stream")
+    urls = make_role(conn, url), make_role(conn, url)
+    names = [conninfo_to_dict(each)["user"] for each in urls]
+    schema.grant(conn, "producer", str(names[0]))
+    for name in names:
+        conn.execute(f"grant create on database {conn.info.dbname} to {name}".encode())
+    yield urls
+    for name in names:
+        conn.execute(f"drop owned by {name} cascade; drop role {name}".encode())
+
+
+@pytest.fixture
+def producer(roles: tuple[str, str]) -> Iterator[Conn]:
+    with connection.connect(roles[0]) as conn:
+        yield conn
+
+
+@pytest.fixture
+def stranger(roles: tuple[str, str]) -> Iterator[Conn]:
+    with connection.connect(roles[1]) as conn:
+        yield conn
+
+
+# Somebody's trigger has the name of ours
+
+
+FAKE = """
+    create schema app;
+    create table app.t (id int primary key) partition by list (id);
+    create table app.t1 partition of app.t for values in (1);
+    create function app.f() returns trigger language plpgsql as $$ begin return null; end $$;
+    create trigger pgqueue_1_insert after insert on app.t
+        for each statement execute function app.f()
+"""
+
+
+def test_a_trigger_with_the_name_of_ours_is_no_capture(
+    conn: Conn, stranger: Conn, empty_url: str
+) -> None:
+    """A role with no right of the queue stops neither maintain, drop_stream, nor the view."""
+    stranger.execute(FAKE.encode())
+    call(conn, "maintain")
+    triggers = (
+        "select tgrelid::regclass::text, tgname from pg_trigger where tgname like 'pgqueue\\_%'"
+    )
+    assert conn.execute(triggers.encode()).fetchall() == [("app.t", "pgqueue_1_insert")]
+    assert conn.execute("select * from pgqueue.captures").fetchall() == []
+    with pytest.raises(psycopg.Error, match="a table that is captured to stream"):
+        call(conn, "release", "app.t", "s")
+    value(conn, "create_stream", "other")
+    value(conn, "drop_stream", "s")
+    assert conn.execute("select name from pgqueue.streams").fetchall() == [("other",)]
+    value(conn, "create_stream", "s")
+
+
+def test_a_trigger_with_the_name_of_ours_does_not_keep_the_queue_from_being_uninstalled(
+    conn: Conn, stranger: Conn
+) -> None:
+    stranger.execute(FAKE.encode())
+    schema.uninstall(conn)
+    assert one(conn, "select to_regnamespace('pgqueue') is null")
+    schema.install(conn)
+
+
+def test_maintain_makes_nothing_for_tables_of_others(
+    conn: Conn, producer: Conn, session: Session
+) -> None:
+    """While maintain waits for a partition, the name becomes that of another table."""
+    producer.execute(FAKE.replace("1_insert", "1_other").encode())
+    call(producer, "capture", "app.t", "s")
+    # ... which is somebody else's in a schema of the attacker's, as tables of a migration often are
+    producer.execute(
+        "create schema other; create table app.t2 partition of app.t for values in (2)"
+    )
+    producer.execute(
+        "create function other.evil() returns trigger language plpgsql as"
+        " $$ begin execute format('alter role %I superuser', tg_argv[0]); return null; end $$"
+    )
+    conn.execute("create table other.t2 (id int)")
+    (name,) = producer.execute(
+        "select proname from pg_proc where proname ~ '^pgqueue_1_t$'"
+    ).fetchone() or ("",)
+    producer.execute(f"alter function other.evil() rename to {name}".encode())
+    conn.execute("alter function _pgqueue.capture_partitions() set lock_timeout = '10s'")
+    maintaining = session()
+    producer.execute("begin")
+    producer.execute("lock table app.t2 in access exclusive mode")
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(call, maintaining, "maintain")
+        while not done.done() and not one(
+            conn, "select exists (select from pg_locks where not granted)"
+        ):
+            pass
+        producer.execute("alter schema app rename to gone; alter schema other rename to app")
+        producer.execute("commit")
+        done.result(timeout=20)
+    assert conn.execute(FOREIGN_TRIGGERS).fetchall() == []
+    assert one(conn, "select uncaptured_partitions from pgqueue.captures") == 1
+    producer.execute("alter schema app rename to other; alter schema gone rename to app")
+    call(producer, "capture", "app.t", "s")
+    assert one(conn, "select uncaptured_partitions from pgqueue.captures") == 0
+    call(producer, "release", "app.t", "s")
+
+
+# Names move while a superuser captures or releases for the owner
+
+# A session named victim stops after those of its steps that the setting test.pause lists, until as
+# many were let go.
+PAUSE = """
+    create sequence public.steps;
+    create sequence public.stopped minvalue 0 start 0;
+    create sequence public.let_go minvalue 0 start 0;
+    create function public.pause() returns event_trigger language plpgsql as $$
+    declare
+        v_stop bigint;
+    begin
+        if current_setting('application_name') = 'victim'
+           and nextval('public.steps') = any (current_setting('test.pause')::int[]) then
+            v_stop := nextval('public.stopped');
+            while (select last_value from public.let_go) < v_stop loop
+                perform pg_sleep(0.001);
+            end loop;
+        end if;
+    end $$;
+    grant all on sequence public.steps, public.stopped, public.let_go to public;
+    create event trigger pause on ddl_command_end execute function public.pause();
+    create event trigger pause_drop on sql_drop execute function public.pause()
+"""
+TABLES = """
+    create schema app;
+    create table app.t (id int primary key) partition by list (id);
+    create table app.t1 partition of app.t for values in (1);
+"""
+SWAP = b"""
+    alter schema app rename to swapped; alter schema other rename to app;
+    alter schema swapped rename to other"""
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("done", ["capture", "release", "maintain"])
+def test_names_that_move_meanwhile_lead_nobody_to_make_something_for_somebody_else(
+    conn: Conn, producer: Conn, session: Session, done: str
+) -> None:
+    """The owner of the schema moves its names, before and after each step of the way.
+
+    A superuser captures and releases a table of the schema's owner, and calls maintain for a table
+    of its own in that schema.
+    """
+    conn.execute(PAUSE.encode())
+    producer.execute(TABLES.encode())
+    producer.execute(TABLES.replace("app", "other").encode())
+    if done == "maintain":
+        conn.execute(f"alter table app.t owner to {name_of(conn)}".encode())
+        conn.execute(f"alter table app.t1 owner to {name_of(conn)}".encode())
+    # functions that take the place of those that are made
+    for name, arguments, returns in (
+        ("", "", "trigger"), ("_key", "record", "text"), ("_row", "record", "json"),
+        ("_now", "record", "json"), ("_key", "other.t", "text"), ("_row", "other.t", "json"),
+        ("_now", "other.t", "json"),
+    ):  # fmt: skip
+        producer.execute(
+            f"create function other.pgqueue_1_t{name}({arguments}) returns {returns}"
+            " language plpgsql as $$ begin raise exception 'hijacked'; end $$".encode()
+        )
+    victim = session()
+    victim.execute("set application_name = 'victim'")
+    oid = one(conn, "select 'app.t'::regclass::oid")
+    ended: dict[int, list[Any]] = {}
+    for length in (1, 2, 4, 8, 100):
+        for step in range(1, 100):
+            if one(conn, "select count(*) from pgqueue.captures") == 1:
+                call(conn, "release", oid, "s")
+            if done != "capture":
+                call(conn, "capture", oid, "s")
+            if done == "maintain":
+                conn.execute(
+                    "drop table app.t1; create table app.t1 partition of app.t for values in (1)"
+                )
+            for sequence, first in ("steps", 1), ("stopped", 0), ("let_go", 0):
+                conn.execute(f"select setval('public.{sequence}', {first}, false)".encode())
+            conn.execute("select nextval('public.stopped'), nextval('public.let_go')")
+            victim.execute(f"set test.pause = '{{{step}, {step + length}}}'".encode())
+            stops = 0
+            with ThreadPoolExecutor(1) as pool:
+                arguments = [] if done == "maintain" else [oid, "s"]
+                doing = pool.submit(call, victim, done, *arguments)
+                while not doing.done():
+                    if one(conn, "select last_value from public.stopped") > stops:
+                        producer.execute(SWAP)
+                        stops = one(conn, "select nextval('public.let_go')")
+            ended.setdefault(length, []).append(doing.exception())
+            if stops == 1:
+                producer.execute(SWAP)
+            strays = (
+                [] if done == "maintain" else conn.execute(FUNCTIONS_OF_THE_SUPERUSER).fetchall()
+            )
+            assert strays == [], step
+            assert conn.execute(FOREIGN_TRIGGERS).fetchall() == [], step
+            others = "select count(*) from pg_trigger where tgrelid::regclass::text like 'other.%'"
+            assert one(conn, others) == 0, step
+            assert one(victim, "select current_user") == one(conn, "select current_user")
+            if stops == 0:
+                break
+    for errors in ended.values():
+        assert len(errors) > 4, "each step was tried"
+        assert errors[-1] is None, "where nothing moves, all is well"
+        assert all(error is None or isinstance(error, psycopg.Error) for error in errors)
+    assert one(conn, "select count(*) from pgqueue.captures") == (done != "release")
+    assert not one(conn, "select sum(uncaptured_partitions) from pgqueue.captures")
+    conn.execute("drop event trigger pause; drop event trigger pause_drop")
+
+
+def test_who_may_create_in_the_schema_of_a_captured_table_gets_nothing_to_run_in_its_triggers(
+    conn: Conn, producer: Conn, stranger: Conn
+) -> None:
+    """Functions that fit better than ours the rows of a partition."""
+    producer.execute(
+        "create schema app; create table app.t (id int primary key) partition by list (id);"
+        "create table app.t1 partition of app.t for values in (1);"
+    )
+    run(producer, "grant usage, create on schema app to {role}", role=name_of(stranger))
+    call(producer, "capture", "app.t", "s")
+    functions = "select proname from pg_proc where proname ~ '^pgqueue_1_t_'"
+    for (function,) in conn.execute(functions.encode()).fetchall():
+        for type_ in ("app.t", "app.t1", "record", "anyelement"):
+            create = SQL(
+                "create function app.{}(x {}) returns text language plpgsql as"
+                " $$ begin raise exception 'hijacked'; end $$"
+            )
+            stranger.execute(create.format(Identifier(function), SQL(type_)))  # type: ignore[arg-type]
+    producer.execute("insert into app.t1 values (1); update app.t1 set id = 1; truncate app.t1")
+    assert [operation for _, operation, _ in messages(conn)] == ["insert", "update", "delete"]
+
+
+# Who captures
+
+
+def test_partitions_of_others_are_not_captured(conn: Conn, producer: Conn, stranger: Conn) -> None:
+    producer.execute(
+        "create schema app; create table app.t (id int primary key) partition by list (id);"
+        "create table app.t1 partition of app.t for values in (1)"
+    )
+    conn.execute(f"alter table app.t1 owner to {name_of(stranger)}".encode())
+    for who in (producer, conn):
+        with pytest.raises(psycopg.Error, match=r"partition app\.t1 .* belongs to") as caught:
+            call(who, "capture", "app.t", "s")
+        assert caught.value.sqlstate == "PQ003"
+    assert conn.execute("select from pg_trigger where tgname like 'pgqueue%'").fetchall() == []
+
+
+def test_release_is_the_owners(
+    conn: Conn, producer: Conn, roles: tuple[str, str], url: str
+) -> None:
+    producer.execute("create schema app; create table app.t (id int primary key)")
+    call(producer, "capture", "app.t", "s")
+    another = make_role(conn, url)
+    with connection.connect(another) as other:
+        schema.grant(conn, "producer", name_of(other))
+        producer.execute(f"grant usage on schema app to {name_of(other)}".encode())
+        with pytest.raises(psycopg.Error, match="a table of the caller's") as caught:
+            call(other, "release", "app.t", "s")
+        assert caught.value.sqlstate == "PQ003"
+        name = name_of(other)
+    conn.execute(f"drop owned by {name}; drop role {name}".encode())
+    assert one(conn, "select count(*) from pgqueue.captures") == 1
+    call(producer, "release", "app.t", "s")
+
+
+def test_a_member_of_the_owner_captures_as_the_owner(conn: Conn, producer: Conn, url: str) -> None:
+    """What is made is the owner's, and afterwards the session is who it was."""
+    producer.execute("create schema app; create table app.t (id int primary key)")
+    member = make_role(conn, url)
+    with connection.connect(member) as other:
+        conn.execute(f"grant {name_of(producer)} to {name_of(other)}".encode())
+        call(other, "capture", "app.t", "s")
+        assert one(other, "show role") == "none"
+        owners = "select distinct proowner::regrole::text from pg_proc where proname ~ '^pgqueue_1'"
+        assert conn.execute(owners.encode()).fetchall() == [(name_of(producer),)]
+        with other.transaction():
+            other.execute(f"set local role {name_of(producer)}".encode())
+            call(other, "release", "app.t", "s")
+            assert one(other, "select current_user") == name_of(producer)
+        name = name_of(other)
+    conn.execute(f"drop owned by {name}; drop role {name}".encode())
+    assert one(conn, "select count(*) from pgqueue.captures") == 0
+
+
+# Row level security
+
+
+NESTED = """
+    create function app.again() returns trigger language plpgsql as $$ begin
+        if pg_trigger_depth() = 1 then
+            update app.t set name = name || '!' where id = new.id;
+        end if;
+        return null; end $$;
+    create trigger again after insert on app.t for each row execute function app.again()
+"""
+
+
+def test_a_table_whose_policies_bind_its_owner_is_refused(conn: Conn, producer: Conn) -> None:
+    producer.execute("create schema app; create table app.t (id int primary key, name text)")
+    producer.execute(
+        "alter table app.t enable row level security; alter table app.t force row level security"
+    )
+    for who in (producer, conn):
+        with pytest.raises(psycopg.Error, match="row level security") as caught:
+            call(who, "capture", "app.t", "s")
+        assert caught.value.sqlstate == "PQ003"
+    producer.execute("alter table app.t no force row level security")
+    call(producer, "capture", "app.t", "s")
+
+
+def test_no_change_is_lost_to_a_policy(conn: Conn, producer: Conn) -> None:
+    """A captured table gets policies: what is written to it is sent, or is not written."""
+    producer.execute("create schema app; create table app.t (id int primary key, name text)")
+    producer.execute(NESTED.encode())
+    call(producer, "capture", "app.t", "s")
+    producer.execute("alter table app.t enable row level security")
+    producer.execute("create policy new on app.t for insert with check (true)")
+    copy: dict[str | None, Any] = {}
+    insert = "begin; insert into app.t values (1, 'a'); update app.t set name = 'b'; commit"
+    producer.execute(insert.encode())
+    apply(copy, messages(conn))
+    assert copy == content(conn, "app.t") == {"1": {"id": 1, "name": "b"}}
+    producer.execute("alter table app.t force row level security")
+    with pytest.raises(psycopg.Error, match="affected by row-level security policy"):
+        producer.execute("insert into app.t values (2, 'a')")
+    producer.execute("rollback")
+    assert messages(conn) == []
+    # who minds no policy writes as before, but the trigger reads as the owner
+    with pytest.raises(psycopg.Error, match="affected by row-level security policy"):
+        conn.execute("insert into app.t values (2, 'a')")
+    assert list(content(conn, "app.t")) == ["1"]
+
+
+# Settings of who writes
+
+
+def test_no_setting_of_a_writer_hides_what_it_does(
+    conn: Conn, producer: Conn, stranger: Conn
+) -> None:
+    """Each setting that the triggers of a captured table read, whatever a writer puts there."""
+    producer.execute(
+        "create schema app;"
+        "create table app.t (id int primary key, name text) partition by list (id);"
+        "create table app.t1 partition of app.t for values in (1);"
+        "create table app.t2 partition of app.t for values in (2);"
+    )
+    run(producer, "grant usage on schema app to {role}", role=name_of(stranger))
+    run(producer, "grant all on app.t, app.t1, app.t2 to {role}", role=name_of(stranger))
+    call(producer, "capture", "app.t", "s")
+    source = one(conn, "select string_agg(prosrc, '') from pg_proc where proname ~ '^pgqueue_1'")
+    names = set(re.findall(r"current_setting\('([^']+)'", source)) | {"pgqueue.truncated"}
+    oids = [one(conn, f"select 'app.{t}'::regclass::oid::text") for t in ("t", "t1", "t2")]
+    copy: dict[str | None, Any] = {}
+    for name in names:
+        for setting in ("", "nested", "inserted", "x", *oids):
+            stranger.execute("select set_config(%s, %s, false)", [name, setting])
+            for statement in (
+                "insert into app.t values (1, 'a'), (2, 'b')",
+                "update app.t1 set name = 'c'; delete from app.t2",
+                "insert into app.t2 values (2, 'd')",
+                "truncate app.t1",
+                "truncate app.t2",
+                "insert into app.t values (1, 'e'), (2, 'f')",
+                "truncate app.t, app.t1",
+                "begin; truncate app.t; insert into app.t values (1, 'g'); truncate app.t1; commit",
+            ):
+                stranger.execute(statement.encode())
+                apply(copy, messages(conn))
+                assert copy == content(conn, "app.t"), (name, setting, statement)
+
+
+# Names
+
+
+ODD = [
+    "t",
+    "o",
+    "Sales",
+    "my data",
+    "100%",
+    "it's",
+    'quo"ted',
+    "{name}",
+    "$function$",
+    "a\\b",
+    "%1$s",
+    "é" * 31,
+    "select",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_names_are_what_they_are(conn: Conn, odd: str) -> None:
+    """Of schemas, tables, partitions and columns; none is code, nor changed on the way."""
+    consumer(conn, ordering="stream")
+    names = {each: Identifier(odd) for each in ("schema", "table", "column", "part")}
+    names["part"] = Identifier(f"{odd[:20]} part")
+
+    def run(statement: str) -> None:
+        conn.execute(SQL(statement).format(**names))  # type: ignore[arg-type]
+
+    run("create schema {schema}")
+    run(
+        "create table {schema}.{table} ({column} int primary key, x text)"
+        " partition by range ({column})"
+    )
+    run("create table {schema}.{part} (x text, {column} int not null)")
+    run(
+        "alter table {schema}.{table} attach partition {schema}.{part} for values from (0) to (100)"
+    )
+    table = one(conn, "select format('%%I.%%I', %s::text, %s::text)", odd, odd)
+    call(conn, "capture", table, "s", [odd], [odd, "x"], p_old=True)
+    run("insert into {schema}.{table} values (1, 'a')")
+    run("update {schema}.{part} set x = 'b'")
+    run("update {schema}.{table} set {column} = 2")
+    run("truncate {schema}.{part}")
+    found = call(conn, "receive", "s", "c", 10)
+    assert {row.headers["table"] for row in found} == {table}
+    assert [(row.key, row.headers["operation"]) for row in found] == [
+        ("1", "insert"), ("1", "update"), ("1", "delete"), ("2", "insert"), ("2", "delete"),
+    ]  # fmt: skip
+    assert json.loads(found[3].data) == {"old": None, "new": {odd: 2, "x": "b"}}
+    assert one(conn, 'select "table" from pgqueue.captures') == table
+    run("create table {schema}.more partition of {schema}.{table} for values from (100) to (200)")
+    call(conn, "maintain")
+    assert one(conn, "select uncaptured_partitions from pgqueue.captures") == 0
+    with pytest.raises(psycopg.Error) as caught:
+        value(conn, "drop_stream", "s")
+    assert caught.value.sqlstate == "2BP01"
+    call(conn, "capture", table, "s")
+    call(conn, "release", table, "s")
+    run("create table {schema}.outbox ({column} int primary key, x text)")
+    outbox = SQL("{schema}.outbox").format(**names).as_string(conn)
+    call(conn, "capture", outbox, "s", [odd], p_outbox=True)
+    run("insert into {schema}.outbox values (1, 'x')")
+    assert one(conn, SQL("select count(*) from {schema}.outbox").format(**names)) == 0
+    call(conn, "release", outbox, "s")
+    assert one(conn, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0
+
+
+def test_roles_have_odd_names_too(conn: Conn, roles: tuple[str, str]) -> None:
+    for odd in ('my "role"', "100%", "it's"):
+        with conn.transaction(force_rollback=True):
+            role = Identifier(f"{odd} {uuid.uuid4().hex[:8]}")
+            for statement in (
+                "create role {role}", "grant pgqueue_producer to {role}",
+                "create schema app authorization {role}", "create table app.t (id int primary key)",
+                "alter table app.t owner to {role}",
+            ):  # fmt: skip
+                conn.execute(SQL(statement).format(role=role))  # type: ignore[arg-type]
+            call(conn, "capture", "app.t", "s")
+            conn.execute("insert into app.t values (1)")
+            call(conn, "release", "app.t", "s")

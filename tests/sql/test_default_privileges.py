@@ -1,0 +1,89 @@
+"""What the owner of the schema grants by default on tables is not granted on those of the queue."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from spark_pgqueue.command_line import doctor
+from spark_pgqueue.postgres import connection, schema
+from tests.sql import clock
+from tests.sql.queue import Conn, call, one, send_all, value
+
+pytestmark = pytest.mark.all_versions
+
+GRANTED = """
+    select what, name from (
+        select 'schema', nspname::text, nspacl from pg_namespace
+        union all select 'relation', oid::regclass::text, relacl from pg_class
+        union all select 'column', attrelid::regclass || '.' || attname, attacl from pg_attribute
+        union all select 'routine', oid::regprocedure::text, proacl from pg_proc
+        union all select 'type', oid::regtype::text, typacl from pg_type) o (what, name, acl)
+    where %(role)s::regrole::oid in (select grantee from aclexplode(acl)) order by 1, 2
+"""
+
+
+@pytest.fixture
+def stranger(conn: Conn) -> Iterator[str]:
+    """A role to which everything is granted by default that conn makes."""
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {role} login password '{role}'".encode())
+    for objects in ("tables", "sequences", "routines", "types", "schemas"):
+        conn.execute(f"alter default privileges grant all on {objects} to {role}".encode())
+    yield role
+    conn.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
+def granted(conn: Conn, role: str) -> list[tuple[str, str]]:
+    return conn.execute(GRANTED.encode(), {"role": role}).fetchall()
+
+
+def test_a_new_schema_grants_nothing_by_default(conn: Conn, stranger: str) -> None:
+    schema.uninstall(conn)
+    schema.install(conn)
+    assert granted(conn, stranger) == []
+    schema.install(conn)
+    assert granted(conn, stranger) == []
+
+
+def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str) -> None:
+    """A stream, its segments, a table that becomes one, and what a setting of a consumer needs."""
+    for kind in ("text", "json", "binary"):
+        value(conn, "create_stream", kind, kind)
+    value(conn, "create_stream", "s")
+    value(conn, "create_consumer", "s", "c", p_settings='{"max_backlog": 1000}')
+    send_all(conn, ["x"] * 10)
+    for _ in range(3):
+        call(conn, "set_retention", "s", p_messages=8)
+        while dict(call(conn, "maintain"))["unfinished"]:
+            pass
+        send_all(conn, ["x"] * 10)
+        clock.pass_time(conn, clock.timedelta(hours=1))
+    assert one(conn, "select count(*) from pgqueue.segments") > 2
+    value(conn, "create_group", "s", "g", 2)
+    assert granted(conn, stranger) == []
+    conn.execute("create table other (id int)")
+    assert granted(conn, stranger) == [("relation", "other")]
+
+
+def test_what_somebody_grants_stays_and_doctor_names_it(
+    conn: Conn, url: str, stranger: str
+) -> None:
+    conn.execute(f"grant select on pgqueue.streams to {stranger}".encode())
+    schema.install(conn)
+    assert granted(conn, stranger) == [("relation", "pgqueue.streams")]
+    (check,) = [each for each in doctor.checks(url) if each.name == "permissions of others"]
+    assert check.found == f"{stranger} may select table pgqueue.streams"
+    assert check.advice == f"revoke all on table pgqueue.streams from {stranger}"
+    conn.execute((check.advice or "").encode())
+    assert not [each for each in doctor.checks(url) if each.name == "permissions of others"]
+
+
+def test_doctor_names_who_holds_a_lock_without_a_right(conn: Conn, url: str, stranger: str) -> None:
+    with connection.connect(make_conninfo(url, user=stranger, password=stranger)) as holder:
+        holder.execute("select pg_advisory_lock(1885826421, 1)")
+        (check,) = [each for each in doctor.checks(url) if each.name == "permissions of others"]
+        assert f"process {holder.info.backend_pid} " in check.found

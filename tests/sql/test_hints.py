@@ -1,0 +1,274 @@
+"""A cursor says where to look. What it says may cost time when it is wrong, and never a message.
+
+Each of its columns is either told to be the truth, or a hint; and each hint is made wrong here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.sql import checker, clock, internals, limits
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    claim_of,
+    consumer,
+    now,
+    receive,
+    seconds,
+    send,
+    send_all,
+    send_keys,
+    seqs_of,
+    states,
+    value,
+    wait_for_a_lock,
+)
+
+pytestmark = pytest.mark.usefixtures("stream")
+
+LATER = "clock_timestamp() + interval '1 year'"
+BEYOND = "last_line_no + 1000"
+
+# What is wrong with each hint, by its name: it hides whatever there is.
+WRONG = {
+    "take_was_cut": "not take_was_cut",
+    "scan_from": "'{}'",
+    "scan_from of another lane": "array[(1000, 0, 0)::pgqueue.line_place]",
+    "scan_from beyond": f"array(select (lane, {BEYOND}, 0)::pgqueue.line_place"
+    " from unnest(scan_from))",
+    "scan_lanes_from": "null",
+    "scan_lanes_from beyond": "1000",
+    "due_from": LATER,
+    "tokens_from": LATER,
+    "tokens_from of none": "null",
+    "looked_at": LATER,
+    "lease_probe": LATER,
+    "leases_from": LATER,
+    "gaps_probe": LATER,
+    "filter_from": "null",
+    "filter_from beyond": BEYOND,
+    "pieces_from": BEYOND,
+    "freed_from": BEYOND,
+    "freed_from of none": "null",
+    "dealt_until": LATER,
+}  # fmt: skip
+
+# What was done, and is stored nowhere else.
+TRUTH = {
+    "consumer_id", "version", "next_publication", "gaps", "taken", "forgotten", "last_line_no",
+    "delivered", "delivered_at",
+}  # fmt: skip
+
+
+def test_each_column_of_a_cursor_is_the_truth_or_a_hint(conn: Conn) -> None:
+    assert {name.split()[0] for name in WRONG} | TRUTH == internals.hints(conn)
+
+
+@pytest.mark.parametrize("backoff", ["linear", "exponential"])
+def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_the_lock(
+    conn: Conn, session: Session, backoff: str
+) -> None:
+    """Three messages of a claim failed once, twice and thrice: the second is due meanwhile."""
+    id_ = consumer(conn, backoff=backoff, backoff_base="0.8 s")
+    sent = failed(conn, 0, 1, 2)
+    send(conn, p_deliver_at=now(conn) + seconds(0.1))
+    claim = claim_of(receive(conn, 3))
+    busy, settling, waiting = session(), session(), session()
+    with ThreadPoolExecutor(1) as pool:
+        settling.execute("begin")
+        busy.execute("begin")
+        clock.end_lease(conn, claim)
+        internals.lock_claim(settling, claim)
+        internals.lock_consumer(busy, id_)
+        due = now(conn) + seconds(0.7)  # the second one, and the first is due already
+        waiter = pool.submit(receive, waiting)
+        wait_for_a_lock(conn)
+        wait_until(conn, due)
+        assert len(receive(busy)) == 1
+        settling.execute("rollback")
+        busy.execute("commit")
+    checker.check(conn)
+    got = seqs_of(waiter.result())
+    wait_until(conn, now(conn) + seconds(3))
+    assert sorted(got + acked(conn, "s", "c")) == sent
+
+
+@pytest.mark.parametrize("backoff", ["linear", "exponential"])
+def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
+    conn: Conn, backoff: str
+) -> None:
+    consumer(conn, backoff=backoff, backoff_base="0.8 s")
+    sent = failed(conn, 0, 1, 2)
+    claim = claim_of(receive(conn, 3))
+    clock.set_clock_back(conn, seconds(3600))
+    clock.end_lease(conn, claim)
+    clock.set_clock_back(conn, seconds(3600))
+    got = seqs_of(receive(conn))
+    checker.check(conn)
+    wait_until(conn, now(conn) + seconds(3))
+    assert sorted(got + acked(conn, "s", "c")) == sent
+
+
+@pytest.mark.parametrize("hint", ["lease_probe", "gaps_probe"])
+def test_a_look_that_was_noted_before_the_clock_was_set_back_is_made_beside_ready_messages(
+    conn: Conn, session: Session, hint: str
+) -> None:
+    consumer(conn)
+    late = session()
+    late.execute("begin")
+    expected = send(late, p_priority=1) if hint == "gaps_probe" else 0
+    sent = send_all(conn, ["x"] * 5)
+    claim = claim_of(receive(conn, 1))
+    late.execute("commit")
+    if hint == "lease_probe":
+        clock.end_lease(conn, claim)
+        expected = sent[0]
+    internals.set_hint(conn, hint, LATER)
+    assert seqs_of(receive(conn, 1)) == [expected]
+
+
+def test_hints_that_are_told_anew_when_nothing_can_be_had_stay_so(conn: Conn) -> None:
+    """Nor is there a look that was made later than now."""
+    consumer(conn, visibility_timeout="0.5 s")
+    seq = send(conn)
+    receive(conn)
+    internals.set_hint(conn, "leases_from", LATER)
+    internals.set_hint(conn, "looked_at", LATER)
+    end = time.monotonic() + 30
+    while not (got := receive(conn)):
+        assert time.monotonic() < end, "its end is hidden"
+        time.sleep(0.05)
+    assert seqs_of(got) == [seq]
+
+
+def failed(conn: Conn, *times: int) -> list[int]:
+    """Messages that failed so often, and are ready; their numbers."""
+    sent = [send(conn) for _ in times]
+    for n in range(max(times)):
+        claim = claim_of(receive(conn))
+        again = [seq for seq, wanted in zip(sent, times, strict=True) if wanted > n]
+        value(conn, "nack", claim, again, seconds(0))
+        value(conn, "defer", claim) if len(again) < len(sent) else None
+    return sent
+
+
+def wait_until(conn: Conn, when: datetime) -> None:
+    """Until the server's clock says so."""
+    while now(conn) < when:
+        time.sleep(0.02)
+
+
+# Consumers of which some have rows behind hints that others do not have.
+CONSUMERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "none filtered": {"p_where": "$.data != null"},
+    "none limited": {"per_key_limit": 3},
+    "none rated": {"per_key_interval": "10 ms", "per_key_burst": 2},
+    "key": {},
+    "key filtered": {"p_where": "$.data != null"},
+    "key limited": {"per_key_limit": 3},
+    "key rated": {"per_key_interval": "10 ms", "per_key_burst": 2},
+    "stream": {},
+    "stream filtered": {"p_where": "$.data != null"},
+}
+
+
+def everything(conn: Conn, session: Session, kind: str) -> None:
+    """The consumer c has messages in every state; none of them has to wait for long."""
+    ordering = kind.split()[0]
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(3600), **CONSUMERS[kind])
+    open_ = session()
+    open_.execute("begin")
+    send(open_, p_key="late")
+    for priority in range(4):
+        send_all(conn, ["x"] * 3, p_keys=["a", "b", None], p_priority=priority)
+    late = claim_of(receive(conn, 3))
+    back = receive(conn, 2)
+    send_all(conn, ["x"] * 3, p_keys=["a", "b", None])
+    if back:
+        value(conn, "nack", claim_of(back), p_delay=seconds(60))
+    open_.execute("commit")
+    internals.take(conn, 3)
+    clock.end_delays(conn)
+    clock.end_lease(conn, late)
+    if "limited" in kind:
+        value(conn, "alter_consumer", "s", "c", Jsonb({"per_key_limit": 4}))
+
+
+@pytest.mark.small_limits
+@pytest.mark.parametrize("kind", CONSUMERS)
+def test_what_a_wrong_hint_hides_is_found_within_a_minute(
+    conn: Conn, session: Session, kind: str
+) -> None:
+    everything(conn, session, kind)
+    owed = set(states(conn))
+    assert len(owed) == 16
+    hidden = {}
+    for hint, wrong in WRONG.items():
+        with conn.transaction(force_rollback=True):
+            internals.set_hint(conn, hint.split()[0], wrong)
+            got = acked(conn, "s", "c")
+            clock.pass_a_minute(conn)
+            for _ in range(100 if "rated" in kind else 1):
+                got += acked(conn, "s", "c")
+                if len(got) == len(owed):
+                    break
+                time.sleep(0.012)
+            assert len(set(got)) == len(got)
+            if left := owed - set(got):
+                hidden[hint] = left
+    assert hidden == {}
+
+
+def one_waits_for_tokens(conn: Conn) -> None:
+    consumer(conn, per_key_interval="50 ms")
+    send_keys(conn, "k", "k")
+    value(conn, "ack", claim_of(receive(conn)))
+    time.sleep(0.06)
+
+
+def one_may_be_dealt_since_a_limit_was_changed(conn: Conn) -> None:
+    consumer(conn, per_key_limit=1, visibility_timeout=seconds(3600))
+    send_keys(conn, "k", "k")
+    assert len(receive(conn)) == 1
+    value(conn, "alter_consumer", "s", "c", Jsonb({"per_key_limit": 2}))
+
+
+def one_is_in_a_lane_of_many(conn: Conn) -> None:
+    limits.shrink(conn)
+    consumer(conn)
+    assert receive(conn) == []  # it has looked at all that there is
+    for priority in range(4):
+        send(conn, p_priority=priority)
+    for _ in range(2):
+        internals.take(conn, 2)
+
+
+@pytest.mark.parametrize(
+    ("hint", "one_message"),
+    [
+        ("tokens_from", one_waits_for_tokens),
+        ("freed_from", one_may_be_dealt_since_a_limit_was_changed),
+        ("scan_lanes_from", one_is_in_a_lane_of_many),
+    ],
+)
+def test_a_hint_that_is_seldom_needed_hides_nothing_for_longer(
+    conn: Conn, hint: str, one_message: Callable[[Conn], None]
+) -> None:
+    one_message(conn)
+    for name, wrong in WRONG.items():
+        if name.split()[0] == hint:
+            with conn.transaction(force_rollback=True):
+                internals.set_hint(conn, hint, wrong)
+                most = acked(conn, "s", "c")
+                clock.pass_a_minute(conn)
+                assert len(acked(conn, "s", "c")) == 1, f"{name} hides it, beside {most}"

@@ -1,0 +1,82 @@
+"""One receive calls the functions that `sql/one-receive.md` lists, and no others."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import schema
+from tests.sql.queue import call, claim_of, value
+
+PAGE = "one-receive.md"
+CALLED = (
+    "select schemaname || '.' || funcname, calls from pg_stat_xact_user_functions"
+    " where schemaname in ('pgqueue', '_pgqueue')"
+)
+TRIES = 20
+
+
+def listed(column: str) -> set[str]:
+    """The functions with a figure in a column of the page's tables."""
+    text = (schema.sql_directory() / PAGE).read_text()
+    found = set()
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[1] == "function":
+            columns = cells
+        elif len(cells) == 5 and cells[0].isdigit() and column in columns:
+            (name,) = re.findall(r"`[\w/]+\.sql`: `(\w+)`", cells[1])
+            if cells[columns.index(column)]:
+                found.add(name)
+    return found - {"ack"}
+
+
+def called(conn: psycopg.Connection) -> tuple[int, set[str]]:
+    """Receive a message; its claim, and the functions that were called."""
+    with conn.transaction():
+        before = dict(conn.execute(CALLED).fetchall())
+        rows = call(conn, "receive", "s", "c", 1)
+        after = dict(conn.execute(CALLED).fetchall())
+    names = {name.partition(".")[2] for name, calls in after.items() if calls > before.get(name, 0)}
+    return claim_of(rows), {re.sub(r"^payloads_\d+$", "make_payloads", name) for name in names}
+
+
+def send(conn: psycopg.Connection, count: int) -> None:
+    for number in range(count):
+        value(conn, "send", "s", "x", f"key {number}")
+
+
+@pytest.mark.parametrize(
+    ("column", "ordering", "waiting"),
+    [("new", "none", 0), ("ready", "none", 3), ("piece", "key", 3), ("dealt", "key", 0)],
+)
+def test_a_receive_calls_the_functions_of_its_steps(
+    conn: psycopg.Connection, column: str, ordering: str, waiting: int
+) -> None:
+    """Once in 64 claims, and each second, one does more: so it is tried again."""
+    value(conn, "create_stream", "s")
+    value(conn, "create_consumer", "s", "c", p_ordering=ordering)
+    conn.execute(
+        "create or replace function _pgqueue.limit_behind() returns int"
+        " language sql immutable parallel safe as 'select 1000000000'"
+    )
+    conn.execute("set track_functions = 'all'")
+    expected = listed(column)
+    assert len(expected) > 5
+    found: set[str] = set()
+    for _ in range(TRIES):
+        for count in (1, 1 + waiting):  # the first claim has the consumer's lock
+            send(conn, count)
+            value(conn, "ack", claim_of(call(conn, "receive", "s", "c", 1)))
+        if not waiting:  # then what is received is new
+            send(conn, 1)
+        claim, found = called(conn)
+        value(conn, "ack", claim)
+        if found == expected:
+            return
+        while rows := call(conn, "receive", "s", "c", 100):
+            value(conn, "ack", claim_of(rows))
+    assert found == expected

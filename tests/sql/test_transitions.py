@@ -1,0 +1,67 @@
+"""The table of transitions in `queue/runs.sql` names the functions that write runs, no others."""
+
+from __future__ import annotations
+
+import re
+
+from spark_pgqueue.postgres import schema
+
+TABLE = "queue/runs.sql"
+COMMENT = re.compile(r"--[^\n]*")
+CREATED = re.compile(r"create or replace (?:function|procedure) _?pgqueue\.(\w+)")
+WRITES = re.compile(r"(?:insert into|update|delete from|merge into) pgqueue\.consumer_messages\b")
+
+STATES = {
+    *("new", "unfiltered", "ready", "line", "piece", "delayed", "waiting", "claimed"),
+    *("done", "dead", "gone", "any", "unclaimed", "the same"),
+}
+"""What the table may say of a message; `line` and `piece` are ready runs of ordered consumers."""
+
+ELSEWHERE = "as its caller says"
+DUE = "the same, "
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """The rows of the table: from, to, function, file."""
+    head = (schema.sql_directory() / TABLE).read_text().partition("\ncreate ")[0]
+    found = re.findall(r"^--   (\S.*?) {2,}(\S.*?) {2,}(\w+) {2,}(\S+\.sql)$", head, re.MULTILINE)
+    return [row for row in found if row[3] != "file"]
+
+
+def functions() -> dict[tuple[str, str], str]:
+    """The body of each function, by its name and its file. Overloads are one."""
+    found: dict[tuple[str, str], str] = {}
+    for path in schema.sql_files():
+        file = str(path.relative_to(schema.sql_directory()))
+        code = COMMENT.sub("", path.read_text())
+        for part in re.split(r"(?=create or replace (?:function|procedure) )", code)[1:]:
+            if name := CREATED.match(part):
+                key = (name[1], file)
+                found[key] = found.get(key, "") + part[name.end() :]
+    return found
+
+
+def test_the_table_of_transitions_names_every_function_that_writes_runs_and_its_file() -> None:
+    table = rows()
+    helpers = {function for _, _, function, file in table if file == TABLE}
+    calls = re.compile(rf"_pgqueue\.(?:{'|'.join(sorted(helpers))})\(")
+    writers = {
+        name for name, body in functions().items() if WRITES.search(body) or calls.search(body)
+    }
+    named = [(function, file) for _, _, function, file in table]
+    assert sorted(named) == sorted(writers)
+
+
+def test_the_table_of_transitions_says_states_that_there_are() -> None:
+    for before, after, function, _ in rows():
+        assert set(before.split(", ")) <= STATES, function
+        if after != ELSEWHERE and not after.startswith(DUE):
+            assert set(after.split(", ")) <= STATES, function
+
+
+def test_a_function_that_leaves_the_state_to_its_caller_has_callers() -> None:
+    bodies = functions()
+    for _, after, function, _ in rows():
+        if after == ELSEWHERE:
+            call = re.compile(rf"_pgqueue\.{function}\(")
+            assert any(call.search(body) for key, body in bodies.items() if key[0] != function)

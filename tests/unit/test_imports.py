@@ -1,0 +1,117 @@
+"""Which modules import which: never a circle, and a lower package never a higher one.
+
+All imports count, also those inside functions and under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import spark_pgqueue
+
+ROOT = Path(spark_pgqueue.__file__).parent
+PACKAGE = "spark_pgqueue"
+
+FLOORS = (
+    ("printable", "version"),
+    ("postgres",),
+    ("client", "serving", "tracing"),
+    ("worker", "spark", "watching", "metrics"),
+    ("web",),
+    ("",),  # the package's own __init__.py
+    ("command_line",),
+    ("__main__",),
+)
+"""A package imports packages of the floors before its own, and none of its own floor."""
+
+CLIENTLESS = ("spark", "watching")
+"""Spark's side works without the Python client: Spark's processes import this package often."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package, by their names."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of the package that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [each if each in known else node.module or "" for each in whole]
+        else:
+            continue
+        yield from (each for each in names if each.split(".")[0] == PACKAGE and each != name)
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    known = modules()
+    return {name: set(imported(name, path, known)) for name, path in known.items()}
+
+
+def package_of(module: str) -> str:
+    return module.removeprefix(PACKAGE).removeprefix(".").split(".")[0]
+
+
+def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_no_package_imports_one_that_is_not_below_it(imports: dict[str, set[str]]) -> None:
+    floor = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+    assert {package_of(name) for name in imports} == floor.keys(), "FLOORS has all packages"
+    upward = [
+        f"{name} imports {other}"
+        for name, others in imports.items()
+        for other in others
+        if package_of(name) != package_of(other)
+        and floor[package_of(other)] >= floor[package_of(name)]
+    ]
+    assert not upward
+
+
+def test_spark_does_without_the_client(imports: dict[str, set[str]]) -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in imports.items()
+        for other in others
+        if package_of(name) in CLIENTLESS and package_of(other) == "client"
+    ]
+    assert not wrong
+
+
+def test_a_module_has_at_most_450_lines_and_a_longer_function_than_60_says_why():
+    wrong = []
+    for name, path in modules().items():
+        lines = path.read_text().splitlines()
+        wrong += [f"{name}: {len(lines)} lines"] * (len(lines) > 450)
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+                body = node.body[1:]
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body
+            else:
+                continue
+            first = min([each.lineno for each in node.decorator_list] + [node.lineno])
+            length = (node.end_lineno or first) - body[0].lineno + 1 if body else 0
+            length += node.body[0].lineno - node.lineno  # its arguments, without the docstring
+            above = "\n".join(lines[max(0, first - 4) : first])
+            if length > 60 and "60 lines" not in above:
+                wrong.append(f"{name}.{node.name}: {length} lines")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,115 @@
+"""The maps for maintainers name functions, constants, settings and tests that there are.
+
+A map names a place as `` `file`: `name`, `name` ``. A file is one of `sql/`, of `spark_pgqueue/` or
+of the checkout; a name is a function, a view or a column of SQL, or what Python code defines.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spark_pgqueue.postgres import schema
+
+ROOT = Path(__file__).parents[2]
+SQL = ROOT / "sql"
+TESTS = ROOT / "tests"
+QUICK = TESTS / "quick.txt"
+MAPS = [SQL / "README.md", SQL / "one-receive.md", SQL / "changing.md"]
+
+FILE = r"[\w/]+\.(?:sql|py)"
+PLACE = re.compile(rf"`({FILE})`: ((?:`\w+`(?:, )?)+)")
+TEST = re.compile(r"`?((?:tests/)?(?:sql|unit|spark)/test_\w+\.py)(?:::(\w+))?")
+
+
+def places_in(page: str) -> list[tuple[str, str]]:
+    """Each file that a page names, with a name that the page says is in it."""
+    text = " ".join(page.split())
+    return [(file, name) for file, names in PLACE.findall(text) for name in names_in(names)]
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
+
+
+def find(file: str) -> Path | None:
+    """A file as a map names it."""
+    paths = [folder / file for folder in (SQL, ROOT / "spark_pgqueue", ROOT)]
+    return next((path for path in paths if path.exists()), None)
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a file of SQL or Python defines something."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        return bool(re.search(rf"^\s*(?:(?:async )?def |class )?{name}\b(?=[(:=\[ ])", text, re.M))
+    routine = rf"create or replace (?:function|procedure) _?pgqueue\.{name}\("
+    column = rf"^    {name} +\w" if path.is_relative_to(SQL / "tables") else rf"make_view\('{name}'"
+    return bool(re.search(rf"{routine}|{column}", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", MAPS, ids=[page.name for page in MAPS])
+def test_what_a_map_names_is_in_the_file_that_it_names(page: Path) -> None:
+    places = places_in(page.read_text())
+    assert len(places) > 10
+    wrong = []
+    for file, name in places:
+        path = find(file)
+        if path is None or not defines(path, name):
+            wrong.append(f"{name} is not in {file}, but in {', '.join(homes_of(name)) or 'none'}")
+    assert not wrong, "\n".join(wrong)
+
+
+def homes_of(name: str) -> list[str]:
+    """Where something is, that a map looks for elsewhere."""
+    files = [*SQL.rglob("*.sql"), *(ROOT / "spark_pgqueue").rglob("*.py")]
+    return [str(path.relative_to(ROOT)) for path in files if defines(path, name)]
+
+
+@pytest.mark.parametrize("page", MAPS, ids=[page.name for page in MAPS])
+def test_a_file_that_a_map_names_is_there(page: Path) -> None:
+    named = set(re.findall(rf"`({FILE})`", page.read_text()))
+    folders = (SQL, TESTS, ROOT / "spark_pgqueue")
+    missing = [f for f in named if not find(f) and not any([*each.rglob(f)] for each in folders)]
+    assert not missing
+
+
+def test_every_setting_has_a_row_on_the_page_of_settings() -> None:
+    text = (SQL / "base/settings.sql").read_text()
+    settings = re.findall(r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)'", text, re.MULTILINE)
+    assert len(settings) > 20
+    page = (SQL / "guide/settings.md").read_text()
+    rows = " ".join(re.findall(r"^\|([^|]+)\|", page, re.MULTILINE))
+    assert set(settings) <= set(names_in(rows))
+
+
+def named_tests(text: str) -> set[tuple[str, str]]:
+    """Files of tests, from the folder of tests, each with the name of a test or nothing."""
+    return {(file.removeprefix("tests/"), test) for file, test in TEST.findall(text)}
+
+
+@pytest.mark.parametrize("page", [*MAPS, TESTS / "README.md", QUICK], ids=lambda page: page.name)
+def test_a_test_that_a_map_names_is_there(page: Path) -> None:
+    named = named_tests(page.read_text())
+    wrong = [
+        f"{file}::{test}"
+        for file, test in sorted(named)
+        if not (TESTS / file).exists() or f"def {test}" not in (TESTS / file).read_text()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_quick_tests_have_every_invariant() -> None:
+    lines = QUICK.read_text().split()
+    assert "tests/sql/test_invariants.py" in lines
+    assert "tests/sql/test_model.py" in lines
+
+
+def test_every_file_of_the_sql_has_a_floor_in_the_readme() -> None:
+    text = MAPS[0].read_text()
+    for path in schema.sql_files():
+        file = path.relative_to(schema.sql_directory())
+        name = file.name if file.parent == Path() else f"{file.parent}/"
+        assert f"`{name}`" in text, file

@@ -1,0 +1,167 @@
+"""What the source and the sink tell in small things, without a Spark session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.offset_source_streams import Streams
+from spark_pgqueue.spark.options import parse_offset_source, parse_sink, parse_source
+from spark_pgqueue.spark.session import Session
+from spark_pgqueue.spark.staging import Target
+from tests.sql.queue import value
+
+Conn = psycopg.Connection
+
+
+@pytest.fixture(autouse=True)
+def orders(conn: Conn, caplog: pytest.LogCaptureFixture) -> None:
+    value(conn, "create_stream", "orders")
+    caplog.set_level(logging.WARNING)
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[Callable[..., Session]]:
+    made: list[Session] = []
+
+    def make(**options: str) -> Session:
+        given = parse_source({"url": url, "stream": "orders", "consumer": "c", **options})
+        made.append(Session(given, source_schema("text", True)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_start_that_is_for_new_consumers_only_is_told_of(
+    conn: Conn, session: Callable[..., Session], caplog, exists: bool
+) -> None:
+    if exists:
+        value(conn, "create_consumer", "orders", "c")
+    reader = session(createConsumer="true", startingPosition="earliest", waitTime="1ms")
+    for _ in range(2):
+        reader.claim(reader.initial, Admission())
+    assert caplog.text.count("startingPosition does nothing") == exists
+
+
+def test_a_query_that_goes_on_is_told_of_no_start(
+    conn: Conn, session: Callable[..., Session], caplog
+) -> None:
+    value(conn, "create_consumer", "orders", "c")
+    value(conn, "send", "orders", "x")
+    options = {"createConsumer": "true", "startingPosition": "earliest", "shareConsumer": "true"}
+    first = session(shareConsumer="true")
+    done = first.claim(first.initial, Admission())
+    assert done.claim > 0
+    session(**options, waitTime="1ms").claim(done, Admission())
+    assert "startingPosition" not in caplog.text
+
+
+def test_a_run_that_ends_at_once_because_its_consumer_is_paused_says_so(
+    conn: Conn, session: Callable[..., Session], caplog
+) -> None:
+    value(conn, "create_consumer", "orders", "c")
+    session(shareConsumer="true").stop_at_what_is_published()
+    assert "is paused" not in caplog.text
+    value(conn, "pause", "orders", "c")
+    session(shareConsumer="true").stop_at_what_is_published()
+    assert "consumer c is paused" in caplog.text
+
+
+def test_a_pattern_that_matches_no_stream_is_told_of_once(url: str, caplog) -> None:
+    options = parse_offset_source({"url": url, "streamPattern": "no.*"})
+    with closing(Streams(options, patience=0)) as streams:
+        for _ in range(2):
+            assert streams.find() == {}
+            streams._found_at -= 10
+    assert caplog.text.count("streamPattern no.* matches no stream by now") == 1
+
+
+def test_a_place_by_a_number_needs_no_json_where_there_is_one_stream(url: str, conn: Conn) -> None:
+    for _ in range(3):
+        value(conn, "send", "orders", "x")
+    given = {"url": url, "startingOffsets": "seq 3"}
+    with closing(Streams(parse_offset_source({**given, "stream": "orders"}), 0)) as streams:
+        begin = streams.begin("orders", "latest")
+        assert begin == streams._position_at("orders", "seq 3")
+    for several in ({"streams": "orders,other"}, {"streamPattern": "o.*"}):
+        with pytest.raises(PgQueueError, match="'seq 3', which is a place in one stream"):
+            parse_offset_source({**given, **several})
+
+
+def test_a_statement_of_a_query_waits_again_for_a_lock(url: str, conn: Conn) -> None:
+    """A transaction that somebody left open ends some day; retryTimeout says how long to wait."""
+    value(conn, "create_consumer", "orders", "c")
+    with connect(url) as other, closing(Statements(url, patience=30, repeat=True)) as query:
+        other.execute("begin")
+        other.execute("lock table pgqueue.consumers")
+        query.connection().execute("set lock_timeout = '100 ms'")
+        threading.Timer(0.5, other.rollback).start()
+        assert query.row("select count(*) from pgqueue.consumers") == (1,)
+
+
+SCHEMA = StructType(
+    [
+        StructField("data", StringType()),
+        StructField("deliver_at", TimestampType()),
+        StructField("dedup_key", StringType()),
+    ]
+)
+
+
+def bad_text() -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("dedup_key", bad_text(), "column dedup_key has a value that does not fit"),
+        ("deliver_at", pa.array([2**63 - 1], pa.timestamp("us", "UTC")), "column deliver_at"),
+    ],
+)
+def test_a_value_that_arrow_or_python_refuses_is_an_error_that_names_the_column(
+    url: str, column: str, values: Any, says: str
+) -> None:
+    schema = StructType([SCHEMA["data"], SCHEMA[column]])
+    target = Target(parse_sink({"url": url, "stream": "orders"}, streaming=False), schema)
+    rows = pa.RecordBatch.from_arrays([pa.array(["x"]), values], names=["data", column])
+    with pytest.raises(PgQueueError, match=says) as caught:
+        target.stage(iter([rows]), "txn:a", 0, None)
+    assert caught.value.sqlstate in ("PQ004", "PQ003")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"), [("{", "not valid JSON"), ("[" * 100_000, "nested too deeply")]
+)
+def test_json_that_does_not_fit_is_an_error_that_names_the_row(
+    url: str, conn: Conn, data: str, says: str
+) -> None:
+    value(conn, "create_stream", "j", "json")
+    schema = StructType([SCHEMA["data"], StructField("key", StringType())])
+    target = Target(parse_sink({"url": url, "stream": "j"}, streaming=False), schema)
+    rows = pa.RecordBatch.from_pydict({"data": ["1", data], "key": ["a", "b"]})
+    with pytest.raises(PgQueueError, match=rf"{says} \(row 2 of 2 .* key 'b'\)"):
+        target.stage(iter([rows]), "txn:a", 0, None)

@@ -1,0 +1,46 @@
+"""A type checker knows the types of what `spark_pgqueue` exports, and no other names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import spark_pgqueue
+
+ROOT = Path(spark_pgqueue.__file__).parent.parent
+
+
+def checked(folder: Path, text: str) -> list[dict]:
+    """What pyright says of a program."""
+    program = folder / "program.py"
+    program.write_text(text)
+    settings = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    return json.loads(done.stdout)["generalDiagnostics"]
+
+
+def test_a_type_checker_knows_each_exported_name_and_refuses_a_misspelt_one(tmp_path: Path):
+    lines = ["import spark_pgqueue", "from spark_pgqueue import Consumr"]
+    lines += [f"reveal_type(spark_pgqueue.{name})" for name in spark_pgqueue.__all__]
+    lines += ["queue = spark_pgqueue.connect()", "reveal_type(queue.receive('s', 'c'))"]
+    said = checked(tmp_path, "\n".join(lines))
+    errors = [each for each in said if each["severity"] == "error"]
+    assert [each["message"] for each in errors] == ['"Consumr" is unknown import symbol']
+    types = [each["message"].split(" is ", 1)[1] for each in said if each not in errors]
+    assert len(types) == len(spark_pgqueue.__all__) + 1
+    assert not {'"Any"', '"Unknown"'} & set(types), said
+    assert types[-1] == '"Claim | None"'
+
+
+def test_each_exported_name_exists():
+    for name in spark_pgqueue.__all__:
+        assert getattr(spark_pgqueue, name) is not None, name
