@@ -377,64 +377,10 @@ begin
     end if;
 end $$;
 
--- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().
-create or replace function _pgqueue.lock_claims(p_claim_ids bigint[]) returns void
-language plpgsql
-as $$
-declare
-    v_locked bigint;
-begin
-    -- lock: claim
-    perform from pgqueue.claims where claim_id = any (p_claim_ids) order by claim_id for update skip locked;
-    get diagnostics v_locked = row_count;
-    if v_locked = cardinality(p_claim_ids) then
-        return;
-    elsif v_locked < (select count(*) from pgqueue.claims where claim_id = any (p_claim_ids)) then
-        perform _pgqueue.await('one of the claims ' || array_to_string(p_claim_ids, ', '),
-            'select count(*) from (select from pgqueue.claims where claim_id in '
-            '(select jsonb_array_elements_text($2)::bigint) order by claim_id for update) c',  -- lock: claim
-            null, to_jsonb(p_claim_ids));
-    end if;
-end $$;
-
 -- Locks a checkpoint reader if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_reader(p_reader uuid) returns boolean
 language sql
 as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;  -- lock: reader
-
--- Locks a live claim; with p_and_consumer then also its consumer, for a caller that puts runs back into the line.
--- Returns the claim; null, with a warning, when the claim is not live, or is a checkpoint reader's.
-create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean) returns pgqueue.claims
-language plpgsql
-as $$
-declare
-    v_claim pgqueue.claims;
-begin
-    -- lock: claim
-    select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update skip locked;
-    if not found then
-        perform _pgqueue.lock_claims(array[p_claim_id]);
-        select * into v_claim from pgqueue.claims where claim_id = p_claim_id;
-    end if;
-    if v_claim.live is not true or v_claim.reader is not null then
-        perform _pgqueue.warn_not_live(p_claim_id);
-        return null;
-    end if;
-    if p_and_consumer then
-        perform _pgqueue.lock_consumer(v_claim.consumer_id);
-    end if;
-    return v_claim;
-end $$;
-
--- Warns that a claim is not live.
-create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
-language plpgsql
-as $$
-begin
-    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
-                  'over; or a Spark query holds it; nothing was changed',
-                  coalesce(p_claim_id::text, 'null');
-end $$;
 
 -- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
 -- the database's answer. (All earlier commits are on disk then, too.)

@@ -78,8 +78,7 @@ begin
     loop
         v_claims := v_claims || v_claim;
     end loop;
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_stored := _pgqueue.own_consumer(p_consumer.consumer_id);
     foreach v_claim in array coalesce(v_claims, '{}') loop
         select range_agg(seqs) as seqs, coalesce(sum(message_count), 0)::bigint as message_count,
                max(deliver_count) as most into v_taken

@@ -89,7 +89,8 @@ language plpgsql
 as $$
 begin
     return not p_consumer.throttled and _pgqueue.has_room(p_consumer)
-        and p_cursor.scan_lanes_from is null and _pgqueue.need_not_look(p_cursor.lease_probe)
+        and p_cursor.slots_from is null and p_cursor.scan_lanes_from is null
+        and _pgqueue.need_not_look(p_cursor.lease_probe)
         and not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from)
         and (not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
              or _pgqueue.can_wait(p_consumer.stream_id, p_cursor));

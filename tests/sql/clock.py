@@ -48,12 +48,21 @@ def end_lease(conn: psycopg.Connection, *claims: int) -> None:
         " where claim_id = any(%s)",
         [list(claims)],
     )
+    conn.execute(
+        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
+        " where _pgqueue.slot_claim(slot, token) = any(%s)",
+        [list(claims)],
+    )
     set_hints(conn)
 
 
 def end_leases(conn: psycopg.Connection) -> None:
     """The visibility timeout of every claim passes, and nothing else."""
     conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    conn.execute(
+        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
+        " where token is not null"
+    )
     set_hints(conn)
 
 
