@@ -101,7 +101,7 @@ begin
     perform _pgqueue.promote(array(
         select ctid from pgqueue.slots
         where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-        for update));  -- lock: run
+        for update));  -- lock: slot
 end $$;
 
 -- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().

@@ -37,13 +37,14 @@ end $$;
 --   p_upto  no publication after this one; null: all
 --   p_held  messages that the claim has already
 --   p_where, p_look, p_seen  only messages that pass this condition, see serve_matching(); null: any
+--   p_cuts   if slots of p_want messages can be cut, do that, and serve nothing: then the cursor's slots_until is set
 -- Returns the cursor, which the caller stores, and how many messages the claim has.
 -- (More than 60 lines: one loop serves claims with a condition and claims without. A function for what differs would
 -- cost every claim a call.)
 create or replace function _pgqueue.fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          p_claim_id bigint, p_want bigint, p_upto bigint, p_held bigint default 0,
                                          p_where jsonpath default null, p_look int default null,
-                                         p_seen int8multirange default null,
+                                         p_seen int8multirange default null, p_cuts boolean default false,
                                          out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
@@ -71,6 +72,10 @@ begin
         o_cursor := _pgqueue.refresh(
             p_consumer, o_cursor, o_count, v_pass > 1,
             case when p_where is null then p_want - o_count else p_look - _pgqueue.cardinality(p_seen) end, p_upto);
+        if p_cuts and v_pass = 1 and o_cursor.scan_from <> '{}' then
+            o_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(o_cursor), p_want::int);
+            exit when o_cursor.slots_until > '-infinity';
+        end if;
         if p_consumer.by_key then
             v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
             o_cursor := v_served.o_cursor;
@@ -156,6 +161,7 @@ declare
     v_quick    pgqueue.served;
     v_cursor   pgqueue.consumer_cursors;
     v_slots    boolean;          -- the consumer has free slots, as far as is known
+    v_next     boolean;          -- they come next
     v_slot     pgqueue.claimed;
     v_max      int;              -- messages that claim_in_turn() may reach; null: p_max. Set if the quick claim
                                  -- ended at a suspect: then to the messages that it has
@@ -191,7 +197,9 @@ begin
         v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
                      order by c.version desc limit 1);
         v_slots := v_cursor.slots_from is not null;
-        if v_slots and v_consumer.quick and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
+        v_next := v_slots and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
+            and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor);
+        if v_next then
             v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
             if v_slot.claim_id is not null then
                 perform _pgqueue.ack(p_ack) where p_ack is not null;
@@ -209,7 +217,14 @@ begin
             end if;
             if v_consumer.by_key then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
-            elsif not v_slots then
+            elsif v_slots then
+                if v_next then
+                    v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                    if v_slot.claim_id is not null then
+                        return v_slot;
+                    end if;
+                end if;
+            else
                 v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max);
             end if;
             v_claim.message_count := coalesce(v_quick.message_count, 0);
@@ -246,18 +261,14 @@ begin
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
         end;
     end if;
-    if v_in_turn and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
-       and coalesce(v_claim.message_count, 0) = 0 and v_max is null then
-        v_slot := _pgqueue.claim_ahead(v_consumer, p_max, p_visibility_timeout, case when v_acked is null then p_ack end);
-        if v_slot.claim_id is not null then
+    if v_in_turn then
+        v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
+                                         coalesce(v_claim.message_count, 0), case when v_acked is null then p_ack end,
+                                         p_visibility_timeout);
+        if _pgqueue.is_slot(v_slot.claim_id) then
             return v_slot;
         end if;
-        v_acked := 0;
-    end if;
-    if v_in_turn then
-        v_claim.message_count := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
-                                                        coalesce(v_claim.message_count, 0),
-                                                        case when v_acked is null then p_ack end);
+        v_claim.message_count := v_slot.message_count;
     end if;
     if v_claim.message_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
@@ -335,29 +346,59 @@ begin
     return v_served;
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim. The caller records the claim.
+-- Claims with the consumer's lock all that can be had; see claim. A small claim of a consumer that is quick has a slot:
+-- of those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
 --   p_held  messages that the claim has already
 --   p_ack   a claim to acknowledge before; null: none
 --   p_where, p_look, p_seen  as of fill()
--- Returns how many messages the claim has then.
+-- Returns the claim, and how many messages it has then.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  p_held bigint, p_ack bigint, p_where jsonpath default null,
-                                                  p_look int default null, p_seen int8multirange default null)
-returns bigint
+                                                  p_held bigint, p_ack bigint,
+                                                  p_visibility_timeout interval default null,
+                                                  p_where jsonpath default null, p_look int default null,
+                                                  p_seen int8multirange default null)
+returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
     v_fill   record;
+    v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null and p_max <= _pgqueue.limit_slice_size();
+    v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     perform _pgqueue.ack(p_ack) where p_ack is not null;
-    if not p_consumer.quick then
-        perform _pgqueue.without_slots(p_consumer.consumer_id);  -- from before it had an order, or limits
-    end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_fill := _pgqueue.fill(p_consumer, _pgqueue.flush(v_stored), p_claim_id, p_max, null, p_held, p_where, p_look, p_seen);
-    perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
-    return v_fill.o_count;
+    if v_stored.slots_low is not null and not p_consumer.quick then  -- from before it had these settings
+        perform _pgqueue.without_slots(p_consumer.consumer_id);
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    end if;
+    if v_cuts and v_stored.slots_from is not null and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+        v_claim := _pgqueue.claim_slot(p_consumer, v_stored, p_max, p_visibility_timeout);
+        if v_claim.claim_id is not null then
+            return v_claim;
+        end if;
+    end if;
+    loop
+        v_cursor := v_stored;
+        if v_cursor.slots_low is not null then
+            v_cursor := _pgqueue.flush(v_cursor);
+            v_stored.slots_until := '-infinity';  -- save_cursor() keeps what cut() says
+        end if;
+        v_fill := _pgqueue.fill(p_consumer, v_cursor, p_claim_id, p_max, null, p_held, p_where, p_look, p_seen, v_cuts);
+        v_cuts := (v_fill.o_cursor).slots_until > '-infinity';  -- slots were cut
+        perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
+        exit when not v_cuts;
+        v_claim := _pgqueue.claim_slot(p_consumer, v_fill.o_cursor, p_max, p_visibility_timeout);
+        if v_claim.claim_id is not null then
+            return v_claim;
+        end if;
+        v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    end loop;
+    v_claim.claim_id := p_claim_id;
+    v_claim.message_count := v_fill.o_count;
+    return v_claim;
 end $$;

@@ -51,9 +51,9 @@ as $$
     select (nextval('pgqueue.claim_numbers') & 1048575) << 43 | floor(random() * 4398046511104)::bigint << 1
 $$;
 
--- A new id for a claim of a checkpoint reader. These ids are even, too, and rise: an offset stands for all claims of its reader up to one.
--- The random bits are for numbers that a crash gave back, as above. They are no secret, and give no right: all calls
--- about such a claim name the reader, too.
+-- A new id for a claim of a checkpoint reader. These ids are even, too, and rise: an offset stands for all claims of
+-- its reader up to one. The random bits are for numbers that a crash gave back, as above. They are no secret, and give
+-- no right: all calls about such a claim name the reader, too.
 create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
 as $$ select nextval('pgqueue.claim_numbers') << 24 | floor(random() * 8388608)::bigint << 1 $$;

@@ -33,8 +33,57 @@ begin
                   where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
                     and token is null
                   order by slot limit 1
-                  for update skip locked)  -- lock: run
+                  for update skip locked)  -- lock: slot
       and message_count = p_max
+    returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
+    v_claim.stream_id := p_consumer.stream_id;
+    return v_claim;
+end $$;
+
+-- Claims as many messages as the claim wants out of the first free slots, if these are larger or smaller: as a slot of
+-- their own. Of a slot that has too many messages the rest stays free. Returns the claim; its id is null when the slots
+-- do not suffice. Locks: the slots.
+create or replace function _pgqueue.claim_of_slots(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_max int, p_visibility_timeout interval) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_slots pgqueue.slots[] := array(
+        select s from pgqueue.slots s
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null
+        order by slot limit (p_max + p_cursor.slots_size - 2) / p_cursor.slots_size + 1
+        for update skip locked);  -- lock: slot
+    v_slot  pgqueue.slots;
+    v_all   int8multirange := '{}';
+    v_count bigint := 0;
+    v_last  int := 0;
+    v_claim pgqueue.claimed;
+begin
+    foreach v_slot in array v_slots loop
+        exit when v_count >= p_max
+            or (v_slot.arrival_no, v_slot.priority) <> (v_slots[1].arrival_no, v_slots[1].priority);
+        v_all := v_all + v_slot.seqs;
+        v_count := v_count + v_slot.message_count;
+        v_last := v_last + 1;
+    end loop;
+    if v_count < p_max or (select count(*) from unnest(v_all) r) > _pgqueue.limit_ranges() then
+        return v_claim;
+    end if;
+    v_slot := v_slots[v_last];  -- it keeps what is too much
+    delete from pgqueue.slots where consumer_id = p_cursor.consumer_id
+        and slot = any (array(select s.slot from unnest(v_slots[:v_last]) s))
+        and (slot <> v_slot.slot or v_count = p_max);
+    update pgqueue.slots
+    set seqs = v_all - _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)), message_count = v_count - p_max
+    where consumer_id = p_cursor.consumer_id and slot = v_slot.slot;
+    insert into pgqueue.slots (slot, arrival_no, token, claimed_at, lease_until, consumer_id, priority, message_count,
+                               seqs, timeout, owner)
+    select nextval('pgqueue.claim_numbers'), v_slot.arrival_no, _pgqueue.new_token(), t.now, t.now + t.timeout,
+           p_cursor.consumer_id, v_slot.priority, p_max,
+           case when v_count = p_max then v_all else _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)) end,
+           t.timeout, current_setting('application_name')
+    from (select clock_timestamp() as now, coalesce(p_visibility_timeout, p_consumer.visibility_timeout) as timeout) t
     returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
     v_claim.stream_id := p_consumer.stream_id;
     return v_claim;
@@ -103,9 +152,10 @@ begin
     return v_parts;
 end $$;
 
--- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than a slot stay in the line, and so do
--- messages with a priority below 0. What is claimed of the slots before the last ones becomes claims of the usual kind:
--- so few slots have to be looked at. Returns the cursor. Needs the consumer's lock; the consumer has no free slots.
+-- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than
+-- a slot stay in the line, and so do messages with a priority below 0. What is claimed of the slots before the last
+-- ones becomes claims of the usual kind: so few slots have to be looked at. Returns the cursor. Needs the consumer's
+-- lock; the consumer has no free slots.
 create or replace function _pgqueue.cut(p_cursor pgqueue.consumer_cursors, p_max int)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -115,7 +165,6 @@ declare
     v_want  bigint := p_max::bigint * coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
     v_front record;
     v_parts int8multirange[];
-    v_count bigint;
     v_from  bigint;
     v_to    bigint;
 begin
@@ -131,11 +180,10 @@ begin
     if v_front.o_seqs is null then
         return p_cursor;
     end if;
-    v_count := least(v_want, _pgqueue.cardinality(v_front.o_seqs)) / p_max;
-    v_parts := _pgqueue.parts(v_front.o_seqs, p_max, v_count);
-    perform _pgqueue.store_run(v_front.o_first, v_front.o_seqs - coalesce(
-        (select range_agg(p) from unnest(v_parts) p), '{}'));
-    if v_count = 0 then
+    v_parts := _pgqueue.parts(v_front.o_seqs, p_max, least(v_want, _pgqueue.cardinality(v_front.o_seqs)) / p_max);
+    perform _pgqueue.store_run(v_front.o_first,
+                               v_front.o_seqs - coalesce((select range_agg(p) from unnest(v_parts) p), '{}'));
+    if v_parts = '{}' then
         return p_cursor;
     end if;
     with cut as (
@@ -150,7 +198,7 @@ begin
         select ctid from pgqueue.slots
         where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and slot < p_cursor.slots_block
           and token is not null
-        for update skip locked));  -- lock: run
+        for update skip locked));  -- lock: slot
     p_cursor.slots_low := (select slot from pgqueue.slots
                            where consumer_id = p_cursor.consumer_id and slot >= coalesce(p_cursor.slots_low, v_from)
                            order by slot limit 1);
@@ -158,7 +206,8 @@ begin
     p_cursor.slots_from := least(p_cursor.slots_from, v_from);
     p_cursor.slots_to := v_to;
     p_cursor.slots_priority := (v_front.o_first).priority;
-    p_cursor.slots_ahead := v_count;
+    p_cursor.slots_size := p_max;
+    p_cursor.slots_ahead := cardinality(v_parts);
     p_cursor.slots_until := least(
         p_cursor.lease_probe,
         case when p_cursor.gaps <> '{}' and not p_cursor.take_was_cut then p_cursor.gaps_probe end,
@@ -166,35 +215,4 @@ begin
          where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
          order by not_visible_until limit 1));
     return p_cursor;
-end $$;
-
--- Claims a slot with the consumer's lock: of those that another claimer has just cut, or of new ones, once the work that
--- is due is done.
---   p_ack  a claim to acknowledge before; null: none
--- Returns as claim_slot(); without a claim where nothing could be cut. Locks: the claim p_ack, the consumer, the slot.
-create or replace function _pgqueue.claim_ahead(p_consumer pgqueue.consumers, p_max int, p_visibility_timeout interval,
-                                                p_ack bigint) returns pgqueue.claimed
-language plpgsql
-as $$
-declare
-    v_stored pgqueue.consumer_cursors;
-    v_cursor pgqueue.consumer_cursors;
-    v_claim  pgqueue.claimed;
-begin
-    perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    perform _pgqueue.ack(p_ack) where p_ack is not null;
-    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if v_stored.slots_from is not null and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_slot(p_consumer, v_stored, p_max, p_visibility_timeout);
-        if v_claim.claim_id is not null then
-            return v_claim;
-        end if;
-    end if;
-    v_stored.slots_until := '-infinity';  -- what cut() sets is new, and save_cursor() keeps it
-    v_cursor := _pgqueue.refresh(p_consumer, _pgqueue.flush(v_stored), 0, false,
-                                 p_max::bigint * _pgqueue.limit_slots(), null);
-    v_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(v_cursor), p_max);
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
-    return _pgqueue.claim_slot(p_consumer, v_cursor, p_max, p_visibility_timeout);
 end $$;

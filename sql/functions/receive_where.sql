@@ -78,7 +78,8 @@ begin
             null;  -- unlocks runs of other claimers that it looked at, before it waits for the lock: as claim() does
         end;
     end if;
-    return _pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, p_where, p_look, v_seen);
+    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, null, p_where, p_look,
+                                    v_seen)).message_count;
 end $$;
 
 -- Whether a claim with a condition may look at ready messages at once: no lease may have ended, nothing is due or more

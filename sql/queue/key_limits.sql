@@ -157,6 +157,8 @@ declare
     v_claims bigint;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    -- claimers that are taking some slots are done then, as those that take runs
+    perform from pgqueue.slots where consumer_id = p_consumer.consumer_id for update;  -- lock: slot
     perform _pgqueue.without_slots(p_consumer.consumer_id);
     select * into v_stored from pgqueue.consumer_cursors
     where consumer_id = p_consumer.consumer_id order by version desc limit 1;
@@ -181,7 +183,6 @@ begin
     end if;
     -- counted after the update: claimers that were taking some of these runs are done by then
     v_claims := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
-        + (select count(*) from pgqueue.slots where consumer_id = p_consumer.consumer_id)
         + (select count(*) from pg_locks
            where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
              and objid = p_consumer.consumer_id::oid and objsubid = 2

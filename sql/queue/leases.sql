@@ -44,7 +44,7 @@ declare
     v_lease timestamptz;
 begin
     if not _pgqueue.looked_lately(p_cursor) then
-        p_cursor := _pgqueue.look_anew(p_cursor);
+        p_cursor := _pgqueue.flush(_pgqueue.look_anew(p_cursor));
     end if;
     v_lease := _pgqueue.next_expiry(p_cursor);
     p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
@@ -55,7 +55,8 @@ begin
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number; expired slots become such claims first. Needs the consumer's lock; locks those claims.
+-- Releases the expired claims of a consumer, a bounded number. Expired slots become such claims first. Needs the
+-- consumer's lock; locks those claims and slots.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz)
 returns pgqueue.consumer_cursors
@@ -69,7 +70,7 @@ begin
         perform _pgqueue.promote(array(
             select ctid from pgqueue.slots
             where consumer_id = p_consumer.consumer_id and slot >= p_cursor.slots_low and lease_until <= p_now
-            for update skip locked));  -- lock: run
+            for update skip locked));  -- lock: slot
     end if;
     for v_claim in
         select * from pgqueue.claims

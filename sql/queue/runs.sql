@@ -49,6 +49,7 @@
 --   unclaimed             as its caller says                take_unclaimed   claim/owed.sql
 --   unclaimed             unfiltered, ready, line, delayed  change_lanes     queue/key_limits.sql
 --   slot                  ready                             flush            queue/slots.sql
+--   ready                 as its caller says                take_front       claim/slots.sql
 --   ready                 slot                              cut              claim/slots.sql
 --   slot                  claimed                           promote          base/slots.sql
 --   dead                  ready, line, unfiltered           redrive          functions/dead.sql
@@ -59,7 +60,8 @@
 --   any                   claimed                           claim_run        queue/runs.sql
 --
 -- The rows "as its caller says": the callers of take_out() are return(), return_by_key(), finish(), cancel() and
--- settle_held(); those of line_front() and waiting_heads() are deal(), with store_pieces(): their rows have the target.
+-- settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are deal(), with
+-- store_pieces(): their rows have the target.
 -- take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()).
 -- settle_free() calls it for a Spark sink, and the messages are then done or dead. retry() leaves unfiltered
 -- messages as they are.
@@ -77,8 +79,7 @@ begin
     end if;
 end $$;
 
--- The runs of a consumer that nobody has claimed, by the indexes of their states; free slots among them, which are
--- ready.
+-- The runs of a consumer that nobody has claimed, by the indexes of their states; and its free slots, as ready runs.
 create or replace function _pgqueue.unclaimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$
@@ -94,8 +95,8 @@ as $$
     where s.consumer_id = p_consumer_id and s.token is null
 $$;
 
--- The runs of a consumer in claims, claimed slots among them. Each claim is looked up by itself (offset 0): the planner, left alone, may begin
--- with the runs that anybody has claimed.
+-- The runs of a consumer in claims; and its claimed slots, as claimed runs. Each claim is looked up by itself (offset
+-- 0): the planner, left alone, may begin with the runs that anybody has claimed.
 create or replace function _pgqueue.claimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$
@@ -122,7 +123,8 @@ as $$
     select * from _pgqueue.claimed(p_consumer_id) where first_seq < p_below
 $$;
 
--- Where the unclaimed runs of a consumer stand in their table, for a statement that changes them; without free slots.
+-- Where the unclaimed runs of a consumer stand in their table, for a statement that changes them. Slots are not among
+-- them.
 create or replace function _pgqueue.unclaimed_places(p_consumer_id int) returns tid[]
 language sql stable
 as $$
@@ -157,7 +159,7 @@ begin
               and (live or lanes <> '{}')
             returning claim_id
         ), slot as (
-            -- lock: run
+            -- lock: slot
             delete from pgqueue.slots where consumer_id = p_consumer_id returning message_count
         )
         select array(select claim_id from ended union all select claim_id from lost),

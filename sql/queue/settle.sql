@@ -71,7 +71,7 @@ declare
 begin
     if current_setting('transaction_isolation') = 'read committed' then
         if _pgqueue.is_slot(p_claim_id) then
-            delete from pgqueue.slots  -- lock: run
+            delete from pgqueue.slots  -- lock: slot
             where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
             returning message_count into v_count;
             if found then
@@ -93,7 +93,7 @@ begin
 end $$;
 
 -- Puts messages of a claim back to be delivered again, or gives them up: the common part of all calls that return
--- messages.
+-- messages. (More than 60 lines: most of them say what becomes of one run.)
 --
 -- Which message is to blame: a message is given up when it was delivered max_deliver_count times and is known to have
 -- failed. It is known when the worker named it, or when it was the last message of its claim. When some messages of a

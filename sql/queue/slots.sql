@@ -24,7 +24,7 @@ begin
             delete from pgqueue.slots where ctid = any (array(
                 select ctid from pgqueue.slots
                 where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
-                for update skip locked))  -- lock: run
+                for update skip locked))  -- lock: slot
             returning priority, arrival_no, seqs
         )
         select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots from gone group by 1, 2
@@ -66,7 +66,7 @@ begin
         perform _pgqueue.promote(array(
             select ctid from pgqueue.slots
             where consumer_id = p_consumer_id and slot >= v_stored.slots_low and token is not null
-            for update skip locked));  -- lock: run
+            for update skip locked));  -- lock: slot
         perform _pgqueue.save_cursor(v_stored, _pgqueue.flush(v_stored), true);
     end if;
 end $$;

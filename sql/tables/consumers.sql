@@ -120,6 +120,7 @@ create table if not exists pgqueue.consumer_cursors (
     slots_to         bigint,
     slots_until      timestamptz          not null default '-infinity',
     slots_priority   int,
+    slots_size       int,                                                -- messages of a slot
     slots_ahead      int,                                                -- so many are cut next; null: as many as may
     primary key (consumer_id, version)
 );

@@ -145,6 +145,24 @@ def claims(conn: psycopg.Connection) -> list[Any]:
     )
 
 
+def end_leases(conn: psycopg.Connection) -> None:
+    """The visibility timeout of every claim passed a second ago."""
+    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    conn.execute(
+        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
+        " where token is not null"
+    )
+
+
+def forget_claims(conn: psycopg.Connection) -> None:
+    """As if no transaction that claimed had ever been committed; runs stay claimed."""
+    conn.execute("delete from pgqueue.claims")
+    conn.execute(
+        "update pgqueue.slots set token = null, claimed_at = null, lease_until = null,"
+        " timeout = null, owner = null"
+    )
+
+
 def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
     """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
@@ -359,8 +377,10 @@ def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
     """Let all consumers look into their gaps again after a time, at most two seconds."""
     conn.execute(
         "update pgqueue.consumer_cursors"
-        " set gaps_probe = clock_timestamp() + make_interval(secs => %s)",
-        [seconds],
+        " set gaps_probe = clock_timestamp() + make_interval(secs => %s),"
+        " slots_until = case when slots_until > '-infinity'"
+        " then clock_timestamp() + make_interval(secs => %s) else slots_until end",
+        [seconds, seconds],
     )
 
 
