@@ -89,14 +89,17 @@ begin
     return v_claim;
 end $$;
 
--- Whether there is a free slot, of whatever size; one that another session is claiming counts.
+-- Whether there may be a free slot, of whatever size: one that another session is claiming counts; and others may have
+-- been cut since the cursor was read.
 create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
     return exists (select from pgqueue.slots
                    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
-                     and slot < p_cursor.slots_to and token is null);
+                     and slot < p_cursor.slots_to and token is null)
+        or not exists (select from pgqueue.consumer_cursors
+                       where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
 end $$;
 
 -- Takes ready messages that may be cut from the front of the line: they were never delivered, came together, and are
