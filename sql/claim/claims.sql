@@ -196,7 +196,7 @@ begin
     if not v_consumer.by_key and v_in_turn is not true then
         v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
                      order by c.version desc limit 1);
-        v_slots := v_cursor.slots_from is not null;
+        v_slots := _pgqueue.has_slots(v_cursor);
         v_next := v_slots and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
             and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor);
         if v_next then
@@ -375,7 +375,7 @@ begin
         perform _pgqueue.without_slots(p_consumer.consumer_id);
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end if;
-    if v_cuts and v_stored.slots_from is not null and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+    if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
         v_claim := _pgqueue.claim_slot(p_consumer, v_stored, p_max, p_visibility_timeout);
         if v_claim.claim_id is not null then
             return v_claim;

@@ -89,17 +89,60 @@ begin
     return v_claim;
 end $$;
 
--- Whether there may be a free slot, of whatever size: one that another session is claiming counts; and others may have
--- been cut since the cursor was read.
+-- Whether there is a free slot, of whatever size, that no other session is claiming; or slots may have been cut since
+-- the cursor was read. Locks: a slot.
 create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
-    return exists (select from pgqueue.slots
-                   where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
-                     and slot < p_cursor.slots_to and token is null)
-        or not exists (select from pgqueue.consumer_cursors
-                       where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
+    perform from pgqueue.slots
+    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+      and token is null
+    limit 1 for update skip locked;  -- lock: slot
+    return found or not exists (select from pgqueue.consumer_cursors
+                                where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
+end $$;
+
+-- Claims messages that pass a condition out of the free slots, as runs of a claim of the usual kind; the others stay in
+-- their slots. Slots that other sessions are claiming are passed over.
+--   p_max   messages to claim at most
+--   p_look  messages to look at, at most
+-- Returns how many messages it claimed, and at how many it looked. Errors: PQ099 where the rest of a slot would have too
+-- many ranges. Locks: the slots of the claimed messages.
+create or replace function _pgqueue.claim_matching_slots(p_stream_id int, p_cursor pgqueue.consumer_cursors,
+                                                         p_claim_id bigint, p_where jsonpath, p_max bigint,
+                                                         p_look bigint, out o_count bigint, out o_looked bigint)
+language plpgsql
+as $$
+declare
+    v_free  int8multirange := coalesce((
+        select range_agg(seqs) from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null), '{}');
+    v_match int8multirange;
+    v_rest  int8multirange;
+    v_slot  pgqueue.slots;
+begin
+    o_count := 0;
+    o_looked := least(p_look, _pgqueue.cardinality(v_free));
+    v_free := case when o_looked > 0 then _pgqueue.below(v_free, _pgqueue.bound_of(v_free, o_looked)) else '{}' end;
+    v_match := _pgqueue.matching(p_stream_id, array(select g from unnest(v_free) g order by g), null, p_where, p_max);
+    foreach v_slot in array array(
+        select s from pgqueue.slots s
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null and seqs && v_match
+        order by slot for update skip locked)  -- lock: slot
+    loop
+        v_rest := v_slot.seqs - v_match;
+        if (select count(*) from unnest(v_rest) r) > _pgqueue.limit_ranges() then
+            raise exception using errcode = 'PQ099';
+        end if;
+        o_count := o_count + _pgqueue.claim_run(_pgqueue.run_of(v_slot), v_slot.seqs * v_match, p_claim_id);
+        delete from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot = v_slot.slot and v_rest = '{}';
+        update pgqueue.slots set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest)
+        where consumer_id = p_cursor.consumer_id and slot = v_slot.slot;
+    end loop;
 end $$;
 
 -- Takes ready messages that may be cut from the front of the line: they were never delivered, came together, and are

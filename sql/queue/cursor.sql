@@ -142,6 +142,7 @@ begin
     p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
     p_cursor.slots_from := (select slot from pgqueue.slots where consumer_id = v_id and token is null
                             order by slot limit 1);
+    p_cursor.slots_to := 9223372036854775807;
     p_cursor.slots_until := '-infinity';
     return p_cursor;
 end $$;

@@ -1,13 +1,21 @@
 -- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time. (Spent tokens come
 -- back in queue/key_tokens.sql.)
 
--- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and
--- no lease has ended.
+-- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, no
+-- lease has ended, and no claim of a slot was rolled back.
 create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean
 language plpgsql
 as $$
 begin
+    if p_cursor.slots_from is not null then
+        perform from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and token is null
+        limit 1 for update skip locked;  -- lock: slot
+        if found then
+            return false;
+        end if;
+    end if;
     return _pgqueue.looked_lately(p_cursor)
         and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
         and (_pgqueue.next_expiry(p_cursor) <= clock_timestamp()) is not true;

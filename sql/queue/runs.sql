@@ -52,6 +52,7 @@
 --   ready                 as its caller says                take_front       claim/slots.sql
 --   ready                 slot                              cut              claim/slots.sql
 --   slot                  claimed                           promote          base/slots.sql
+--   slot                  claimed                           claim_matching_slots  claim/slots.sql
 --   dead                  ready, line, unfiltered           redrive          functions/dead.sql
 --   any                   gone                              forget_runs      queue/runs.sql
 --   any                   gone, new                         move             functions/positions.sql

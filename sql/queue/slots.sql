@@ -5,6 +5,12 @@
 -- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
 -- claims as well lets claimed slots become claims of the usual kind: own_consumer().
 
+-- Whether a consumer has free slots that come before its ready runs, as far as its cursor says. Not so where other
+-- sessions were claiming all that was left when the slots were put back.
+create or replace function _pgqueue.has_slots(p_cursor pgqueue.consumer_cursors) returns boolean
+language sql immutable
+as $$ select p_cursor.slots_from is not null and p_cursor.slots_to > p_cursor.slots_from $$;
+
 -- Puts the free slots of a consumer back into the line, as ready runs, but those that somebody is claiming. How many
 -- slots are cut next time goes by how many of these were used. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.flush(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
@@ -46,6 +52,7 @@ begin
     p_cursor.slots_from := (select slot from pgqueue.slots
                             where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
                             order by slot limit 1);
+    p_cursor.slots_to := p_cursor.slots_from;  -- somebody has all that are left
     p_cursor.slots_low := (select slot from pgqueue.slots
                            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
                            order by slot limit 1);
