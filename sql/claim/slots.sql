@@ -107,8 +107,8 @@ end $$;
 -- their slots. Slots that other sessions are claiming are passed over.
 --   p_max   messages to claim at most
 --   p_look  messages to look at, at most
--- Returns how many messages it claimed, and at how many it looked. Errors: PQ099 where the rest of a slot would have too
--- many ranges. Locks: the slots of the claimed messages.
+-- Returns how many messages it claimed, and at how many it looked. Errors: PQ099 where the rest of a slot would have
+-- too many ranges. Locks: the slots of the claimed messages.
 create or replace function _pgqueue.claim_matching_slots(p_stream_id int, p_cursor pgqueue.consumer_cursors,
                                                          p_claim_id bigint, p_where jsonpath, p_max bigint,
                                                          p_look bigint, out o_count bigint, out o_looked bigint)
