@@ -2,7 +2,7 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
 #   make quick   each invariant, in 2 minutes
-#   make lint    ruff and pyright             make compare  the queue beside others
+#   make lint    code, types and prose        make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
@@ -58,6 +58,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python -m tests.prose
 
 clean:
 	rm -rf .venv .matrix build dist .pytest_cache .ruff_cache .hypothesis
