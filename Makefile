@@ -2,7 +2,7 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
 #   make quick   each invariant, in 2 minutes
-#   make lint    ruff and pyright             make compare  the queue beside others
+#   make lint    code, types and prose        make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
@@ -22,8 +22,9 @@ demo: .venv/demo
 
 # All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
 # so that --pdb and -s work; and on a given server, whose roles all databases share.
+# RERUNS=1 runs a failed test again, and names it: for machines that run nothing but tests.
 WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)$(if $(RERUNS), --reruns $(RERUNS) -raR)
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
@@ -57,6 +58,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python -m tests.prose
 
 clean:
 	rm -rf .venv .matrix build dist .pytest_cache .ruff_cache .hypothesis
