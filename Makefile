@@ -23,8 +23,9 @@ demo: .venv/demo
 
 # All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
 # so that --pdb and -s work; and on a given server, whose roles all databases share.
+# RERUNS=1 runs a failed test again, and names it: for machines that run nothing but tests.
 WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)$(if $(RERUNS), --reruns $(RERUNS) -raR)
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
