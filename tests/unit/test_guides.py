@@ -20,7 +20,7 @@ READ = (
     "first-hour concepts cookbook keys retries dead-letters defer-and-expiry priorities filters"
     " back-pressure cancelling history limits schedules sending-once workers settings positions"
     " moving"
-).split()
+)
 """What users of the queue read: none of it makes a stream or a table that another page makes."""
 SPARK_COOKBOOK = "spark_pgqueue/guide/cookbook.md"
 
@@ -39,7 +39,7 @@ def test_pages_that_are_read_one_after_the_other_make_no_name_twice():
     """The README's links, in one database: nobody is told that a stream exists already."""
     root = Path(__file__).parents[2]
     made: dict[str, str] = {}
-    for page in ("README.md", *(f"sql/guide/{name}.md" for name in READ), SPARK_COOKBOOK):
+    for page in ("README.md", *(f"sql/guide/{name}.md" for name in READ.split()), SPARK_COOKBOOK):
         text = (root / page).read_text().split("\n## A Postgres that is there already\n")[0]
         code = "\n".join(text for _, text in blocks_of(text))
         names = re.findall(r"\b(?:create_stream\([\"']([^\"']+)|stream create (\S+))", code)
