@@ -39,8 +39,10 @@ FOR_PEOPLE = re.compile(r"\b(?:for|of|to|by|from|with|but|than) who\b|\bwhoever\
 
 OPENER = re.compile(
     r"""(?:(?:So|But|And|Then|Also|Here|There|Yet|Else|Otherwise),?[ ])?
-    (?: It | One | Who | Whoever | Whatever | What | That\ (?:is|was|has|can|may|costs?)
-      | This\ (?:is|was|has|can|may|means) | Those | Of\ (?:an?|the|it|them|each|these|those|what)
+    (?: It | Who | Whoever | Whatever | What | Those
+      | One\ (?:is|was|has|may|can|that|which|who|whose|with|of|to|in)
+      | That\ (?:is|was|has|can|may|costs?) | This\ (?:is|was|has|can|may|means)
+      | Of\ (?:an?|the|it|them|each|these|those|what)
     )\b(?!-)""",
     re.VERBOSE | re.IGNORECASE,
 )
