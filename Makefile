@@ -17,6 +17,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Compiled code is kept, also where a machine says otherwise: tests start Python hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
