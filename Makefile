@@ -2,28 +2,32 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
 #   make quick   each invariant, in 2 minutes
-#   make lint    ruff and pyright             make compare  the queue beside others
+#   make lint    code, types and prose        make compare  the queue beside others
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
+#   make site    all pages as a site, with a search, in build/site
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
 #                     ARGS=--keep keeps it by commit, in tests/benchmarks/server_time.json
 #   make explore every interleaving of each pair of calls: hours
 .DELETE_ON_ERROR:
-.PHONY: demo quick test test-all bench bench-check explore compare matrix docs lint clean
+.PHONY: demo quick test test-all bench bench-check explore compare matrix docs site lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Compiled code is kept, also where a machine says otherwise: tests start Python hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
 # All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
 # so that --pdb and -s work; and on a given server, whose roles all databases share.
+# RERUNS=1 runs a failed test again, and names it: for machines that run nothing but tests.
 WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)$(if $(RERUNS), --reruns $(RERUNS) -raR)
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
@@ -53,10 +57,14 @@ matrix: .venv/matrix
 docs: .venv/dev
 	$(BIN)/python -m tests.docs
 
+site: .venv/site
+	$(BIN)/python -m tests.site $(ARGS)
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python -m tests.prose
 
 clean:
 	rm -rf .venv .matrix build dist .pytest_cache .ruff_cache .hypothesis
@@ -78,6 +86,10 @@ clean:
 .venv/matrix: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable ".[matrix]" || \
 		$(BIN)/pip install --quiet --editable ".[embedded]"
+	touch $@
+
+.venv/site: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[site]"
 	touch $@
 
 .venv/bin/pip:

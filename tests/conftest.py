@@ -89,12 +89,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give tests marked all_versions the newest version and the oldest, and others the newest.
 
     The oldest is for the longer tests, unless versions were chosen: those run all.
-    Those marked small_limits run again in a database whose limits are 2 or 3.
+    Those marked small_limits run in a database whose limits are 2 or 3, where all that limits do
+    is met by few messages, and with the usual limits in the longer tests.
     """
     if metafunc.definition.get_closest_marker("small_limits"):
         metafunc.parametrize(
-            "template", ["usual", "small"], indirect=True, scope="session",
-            ids=[pytest.HIDDEN_PARAM, "small_limits"],
+            "template", [pytest.param("usual", marks=pytest.mark.longer), "small"],
+            indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM, "small_limits"],
         )  # fmt: skip
     if "server" not in metafunc.fixturenames:
         return

@@ -14,8 +14,22 @@ from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue.postgres import binaries
 
+ROOT = Path(__file__).parents[1]
 GIVEN_URL = "postgresql://me@host/db"
 """What pages write where the reader has a url."""
+
+
+def all_pages() -> list[Path]:
+    """The pages of the checkout; without git, in a copy of it, those of the folders with pages."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    patterns = ("*.md", "sql/**/*.md", "spark_pgqueue/**/*.md", "tests/**/*.md", "notebooks/*.md")
+    return sorted(found or [page for pattern in patterns for page in ROOT.glob(pattern)])
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:

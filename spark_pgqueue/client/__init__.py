@@ -5,10 +5,10 @@
         queue.create_consumer("orders", "billing", if_not_exists=True)
         queue.send("orders", "order 1", key="customer 7")
 
-        while claim := queue.receive("orders", "billing", max_messages=100):
+        claim = None
+        while claim := queue.receive("orders", "billing", max_messages=100, ack=claim):
             for message in claim.messages:
                 bill(message.data)
-            claim.ack()
 
 Each call is one statement (one that waits makes several), and a transaction of its own unless it is
 made inside of `with queue.transaction():`. To send in the same transaction as other work, use the

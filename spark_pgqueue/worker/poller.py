@@ -3,7 +3,8 @@
 One thread has the connection. The threads that call the handler only take jobs from the queue and
 put reports there, so a message costs no statement of its own. Every few milliseconds the poller
 settles the reported outcomes, by claim. A claim that is done as a whole is acknowledged by the
-statement that makes the next claim.
+statement that makes the next claim. After such a statement has failed, the next acknowledgements
+are statements of their own: what keeps a claim from being made takes no acknowledgement with it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Poller:
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = 0.0
+        self._acks_alone = False  # the next acknowledgements go without a claim
         self._is_short = False  # the last claim had fewer messages than wanted
         self._has_heard = True
         self._is_last_resort = False  # the next claim is the one that is made each second
@@ -152,6 +154,7 @@ class Poller:
                 if clock.now() > self._stop_by:
                     warn("not settled, Postgres is away: %s", error, logger=_LOGGER)
                     return
+                self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
 
@@ -258,26 +261,24 @@ class Poller:
             self._look_at = now
         self._claims = left
         news = [in_flight for in_flight in self._claims if in_flight.has_news]
+        done = None
+        if not self._acks_alone:
+            done = next((in_flight for in_flight in news if in_flight.is_done), None)
         settles = bool(news) and (now >= self._settle_at or self._stopped.is_set())
-        wanted = self._wanted()
         if settles and (self._is_short or self._ordering != "none" or any(
             in_flight.has_returns for in_flight in news
         )):  # fmt: skip
             self._look_at = now  # settling may have freed messages to claim
             self._has_heard = True
+        wanted = self._wanted(settles and done is not None)
         looks = wanted > 0 and now >= self._look_at
-        done: InFlightClaim | None = None
         if settles:
-            done = (
-                next((in_flight for in_flight in news if in_flight.is_done), None)
-                if looks
-                else None
-            )
             for in_flight in news:
-                if in_flight is not done:
+                if in_flight is not done or not looks:
                     in_flight.settle(self._client)
             self._claims = {in_flight for in_flight in self._claims if not in_flight.is_over}
             self._settle_at = clock.now() + SETTLE_EVERY
+            self._acks_alone = False
         if looks:
             self._claim(wanted, done)
 
@@ -293,8 +294,12 @@ class Poller:
             self._aside = []
             self._executor.feed()
 
-    def _wanted(self) -> int:
-        """How many messages to claim now; 0 or less for none."""
+    def _wanted(self, acks: bool = False) -> int:
+        """How many messages to claim now; 0 or less for none.
+
+        Args:
+            acks: whether the claim saves a statement, because it acknowledges another claim.
+        """
         if self._stopped.is_set() or self._suspect is not None:
             return 0
         each = self._options.batch or 1
@@ -306,7 +311,7 @@ class Poller:
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
         room = self._slots + ahead - sum(in_flight.open_count for in_flight in self._claims)
-        if idle <= 0 and room <= ahead / 2:
+        if idle <= 0 and 3 * room <= ahead * (1 if acks else 2):
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
 

@@ -2,7 +2,7 @@
 
 Every worker is a process, so that they run at the same time. They write down what they were given
 and what they settled, with the database's clock; afterwards that is compared with what was sent.
-`make test-all` goes on for PGQUEUE_SOAK_SECONDS (200 by default).
+`make test-all` goes on for PGQUEUE_SOAK_SECONDS (90 by default).
 """
 
 from __future__ import annotations

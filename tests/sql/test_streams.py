@@ -194,6 +194,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     new = value(conn, "create_stream", "s")
     id_ = consumer(conn)
     consumer(conn, "by key", "key")
+    consumer(conn, "delays", "key")
     remembers = {"keep_history": "1 day", "per_key_capacity": 9}
     consumer(conn, "remembers", p_settings=Jsonb(remembers))
     consumer(conn, "slow", "key", p_settings=Jsonb({"per_key_interval": "1 hour"}))
@@ -215,12 +216,13 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     publish(conn, new, [stage(conn, new, 1)], 1)
     dead_publication(conn)  # leaves a gap in what is taken next
     value(conn, "alter_stream", "s", '{"dedup_window": "1 day"}')
-    send_all(conn, ["x"], p_keys=["k"], p_dedup_keys=["k"])
+    send_all(conn, ["x", "y"], p_keys=["k", "k"], p_dedup_keys=["k1", "k2"])
     assert len(receive(conn, 100)) > 1
-    limited = receive(conn, 100, name="slow")  # spends a token
-    value(conn, "nack", claim_of(limited), None, "1 hour")
-    receive(conn, 1, name="slow")  # delays them
-    value(conn, "cancel", "s", "slow", [limited[-1].seq])  # frees its key
+    receive(conn, 100, name="slow")  # spends a token
+    held = receive(conn, 100, name="delays")
+    value(conn, "nack", claim_of(held), None, "1 hour")
+    receive(conn, 1, name="delays")  # delays them
+    value(conn, "cancel", "s", "delays", [held[-2].seq])  # frees its key
     call(conn, "bind", "s", "never", "kept")
     call(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     consumer(conn, "filtered", p_topic="a")

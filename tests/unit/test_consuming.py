@@ -1,13 +1,18 @@
 """Messages one at a time, claimed many at a time."""
 
+import threading
 import time
 from contextlib import closing
 from datetime import timedelta
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
+from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import wait_until
 from tests.sql.queue import ORDERINGS
 
 
@@ -39,6 +44,63 @@ def test_it_takes_few_calls(queue):
     for _ in queue.consume("s", "c", prefetch=100):
         claims.add(queue.stats()[0].claimed)
     assert claims == {100, 50}, "a claim is acknowledged by the call that makes the next"
+
+
+def backend_of(client):
+    return client._statements.connection().info.backend_pid
+
+
+def test_a_claim_that_fails_takes_no_acknowledgement_with_it(queue, url):
+    """The call for both waits for a lock in vain; an acknowledgement alone needs no such lock."""
+    queue.create_consumer("s", "c", ordering="stream")
+    sent = queue.send_batch("s", ["x"] * 3)
+    hasty = make_conninfo(url, options="-c lock_timeout=100ms")
+    with spark_pgqueue.connect(hasty) as client, connection.connect(url) as holder:
+        messages = client.consume("s", "c", prefetch=2)
+        assert [next(messages).seq for _ in range(2)] == sent[:2]
+        with holder.transaction():
+            holder.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                next(messages)
+            (stats,) = queue.stats()
+            assert (stats.claimed, stats.backlog) == (0, 1)
+    assert [message.seq for message in queue.consume("s", "c")] == sent[2:]
+
+
+def test_a_connection_that_is_lost_takes_no_acknowledgement_with_it(queue, url):
+    queue.create_consumer("s", "c")
+    sent = queue.send_batch("s", ["x"] * 3)
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as other:
+        messages = client.consume("s", "c", prefetch=2)
+        assert [next(messages).seq for _ in range(2)] == sent[:2]
+        other.execute("select pg_terminate_backend(%s, 10000)", [backend_of(client)])
+        with pytest.raises(PgQueueError, match="was lost"):
+            next(messages)
+    (stats,) = queue.stats()
+    assert (stats.claimed, stats.backlog) == (0, 1)
+    assert [message.seq for message in queue.consume("s", "c")] == sent[2:]
+
+
+def test_a_wait_that_is_cut_off_acknowledges_nothing_twice(queue, url, caplog):
+    """A second acknowledgement of a claim would be a warning."""
+    queue.create_consumer("s", "c")
+    queue.send_batch("s", ["x"])
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as other:
+        messages = client.consume("s", "c", wait=timedelta(minutes=1))
+        next(messages)
+
+        pid = backend_of(client)
+
+        def cut_off():
+            wait_until(lambda: queue.stats()[0].claims == 0)
+            other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+
+        thread = threading.Thread(target=cut_off)
+        thread.start()
+        with pytest.raises(PgQueueError, match="was lost"):
+            next(messages)
+        thread.join()
+    assert caplog.records == []
 
 
 def test_who_leaves_returns_the_message_at_hand_and_those_behind_it(queue):

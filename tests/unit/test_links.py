@@ -8,28 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LISTED = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-)
-# Without git, in a copy of the checkout: the folders that have pages.
-PAGES = sorted(
-    [ROOT / name for name in LISTED.stdout.splitlines() if (ROOT / name).exists()]
-    or [
-        page
-        for pattern in (
-            "*.md",
-            "sql/**/*.md",
-            "spark_pgqueue/**/*.md",
-            "tests/**/*.md",
-            "notebooks/*.md",
-        )
-        for page in ROOT.glob(pattern)
-    ]
-)
+from tests.pages import ROOT, all_pages
+
+PAGES = all_pages()
 LINK = re.compile(
     r"""\]\(([^()\s]+)\)           # [text](target), also of a picture
     | \b(?:src|srcset|href)="([^"]+)\"""",

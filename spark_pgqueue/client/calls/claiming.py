@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -57,6 +57,7 @@ class ClaimCalls(Calls):
                 unless `extend` is called; None for the consumer's.
             ack: a claim, or its number, to acknowledge first, as a whole, in the same transaction
                 and round trip; None for none. A claim that is not live is a warning in the log.
+                A call that fails acknowledges nothing.
             wait: how long to wait for a message when there is none; None for not at all. The wait
                 ends at a publication, at the end of a delay or of another worker's lease, or at
                 the time of a schedule. Behind a pooler, the client looks once a second. Other
@@ -75,17 +76,11 @@ class ClaimCalls(Calls):
                 PQ007 a transaction that is not read committed; an argument of the wrong type;
                 `wait` inside a transaction, or on the caller's connection.
         """
-        patience = arguments.maybe(arguments.patience, "wait", wait)
-        if patience is not None:
-            self._check_can_wait()
         claim_now = partial(
             self._claim, stream, consumer, max_messages, visibility_timeout, where=where, look=look
         )
-        if patience:
-            first, again = partial(claim_now, ack), partial(claim_now, None)
-            due = partial(self._due, stream, consumer)
-            return self._long_poll.first(stream, first, again, patience, due=due)
-        return claim_now(ack)
+        first, again = partial(claim_now, ack), partial(claim_now, None)
+        return self._first(stream, consumer, wait, first, again)
 
     def consume(
         self,
@@ -99,11 +94,12 @@ class ClaimCalls(Calls):
         """Iterate over single messages, which are claimed many at a time.
 
         A message is done when the loop asks for the next. The messages of a claim are acknowledged
-        together, in the call that makes the next claim. So after a worker died, another worker
-        gets up to `prefetch` messages again that were done. The claim is extended while it has
-        messages left, unless one message takes longer than the visibility timeout: then the rest
-        goes to other workers, and the iteration goes on with new messages. Leaving the loop, by
-        break or by an error, returns the current message and the rest, as `nack` does.
+        together, in the call that makes the next claim; where that call fails, in a call of their
+        own. So after a worker died, another worker gets up to `prefetch` messages again that were
+        done. The claim is extended while it has messages left, unless one message takes longer
+        than the visibility timeout: then the rest goes to other workers, and the iteration goes on
+        with new messages. Leaving the loop, by break or by an error, returns the current message
+        and the rest, as `nack` does.
 
             >>> for message in queue.consume("orders", "billing", wait=timedelta(0)):
             ...     print(message.data)
@@ -132,12 +128,25 @@ class ClaimCalls(Calls):
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
 
-        def receive(done: Claim | None) -> Claim | None:
-            return self.receive(
-                stream, consumer, prefetch, visibility_timeout=timeout, ack=done, wait=wait
-            )
+        claim = partial(self._claim, stream, consumer, prefetch, timeout)
+        return consuming.consume(claim, partial(self._first, stream, consumer, wait), timeout)
 
-        return consuming.consume(receive, timeout)
+    def _first(
+        self,
+        stream: str,
+        consumer: str,
+        patience: timedelta | None,
+        look: Callable[[], Claim | None],
+        look_again: Callable[[], Claim | None],
+    ) -> Claim | None:
+        """Look for messages, and again until a look finds some or `patience` is over."""
+        seconds = arguments.maybe(arguments.patience, "wait", patience)
+        if seconds is not None:
+            self._check_can_wait()
+        if not seconds:
+            return look()
+        due = partial(self._due, stream, consumer)
+        return self._long_poll.first(stream, look, look_again, seconds, due=due)
 
     def _due(self, stream: str, consumer: str) -> float | None:
         return self._value(
@@ -155,8 +164,8 @@ class ClaimCalls(Calls):
         visibility_timeout: timedelta | None,
         ack: Claim | int | None,
         *,
-        where: str | None,
-        look: int,
+        where: str | None = None,
+        look: int = 0,
     ) -> Claim | None:
         given = [
             arguments.text("stream", stream),
