@@ -8,6 +8,7 @@ from __future__ import annotations
 SECTIONS = {
     "Tutorials": {
         "The first hour": "sql/guide/first-hour",
+        "Ten questions": "sql/guide/questions",
         "Seven lessons in notebooks": "notebooks/README",
     },
     "How-to: applications": {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, all_pages
+from tests.pages import ROOT, all_pages, blocks_of
 from tests.site import navigation
 from tests.site.__main__ import build
 
@@ -22,10 +24,10 @@ def test_each_page_is_in_the_navigation_once():
 def test_the_site_is_built_without_a_warning_and_can_be_searched(tmp_path: Path):
     built = build(ROOT, tmp_path)
     assert built.returncode == 0, built.stderr
-    html = {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")}
+    made = {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")}
     notebooks = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in all_pages()}
-    assert {"index", "search", *pages, *notebooks} <= html
+    assert {"index", "search", *pages, *notebooks} <= made
     assert "visibl" in (tmp_path / "searchindex.js").read_text()  # the stem of a word of the pages
     assert "https://" not in "".join(
         line for line in (tmp_path / "README.html").read_text().splitlines() if "<script" in line
@@ -40,3 +42,26 @@ def test_a_link_that_leads_nowhere_fails_the_site(tmp_path: Path):
     built = build(tmp_path, tmp_path / "site")
     assert built.returncode != 0
     assert [each for each in targets if each.strip("#") not in built.stderr] == []
+
+
+PICTURES = [
+    path for folder in ("spark_pgqueue", "sql") for end in ("svg", "png")
+    for path in (ROOT / folder).rglob(f"*.{end}")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=[path.stem for path in PICTURES])
+def test_a_picture_is_small_and_loads_nothing(picture: Path):
+    """`python -m tests.site.pictures` makes it anew."""
+    content = picture.read_bytes()
+    assert len(content) < 150_000
+    assert not re.search(rb"(?:url\(|href=|src=)[\"']?https?:", content)
+
+
+def test_the_picture_of_the_ten_lines_shows_those_of_the_readme():
+    svg = (ROOT / "spark_pgqueue/guide/pictures/ten-lines.svg").read_text()
+    shown = html.unescape(re.sub("<[^>]+>", "", svg)).replace("\xa0", " ")
+    commands = next(
+        text for tag, text in blocks_of((ROOT / "README.md").read_text()) if tag == "sh"
+    )
+    assert [line for line in commands.splitlines() if line not in shown] == []

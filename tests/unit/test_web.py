@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +21,10 @@ from spark_pgqueue import metrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.web import server
+from tests import browser as browser_of_the_machine
 from tests.unit.test_metrics import samples, serving_at
 
 EVIL = "<img src=x onerror=alert(1)> \u202e\x07 &lt; '\"/%TOKEN%"
-HOW = "needs a browser: apt-get install -y chromium chromium-driver"
 SEEN = "return document.body.innerText"
 
 
@@ -64,28 +63,10 @@ def browser(chromium: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A headless Chromium with an empty profile, which asks nobody on the internet."""
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip(HOW)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in (
-        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-        "disable-background-networking", "disable-component-update", "disable-sync",
-        "disable-dev-shm-usage", "window-size=1180,860",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):  # fmt: skip
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SE_OFFLINE", "true")
-        chrome = webdriver.Chrome(options, Service(driver))
+    if not browser_of_the_machine.found():
+        pytest.skip(browser_of_the_machine.HOW)
+    with browser_of_the_machine.headless(tmp_path_factory.mktemp("chromium")) as chrome:
         yield chrome
-        chrome.quit()
 
 
 def wait(browser: Any, wanted: Callable[[str], Any], what: str = SEEN) -> str:

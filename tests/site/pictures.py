@@ -1,0 +1,164 @@
+"""Makes the pictures of the pages, from programs that run.
+
+`python -m tests.site.pictures` makes all of them, or those whose names it is given, each from a
+Postgres with work in it. There is none of Grafana, which is in no registry that the project uses.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.ui import WebDriverWait
+
+import spark_pgqueue
+from spark_pgqueue import serving, web
+from spark_pgqueue.postgres import embedded
+from tests.browser import headless
+from tests.pages import ROOT, blocks_of
+from tests.site import terminal
+
+PICTURES = ROOT / "spark_pgqueue/guide/pictures"
+INSTALLED = ("python3 -m venv", "pip install")
+"""Commands whose work has been done, where a picture is made."""
+
+WATCHED = """
+import os
+import spark_pgqueue
+from tests.sessions import session
+
+spark = session()
+orders = spark.readStream.format("pgqueue").option("url", os.environ["PGQUEUE_URL"])
+orders = orders.option("stream", "orders").option("consumer", "reports")
+orders = orders.option("maxMessagesPerTrigger", 20000).load()
+query = orders.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
+while not query.recentProgress:
+    pass
+spark_pgqueue.watch(query, seconds=8)
+query.stop()
+"""
+
+
+@contextmanager
+def working(folder: Path) -> Iterator[str]:
+    """A queue at work: one that sends, two that receive, dead letters; gives its url."""
+    with embedded.start(folder / "data") as server, spark_pgqueue.connect(server.url) as queue:
+        queue.install()
+        queue.create_stream("orders")
+        queue.create_stream("invoices")
+        for consumer in ("billing", "shipping", "reports"):
+            settings = {"max_deliver_count": 1} if consumer == "shipping" else {}
+            queue.create_consumer("orders", consumer, ordering="key", settings=settings)
+        queue.create_consumer("invoices", "mail")
+        queue.send_batch("orders", ['{"total": 12}'] * 300_000)
+        queue.send_batch("invoices", ["invoice"] * 120)
+        ended = threading.Event()
+        workers = [
+            threading.Thread(target=work, args=(server.url, ended)) for work in (_send, _receive)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            yield server.url
+        finally:
+            ended.set()
+            for worker in workers:
+                worker.join()
+
+
+def _send(url: str, ended: threading.Event) -> None:
+    with spark_pgqueue.connect(url) as queue:
+        while not ended.wait(0.05):
+            keys = [f"customer {number}" for number in range(100)]
+            queue.send_batch("orders", ['{"total": 12}'] * 100, keys=keys)
+
+
+def _receive(url: str, ended: threading.Event) -> None:
+    with spark_pgqueue.connect(url) as queue:
+        while not ended.wait(0.02):
+            if claim := queue.receive("orders", "billing", max_messages=900):
+                claim.ack()
+            if claim := queue.receive("orders", "shipping", max_messages=400):
+                claim.dead_letter(claim.messages[:1], reason="no such address")
+                claim.ack()
+
+
+def top(folder: Path) -> None:
+    """`pgqueue top`, after three looks."""
+    with working(folder) as url:
+        command = [str(Path(sys.executable).with_name("pgqueue")), "top", "--count", "4"]
+        printed = terminal.run([*command, "--interval", "1"], {"PGQUEUE_URL": url}, folder)
+    _draw(terminal.last_screen(printed), "pgqueue top", "top.svg")
+
+
+def watch(folder: Path) -> None:
+    """`spark_pgqueue.watch` of a query."""
+    (folder / "watched.py").write_text(WATCHED)
+    with working(folder) as url:
+        python = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        command = [sys.executable, "watched.py"]
+        printed = terminal.run(command, {"PGQUEUE_URL": url, **python}, folder)
+    _draw(terminal.last_screen(printed), "spark_pgqueue.watch(query)", "watch.svg")
+
+
+def _draw(screen: str, title: str, name: str) -> None:
+    lines = [terminal.Shown(line, 0) for line in screen.splitlines()]
+    terminal.draw(lines, title, PICTURES / name)
+
+
+def ten_lines(folder: Path) -> None:
+    """The first block of shell commands of the README, typed."""
+    shell = next(text for tag, text in blocks_of((ROOT / "README.md").read_text()) if tag == "sh")
+    commands = shell.splitlines()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    shown = [
+        terminal.Shown(f"\x1b[1;32m$\x1b[0m {command}", 0.5 * number)
+        for number, command in enumerate(commands)
+        if command.startswith(INSTALLED)
+    ]
+    rest = [command for command in commands if not command.startswith(INSTALLED)]
+    lines = [*shown, *terminal.typed(rest, environment, folder)]
+    named = [
+        line._replace(text=line.text.replace(str(folder), "~/spark-pgqueue")) for line in lines
+    ]
+    terminal.draw(named, "ten lines", PICTURES / "ten-lines.svg")
+
+
+def web_page(folder: Path) -> None:
+    """The page of `pgqueue web`."""
+    with working(folder) as url, spark_pgqueue.connect(url) as queue:
+        page = web.serve(queue, serving.Address("127.0.0.1", 0), title="shop", allow_actions=True)
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        with headless(folder / "profile") as browser:
+            _photograph(browser, page.url, Path(web.__file__).with_name("screenshot.png"))
+        page.shutdown()
+
+
+def _photograph(browser: WebDriver, url: str, picture: Path) -> None:
+    """When the page's curves have something to show; in few colours, and so in few bytes."""
+    browser.get(url)
+    points = "return document.querySelector('polyline')?.points.numberOfItems || 0"
+    WebDriverWait(browser, 120).until(lambda b: b.execute_script(points) > 20)
+    with Image.open(BytesIO(browser.get_screenshot_as_png())) as image:
+        image.quantize(64).save(picture, optimize=True)
+
+
+MADE: dict[str, Callable[[Path], None]] = {
+    "top": top,
+    "watch": watch,
+    "ten-lines": ten_lines,
+    "web": web_page,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or MADE:
+        print(name)
+        with tempfile.TemporaryDirectory(prefix="pgqueue-picture-") as temporary:
+            MADE[name](Path(temporary))
