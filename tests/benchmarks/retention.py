@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psycopg
 
 from spark_pgqueue.postgres import connection
 from tests.benchmarks.harness import Bench, Line, Target
+from tests.benchmarks.server_cpu import nanoseconds
 
 RATE = 200 << 20
 """Bytes of payload a minute, as the page of the guide says."""
@@ -81,9 +81,8 @@ def _ingest(url: str, side: Side, seconds: float) -> None:
 @contextmanager
 def _worker(url: str, side: Side, name: str) -> Iterator[psycopg.Connection]:
     with connection.connect(url) as conn:
-        schedstat = Path(f"/proc/{conn.info.backend_pid}/schedstat")
         yield conn
-        side.cpu[name] = int(schedstat.read_text().split()[0]) / 1e9
+        side.cpu[name] = nanoseconds(conn.info.backend_pid) / 1e9
 
 
 def _paced(begun: float, ends: float, every: float, step: Callable[[], None]) -> None:

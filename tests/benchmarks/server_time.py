@@ -29,6 +29,7 @@ from rich.table import Table
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
 from tests.benchmarks.harness import SETTINGS
+from tests.benchmarks.server_cpu import nanoseconds
 
 KEPT = Path(__file__).with_suffix(".json")
 """The figures of past commits, the last one last."""
@@ -50,11 +51,6 @@ end $$;
 """
 
 
-def cpu(pid: int) -> int:
-    """The nanoseconds of CPU that a process has had."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-
-
 class Session:
     """A connection that counts what its calls cost."""
 
@@ -70,9 +66,9 @@ class Session:
         return cursor.fetchall() if cursor.description else []
 
     def cost(self, work: Callable[[], Any]) -> int:
-        before = cpu(self.pid)
+        before = nanoseconds(self.pid)
         work()
-        return cpu(self.pid) - before
+        return nanoseconds(self.pid) - before
 
     def reference(self) -> float:
         """What inserting, updating and deleting a row takes, in nanoseconds."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from tests.benchmarks.harness import Bench, Target, alternate, run
 from tests.benchmarks.publish import drop_streams
+from tests.benchmarks.server_cpu import nanoseconds
 
 # Each as it is where it changes nothing: no limit is reached, no message fails or expires.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,8 @@ class Side:
     def block(self, conn: psycopg.Connection, size: int, count: int) -> float:
         """Claim `count` messages, `size` at a time; returns the seconds of the server for one."""
         run(conn, SEND.format(keys=KEYS), (self.stream, count, count, self.expires))
-        began, got = processor_time(conn), 0
+        pid = conn.info.backend_pid
+        began, got = nanoseconds(pid), 0
         receive = "select * from pgqueue.receive(%s, 'c', %s)"
         while got < count:
             rows = run(conn, receive, (self.stream, size))
@@ -77,18 +78,12 @@ class Side:
                 raise RuntimeError(f"{self.stream}: {count - got} of {count} did not come")
             run(conn, "select pgqueue.ack(%s)", (rows[0][0],))
             got += len(rows)
-        taken = processor_time(conn) - began
+        taken = (nanoseconds(pid) - began) / 1e9
         for name in self.others:
             claim = "select pgqueue.ack(claim_id) from pgqueue.claim(%s, %s, 1000000)"
             while run(conn, claim, (self.stream, name)):
                 pass
         return taken / count
-
-
-def processor_time(conn: psycopg.Connection) -> float:
-    """The seconds that the server's process of a connection has computed."""
-    path = Path(f"/proc/{conn.info.backend_pid}/schedstat")
-    return int(path.read_text().split()[0]) / 1e9
 
 
 def settings(bench: Bench) -> None:

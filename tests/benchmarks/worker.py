@@ -16,6 +16,7 @@ import psycopg
 import spark_pgqueue
 from spark_pgqueue import Consumer
 from tests.benchmarks.harness import Bench, Line, Target, alternate, run
+from tests.benchmarks.server_cpu import ServerCpu, between
 
 SLOTS = 4
 GOAL = Target(least=20_000)  # messages per second, without order
@@ -64,6 +65,7 @@ def worker(bench: Bench) -> None:
         bench.report.add(
             Line("a worker", f"{SLOTS} threads, the best round", best, "/s", target=GOAL)
         )
+        costs(bench, conn)
         kills(bench, conn)
         run(conn, "select pgqueue.drop_stream('worker')")
 
@@ -89,6 +91,11 @@ class Until:
             self._times.append(time.perf_counter())
             if self._left <= 0:
                 self.stop()
+
+    def each(self, given: Any) -> None:
+        """Count a message, or those of a batch."""
+        for message in given if isinstance(given, list) else [given]:
+            self(message)
 
     async def awaited(self, message: Any) -> None:
         self(message)
@@ -159,6 +166,47 @@ def skip(url: str, consumer: str) -> None:
 
 def nothing(message: Any) -> None:
     """In a process."""
+
+
+COSTS: dict[str, dict[str, Any]] = {
+    "1 thread, nothing ahead": {"prefetch": 0},
+    "4 threads, nothing ahead": {"prefetch": 0, "concurrency": SLOTS},
+    "1 thread, batches of 10": {"batch": 10},
+    "4 threads": {"concurrency": SLOTS},
+}
+"""Options of workers whose calls are counted."""
+
+
+def costs(bench: Bench, conn: psycopg.Connection) -> None:
+    """The calls that a worker makes for a message, and what the server works for it."""
+    count = 1_000 if bench.quick else 5_000
+    found: dict[str, dict[str, tuple[float, str]]] = {"calls": {}, "the server's CPU": {}}
+    cpu = ServerCpu(conn)
+    for name, options in COSTS.items():
+        run(conn, "select pgqueue.create_consumer('worker', %s)", (name,))
+        conn.execute(SEND.format(count=count).encode())
+        calls, worked = transactions(conn), cpu.seconds()
+
+        def work(worker: Consumer, until: Until, options: dict[str, Any] = options) -> int:
+            return worker.run(until.each, **options)
+
+        work_off(bench.url, name, count, work)
+        worked = between(worked, cpu.seconds())
+        found["calls"][name] = (transactions(conn) - calls) / count, "calls"
+        if worked is not None:
+            found["the server's CPU"][name] = worked / count * 1e6, "us"
+    for what, figures in found.items():
+        for name, (value, unit) in figures.items():
+            bench.report.add(Line(f"a worker: {what} for a message", name, value, unit))
+
+
+def transactions(conn: psycopg.Connection) -> int:
+    """The transactions so far, once the sessions of workers have told theirs."""
+    others = "select from pg_stat_activity where datname = current_database() and pid <> %s"
+    while run(conn, others, (conn.info.backend_pid,)):
+        time.sleep(0.01)
+    sql = "select xact_commit + xact_rollback from pg_stat_database where datname = %s"
+    return run(conn, sql, (conn.info.dbname,))[0][0]
 
 
 def kills(bench: Bench, conn: psycopg.Connection) -> None:

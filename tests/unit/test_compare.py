@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
+
 import psycopg
 import pytest
 
@@ -13,6 +18,8 @@ from tests.benchmarks.compare.crew import Crew, connect
 from tests.benchmarks.compare.report import OURS, Case, Report
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import Delivery, Ours
+from tests.benchmarks.server_cpu import ServerCpu, between, nanoseconds
+from tests.processes import wait_until
 
 TINY = Effort("tiny", rounds=1, seconds=0.05, share=0.005, held=0.4, wakes=3, thorough=False)
 
@@ -34,8 +41,19 @@ def test_a_scenario_measures_every_side(empty_url, scenario):
         assert OURS in case.values
         assert case.theirs
         assert all(case.value(side) >= 0 for side in case.values), case
+    assert_cpu(figures)
     sides = {side for case in figures.cases for side in case.values}
     assert pgmq.is_installed() == any(side.startswith("pgmq") for side in sides)
+
+
+def assert_cpu(figures: Report) -> None:
+    """Where the server's CPU can be seen, each side has a figure of it."""
+    with_cpu = [case for case in figures.cases if case.work is not None]
+    if sys.platform == "linux" and not os.environ.get("PGQUEUE_TEST_URL"):
+        assert with_cpu
+    for case in with_cpu:
+        busy = {side for side, values in case.values.items() if min(values) > 0}
+        assert busy <= case.cpu.keys() <= case.values.keys(), case
 
 
 def test_without_pgmq_the_rest_is_measured(empty_url, monkeypatch, capsys):
@@ -94,14 +112,14 @@ class Misses(Rows):
     ids=["lost", "doubled", "kept", "miscounted"],
 )
 def test_a_wrong_count_fails_the_run(empty_url, side, said):
-    with connect(empty_url) as conn, Crew(empty_url) as crew:
+    with connect(empty_url) as conn, Crew(empty_url, ServerCpu(conn)) as crew:
         run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)
         with pytest.raises((CountError, RuntimeError), match=said), run.queues([side]):
             backlog.turn(run, side, 10, 2)
 
 
 def test_right_counts_pass(empty_url):
-    with connect(empty_url) as conn, Crew(empty_url) as crew:
+    with connect(empty_url) as conn, Crew(empty_url, ServerCpu(conn)) as crew:
         run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)
         for side in (Ours(), Rows(), Rows(by_key=True)):
             with run.queues([side]):
@@ -135,11 +153,12 @@ def figures() -> Report:
     about = report.machine("18", {"synchronous_commit": "on"}, "full", {"pgmq": "1"})
     values = {OURS: [100.0, 200.0], "pgqueue, one call": [400.0], "pgmq": [200.0, 400.0]}
     late = {OURS: [1.0], "pgmq": [3.0]}
+    cpu = {OURS: [300.0, 200.0], "pgqueue, one call": [100.0], "pgmq": [400.0]}
     return Report(
         about,
         [
-            Case("send", "messages", "1", "/s", values),
-            Case("send", "messages", "10", "/s", values),
+            Case("send", "messages", "1", "/s", values, cpu=cpu),
+            Case("send", "messages", "10", "/s", values, cpu=cpu),
             Case("wake-up", "median", "", "ms", late, higher=False),
         ],
     )
@@ -150,6 +169,38 @@ def test_the_page_shows_where_we_lose(figures):
     assert "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |" in text
     assert "| messages: 1 / 10; *one call* | 400 / 400/s | 1.14 / 1.14 |" in text
     assert "| median | 1 ms | 3 |" in text
+
+
+def test_the_servers_cpu_stands_beside_the_speed(figures, tmp_path):
+    text = report.readme_of(figures)
+    rows = [line for line in text.splitlines() if line.startswith("| messages")]
+    assert rows == [
+        "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |",
+        "| messages: 1 / 10; *one call* | 400 / 400/s | 1.14 / 1.14 |",
+        "| messages, the server's CPU: 1 / 10 | 225 / 225 µs | 1.78 / 1.78 |",
+        "| messages, the server's CPU: 1 / 10; *one call* | 100 / 100 µs | 4 / 4 |",
+    ]
+    figures.write(tmp_path / "compare.json")
+    (first, *_) = json.loads((tmp_path / "compare.json").read_text())["cases"]
+    assert first["cpu_ratios"] == {OURS: {"pgmq": 400 / 225}, "pgqueue, one call": {"pgmq": 4.0}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU is read from /proc")
+def test_the_cpu_of_a_server_counts_sessions_that_are_over(server):
+    """And does not count what other processes do."""
+    with connect(server.url) as conn:
+        cpu = ServerCpu(conn)
+        before = cpu.seconds()
+        if before is None:
+            pytest.skip("the server is on another machine")
+        with connect(server.url) as other:
+            pid = other.info.backend_pid
+            other.execute("select count(*) from generate_series(1, 1000000)")
+            took = nanoseconds(pid) / 1e9
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        took_in_all = between(before, cpu.seconds())
+        assert took_in_all is not None
+        assert took_in_all > took - 0.03, "the clock of ended processes ticks each 10 ms"
 
 
 def test_json_and_picture_are_written_and_read(figures, tmp_path):

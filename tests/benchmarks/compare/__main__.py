@@ -25,6 +25,7 @@ from tests.benchmarks.compare.send import send
 from tests.benchmarks.compare.steady import steady
 from tests.benchmarks.compare.wake import wake
 from tests.benchmarks.harness import run, timed
+from tests.benchmarks.server_cpu import ServerCpu
 
 SCENARIOS: dict[str, Callable[[Compare], None]] = {
     each.__name__: each for each in (send, backlog, steady, held, keys, wake)
@@ -95,7 +96,7 @@ def compare(
     versions = {"pgmq": pgmq.version()} if has_pgmq else {}
     if not has_pgmq:
         figures.console.print("[yellow]pgmq is left out: pip install pgmq[/]")
-    with connect(url) as conn, Crew(url) as crew:
+    with connect(url) as conn, Crew(url, ServerCpu(conn)) as crew:
         ((postgres,),) = run(conn, "show server_version")
         settings = {name: run(conn, f"show {name}")[0][0] for name in SHOWN}
         figures.about = report.machine(postgres.split()[0], settings, effort.name, versions)

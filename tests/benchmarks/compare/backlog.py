@@ -23,6 +23,9 @@ SIZES = {1: 10_000, 10: 50_000, 100: 80_000, 10_000: 160_000}
 SINGLY = {1: 10_000, 10: 15_000, 100: 20_000}
 """The same for what was sent one by one, which takes longer."""
 
+LEAST = 200
+"""Messages that a worker handles at least, in claims of one: then its turn may be over."""
+
 FETCHED = 100
 """Messages that a worker fetches at once, to handle them one by one."""
 
@@ -59,8 +62,10 @@ def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
     count = compare.effort.messages((SINGLY if is_single else SIZES)[size])
     size = min(size, max(count // (4 * workers), 1))
     compare.fill(side, count)
-    warm_up = 5 if size < 1000 and count > 1000 else 1
-    job = Consume(side, size, compare.effort.seconds, count, warm_up)
+    # Postgres plans a statement anew for its first five calls.
+    warm_up = 6 if size < 1000 and count > 1000 else 1
+    least = LEAST // size
+    job = Consume(side, size, compare.effort.seconds, count, warm_up, least)
     return compare.work(side, [job] * workers, count)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -71,6 +71,7 @@ class Compare:
     effort: Effort
     report: Report
     has_pgmq: bool
+    _cpu: dict[str, list[float]] = field(default_factory=dict)
 
     def sides(self, *sides: Side) -> list[Side]:
         """Those of the sides that are there."""
@@ -108,10 +109,16 @@ class Compare:
     def work(self, side: Side, jobs: list[Job], count: int, keys: list[str] | None = None) -> float:
         """Messages per second of workers that consume messages 0 to count - 1; all are counted."""
         logs: list[Log] = self.crew.run(jobs)
+        self.note_cpu(side, sum(log.messages for log in logs), self.crew.worked)
         self.settle(side, range(count), logs)
         if keys is not None:
             check_order(side, logs, keys)
         return sum(log.speed for log in logs)
+
+    def note_cpu(self, side: Store, messages: int, seconds: float | None) -> None:
+        """Note the seconds of CPU that the server worked for messages, for the next `case`."""
+        if seconds is not None and messages:
+            self._cpu.setdefault(side.name, []).append(max(seconds, 0.0) / messages * 1e6)
 
     def settle(self, side: Store, sent: Iterable[int], logs: list[Log], consumer: int = 0) -> None:
         """Empty a queue, and see that all that was sent was received and acknowledged once."""
@@ -132,4 +139,6 @@ class Compare:
         *,
         higher: bool = True,
     ) -> None:
-        self.report.add(Case(scenario, line, point, unit, values, higher))
+        """Report figures, and the server's CPU that was noted since the last report."""
+        self.report.add(Case(scenario, line, point, unit, values, higher, self._cpu))
+        self._cpu = {}

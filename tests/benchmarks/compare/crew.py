@@ -17,6 +17,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import set_json_loads
 
+from tests.benchmarks.server_cpu import ServerCpu, between
+
 PATIENCE = 180
 """Seconds that a job may take."""
 
@@ -66,10 +68,19 @@ Job = Callable[[Seat], Any]
 
 
 class Crew:
-    """Processes that do jobs. They are started when they are first needed, and kept."""
+    """Processes that do jobs. They are started when they are first needed, and kept.
 
-    def __init__(self, url: str, most: int = 16):
+    Attributes:
+        url: of the database.
+        cpu: counts what the server works.
+        worked: the seconds of CPU that the server has had during the last run; None where that
+            cannot be seen.
+    """
+
+    def __init__(self, url: str, cpu: ServerCpu, most: int = 16):
         self.url = url
+        self.cpu = cpu
+        self.worked: float | None = None
         self._context = multiprocessing.get_context("spawn")
         self.counters: Any = self._context.Array(c_longlong, most, lock=False)
         self._workers: list[tuple[SpawnProcess, Connection]] = []
@@ -96,11 +107,14 @@ class Crew:
             pipe.send(job)
         for worker, _ in busy:
             self._answer(worker, "ready")
+        before = self.cpu.seconds()
         for (_, pipe), _ in busy:
             pipe.send("go")
         if meanwhile is not None:
             meanwhile()
-        return [self._answer(worker, "done") for worker, _ in busy]
+        answers = [self._answer(worker, "done") for worker, _ in busy]
+        self.worked = between(before, self.cpu.seconds())
+        return answers
 
     def flush(self) -> None:
         """Let all workers tell the server's statistics what they did."""

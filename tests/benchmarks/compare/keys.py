@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from tests.benchmarks.compare.backlog import LEAST
 from tests.benchmarks.compare.compare import KEYS, Compare
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
@@ -72,6 +73,7 @@ def is_asked(side: Side, workers: int) -> bool:
 def turn(compare: Compare, side: Side, size: int, workers: int, keys: list[str]) -> float:
     """Messages per second of all workers."""
     compare.fill(side, len(keys), keys)
-    job = Consume(side, size, compare.effort.seconds, len(keys), 1 if len(keys) < 1000 else 3)
+    warm_up = 1 if len(keys) < 1000 else 3
+    job = Consume(side, size, compare.effort.seconds, len(keys), warm_up, LEAST // size)
     is_ordered = not (isinstance(side, Rows) and not side.by_key)
     return compare.work(side, [job] * workers, len(keys), keys if is_ordered else None)

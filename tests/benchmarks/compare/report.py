@@ -31,6 +31,8 @@ class Case:
         unit: of the values.
         higher: whether more is better.
         values: by side, a value per round.
+        cpu: by side, microseconds of the server's CPU for a message, per round; empty where they
+            cannot be seen.
     """
 
     scenario: str
@@ -39,6 +41,15 @@ class Case:
     unit: str
     values: dict[str, list[float]]
     higher: bool = True
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def work(self) -> Case | None:
+        """The server's CPU, as a case of its own."""
+        if not self.cpu:
+            return None
+        line = f"{self.line}, the server's CPU"
+        return Case(self.scenario, line, self.point, "µs", self.cpu, higher=False)
 
     @property
     def name(self) -> str:
@@ -66,6 +77,18 @@ class Case:
     def theirs(self) -> list[str]:
         return [side for side in self.values if not is_ours(side)]
 
+    def ratios(self) -> dict[str, dict[str, float | None]]:
+        """How many times better each of ours is than each of theirs; None for infinity."""
+        return {
+            ours: {peer: _finite(self.ratio(ours, peer)) for peer in self.theirs}
+            for ours in self.ours
+        }
+
+
+def with_work(cases: list[Case]) -> list[Case]:
+    """The cases, and beside each the server's CPU."""
+    return [each for case in cases for each in (case, case.work) if each is not None]
+
 
 def is_ours(side: str) -> bool:
     return side == OURS or side.startswith(f"{OURS},")
@@ -83,8 +106,9 @@ class Report:
         if not self.cases or self.cases[-1].scenario != case.scenario:
             self.console.print(f"[bold]{case.scenario}[/]")
         self.cases.append(case)
-        said = ", ".join(f"{side} {_number(case.value(side))}" for side in case.values)
-        self.console.print(f"  [dim]{case.name} ({case.unit}): {said}[/]")
+        for each in with_work([case]):
+            said = ", ".join(f"{side} {_number(each.value(side))}" for side in each.values)
+            self.console.print(f"  [dim]{each.name} ({each.unit}): {said}[/]")
 
     def scenarios(self) -> dict[str, list[Case]]:
         found: dict[str, list[Case]] = {}
@@ -102,7 +126,7 @@ class Report:
             peers = _peers(cases)
             for peer in peers:
                 table.add_column(peer, justify="right")
-            for case in cases:
+            for case in with_work(cases):
                 for ours in case.ours:
                     cells = [_cell(case, ours, peer) for peer in peers]
                     value = _number(case.value(ours))
@@ -115,10 +139,8 @@ class Report:
             "cases": [
                 {
                     **asdict(case),
-                    "ratios": {
-                        ours: {peer: _finite(case.ratio(ours, peer)) for peer in case.theirs}
-                        for ours in case.ours
-                    },
+                    "ratios": case.ratios(),
+                    "cpu_ratios": case.work.ratios() if case.work else {},
                 }
                 for case in self.cases
             ],
@@ -131,7 +153,7 @@ def read(path: Path) -> Report:
     """The report that was written to a file."""
     document = json.loads(path.read_text())
     cases = [
-        Case(**{name: value for name, value in each.items() if name != "ratios"})
+        Case(**{name: value for name, value in each.items() if not name.endswith("ratios")})
         for each in document.pop("cases")
     ]
     return Report(document, cases)
@@ -173,6 +195,7 @@ def readme_of(report: Report) -> str:
         peers = _peers(cases)
         parts.append(f"| {scenario} | pgqueue | " + " | ".join(peers) + " |")
         parts.append("|---" * (len(peers) + 2) + "|")
+        cases = with_work(cases)
         parts += [_row(cases, *key, peers) for key in _lines(cases)]
         parts.append("")
     return "\n".join(parts)

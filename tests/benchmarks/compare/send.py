@@ -54,6 +54,7 @@ def turn(compare: Compare, side: Store, producers: int, consumers: int, batch: i
     jobs = [Produce(side, number, **how) for number in range(producers)]
     with compare.queues([side], consumers):  # new, as not all consumers will be emptied
         logs = compare.crew.run(jobs)
+        compare.note_cpu(side, sum(log.messages for log in logs), compare.crew.worked)
         sent = [number for log in logs for *_, numbers in log.deliveries for number in numbers]
         kept = 1 if isinstance(side, Plain) else consumers
         for consumer in range(min(kept, EMPTIED)):

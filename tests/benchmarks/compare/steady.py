@@ -17,7 +17,7 @@ from tests.benchmarks.compare.crew import Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import DIGITS, Ours, Side, payload
-from tests.benchmarks.compare.work import Consume, Produce, cpu_seconds
+from tests.benchmarks.compare.work import Consume, Produce
 from tests.benchmarks.harness import run
 
 SCENARIO = "steady state, no backlog"
@@ -58,18 +58,16 @@ def cycles(compare: Compare, side: Side) -> Figures:
     storage(compare, side)  # what was done before is said before it is vacuumed
     compare.vacuum(side)
     before = storage(compare, side)
-    ((log, taken, cpu),) = compare.crew.run([partial(cycle, side=side, count=count)])
+    ((log, taken),) = compare.crew.run([partial(cycle, side=side, count=count)])
+    compare.note_cpu(side, count, compare.crew.worked)
     after = storage(compare, side)
     compare.settle(side, range(count), [log])
-    done = count + 0.0
     line = "send, receive 1, acknowledge"
     figures = {(line, "µs", False): statistics.median(taken) * 1e6}
-    if cpu is not None:
-        figures[f"{line}: the server's work", "µs", False] = cpu / done * 1e6
     if side.one_call:
         return figures  # it stores the same
     for name, unit in STORAGE.items():
-        figures[f"{line}: {name}", unit, False] = (after[name] - before[name]) / done
+        figures[f"{line}: {name}", unit, False] = (after[name] - before[name]) / count
     return figures
 
 
@@ -90,12 +88,11 @@ def storage(compare: Compare, side: Side) -> dict[str, float]:
     return dict(zip(STORAGE, map(float, run(compare.conn, sql, (tables, tables))[0]), strict=True))
 
 
-def cycle(seat: Seat, side: Side, count: int) -> tuple[Log, list[float], float | None]:
-    """One worker's cycles, seconds for each, and what its backend worked for them."""
+def cycle(seat: Seat, side: Side, count: int) -> tuple[Log, list[float]]:
+    """One worker's cycles, and seconds for each."""
     conn, log, clock = seat.connection, Log(), time.perf_counter
     seat.begin()
     taken, done = [], None
-    worked = cpu_seconds(conn)
     for number in range(count):
         began = clock()
         side.send(conn, payload(number), None)
@@ -110,8 +107,7 @@ def cycle(seat: Seat, side: Side, count: int) -> tuple[Log, list[float], float |
         taken.append(clock() - began)
     if done is not None:
         acknowledge(side, conn, done, 0)
-    now = cpu_seconds(conn)
-    return log, taken, None if worked is None or now is None else now - worked
+    return log, taken
 
 
 def full_load(compare: Compare, side: Side) -> Figures:
@@ -120,6 +116,7 @@ def full_load(compare: Compare, side: Side) -> Figures:
     consume = Consume(side, 1, seconds, FOR_EVER)
     produce = [Produce(side, number, seconds, ahead=250, warm_up=2) for number in range(2)]
     logs = compare.crew.run([*[consume] * 4, *produce])
+    compare.note_cpu(side, sum(log.messages for log in logs[:4]), compare.crew.worked)
     sent = [number for log in logs[4:] for *_, numbers in log.deliveries for number in numbers]
     compare.settle(side, sent, logs[:4])
     speed = sum(log.messages for log in logs[:4]) / max(log.seconds for log in logs[:4])
@@ -145,6 +142,7 @@ def thousand(compare: Compare, side: Side) -> Figures:
     else:
         consume = Consume(side, 1, 60.0, expected, WARM_UP)
     logs = compare.crew.run([consume, consume, produce])
+    compare.note_cpu(side, count, compare.crew.worked)
     sent = [number for *_, numbers in logs[2].deliveries for number in numbers]
     compare.settle(side, [*range(2 * WARM_UP), *sent], logs[:2])
     late = sorted(latencies(logs[2:], logs[:2]))

@@ -67,6 +67,7 @@ def turn(compare: Compare, side: Side) -> float:
             side.send(compare.conn, payload(number), None)
 
     (log,) = compare.crew.run([Wait(side, count)], produce)
+    compare.note_cpu(side, count, compare.crew.worked)
     if isinstance(side, Bare):
         if [numbers for *_, numbers in log.deliveries] != [[number] for number in range(count)]:
             raise CountError(f"{side.name}: {log.deliveries}")

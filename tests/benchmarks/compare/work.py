@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 
@@ -28,6 +27,8 @@ class Consume:
         seconds: how long.
         expected: stop too when the crew has settled so many.
         warm_up: so many deliveries before it begins.
+        least: go on for so many deliveries, as long as there are messages: on a machine that does
+            other work, too, a few calls would tell nothing.
     """
 
     side: Side
@@ -35,6 +36,7 @@ class Consume:
     seconds: float
     expected: int
     warm_up: int = 0
+    least: int = 0
 
     def __call__(self, seat: Seat) -> Log:
         conn, log, clock = seat.connection, Log(), time.perf_counter
@@ -43,13 +45,13 @@ class Consume:
         began = seat.begin()
         end, done, before = began + self.seconds, None, len(log.deliveries)
         ended = began
-        while clock() < end:
+        while clock() < end or len(log.deliveries) - before < self.least:
             delivery = self.side.receive(conn, self.size, 0, done)
             if done is not None:
                 seat.count(len(done.numbers))
                 done = None
             if not delivery.numbers:
-                if sum(seat.counters) >= self.expected:
+                if clock() >= end or sum(seat.counters) >= self.expected:
                     break
                 time.sleep(PAUSE)
                 continue
@@ -139,12 +141,3 @@ class Produce:
             self.side.send_batch(conn, data, [f"key {each % 5000}" for each in numbers])
         log.deliveries.append((began, time.perf_counter(), numbers))
         return number + self.batch
-
-
-def cpu_seconds(conn: psycopg.Connection) -> float | None:
-    """What the backend of a connection has worked; None where that cannot be seen."""
-    try:
-        text = Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text()
-    except OSError:
-        return None
-    return int(text.split()[0]) / 1e9
