@@ -37,6 +37,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
 PICTURE = re.compile(

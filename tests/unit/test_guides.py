@@ -16,14 +16,6 @@ FOLDERS = [Path(__file__).parents[2] / folder / "guide" for folder in ("sql", "s
 PAGES = sorted(page for page in FOLDERS[0].glob("*.md") if page.stem != "first-hour")
 ALL_PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 
-READ = (
-    "first-hour concepts cookbook keys retries dead-letters defer-and-expiry priorities filters"
-    " back-pressure cancelling history limits schedules sending-once workers settings positions"
-    " moving"
-)
-"""What users of the queue read: none of it makes a stream or a table that another page makes."""
-SPARK_COOKBOOK = "spark_pgqueue/guide/cookbook.md"
-
 
 @pytest.mark.longer
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
@@ -36,18 +28,30 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
 
 
 def test_pages_that_are_read_one_after_the_other_make_no_name_twice():
-    """The README's links, in one database: nobody is told that a stream exists already."""
-    root = Path(__file__).parents[2]
+    """In any order, in one database: nobody is told that a stream or a table exists already."""
     made: dict[str, str] = {}
-    for page in ("README.md", *(f"sql/guide/{name}.md" for name in READ.split()), SPARK_COOKBOOK):
-        text = (root / page).read_text().split("\n## A Postgres that is there already\n")[0]
+    for page in (Path(__file__).parents[2] / "README.md", *ALL_PAGES):
+        text = page.read_text().split("\n## A Postgres that is there already\n")[0]
         code = "\n".join(text for _, text in blocks_of(text))
         names = re.findall(r"\b(?:create_stream\([\"']([^\"']+)|stream create (\S+))", code)
         tables = re.findall(r"\bcreate table (\w+)", code)
         for name in {*("stream " + (a or b) for a, b in names), *("table " + t for t in tables)}:
-            assert name not in made, f"{page} makes {name}, and {made[name]} does"
-            made[name] = page
-    assert len(made) > 30
+            assert name not in made, f"{page.name} makes {name}, and {made[name]} does"
+            made[name] = page.name
+    assert len(made) > 50
+
+
+def test_pages_of_spark_make_no_stream_and_no_folder_twice():
+    """They are read one after the other, in one database, by one session: checkpoints too."""
+    made: dict[str, str] = {}
+    for page in sorted(FOLDERS[1].glob("*.md")):
+        code = "\n".join(text for _, text in blocks_of(page.read_text()))
+        streams = re.findall(r"\bcreate_stream\('([^']+)", code)
+        folders = re.findall(r'(?:checkpointLocation", |abspath\()"([^"]+)"', code)
+        for name in {*streams, *folders}:
+            assert name not in made, f"{page.name} makes {name}, and {made[name]} does"
+            made[name] = page.name
+    assert len(made) > 20
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=[page.stem for page in ALL_PAGES])
