@@ -130,7 +130,7 @@ MESSAGE_COLUMNS = {
     "expires_at": Taken(
         "timestamp",
         (TimestampType,),
-        "given up by who comes upon it later; rounded up to a second; null: never",
+        "later claimers give it up; rounded up to a second; null: never",
     ),
     "dedup_key": Taken(
         "string",

@@ -109,7 +109,7 @@ def _is_unusual(column: Column) -> Column:
 
 TABLES = {
     "messages": Table(
-        "published message, whoever gets it, and whenever",
+        "published message, to whomever it was sent",
         (
             _SEQ,
             *_held(deleted=False),
@@ -161,7 +161,7 @@ TABLES = {
             _CONSUMER,
             _SEQ,
             *_held(deleted=True),
-            Column("reason", _STRING, "why it died, in a word"),
+            Column("reason", _STRING, "a short reason for its death"),
             _ERROR,
             Column("details", _STRING, "what was said beside, as JSON"),
             _PRIORITY,

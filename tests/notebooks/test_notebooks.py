@@ -89,9 +89,10 @@ def test_it_shows_nothing_of_the_machine_it_ran_on(path):
 
 @each_notebook
 def test_it_is_a_lesson(path):
-    """It has a number, says first what is learned, asserts, and cleans up in the end."""
+    """It has a number, says first what is seen and learned, asserts, and cleans up in the end."""
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].source.startswith(f"# {path.stem.partition('-')[0]}. ")
+    assert "ou will see " in " ".join(cells[0].source.split())
     assert "\nYou will learn to\n\n- " in cells[0].source
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     assert "assert" in "".join(code)
@@ -99,7 +100,7 @@ def test_it_is_a_lesson(path):
 
 
 def test_the_lessons_about_what_is_seen_have_pictures():
-    for name in ("2-fan-out", "7-watching"):
+    for name in ("2-fan-out", "6-workers-by-key", "7-watching"):
         assert "image/png" in kinds_of(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
 
 

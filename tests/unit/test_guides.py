@@ -41,6 +41,19 @@ def test_pages_that_are_read_one_after_the_other_make_no_name_twice():
     assert len(made) > 50
 
 
+def test_pages_of_spark_make_no_stream_and_no_folder_twice():
+    """They are read one after the other, in one database, by one session: checkpoints too."""
+    made: dict[str, str] = {}
+    for page in sorted(FOLDERS[1].glob("*.md")):
+        code = "\n".join(text for _, text in blocks_of(page.read_text()))
+        streams = re.findall(r"\bcreate_stream\('([^']+)", code)
+        folders = re.findall(r'(?:checkpointLocation", |abspath\()"([^"]+)"', code)
+        for name in {*streams, *folders}:
+            assert name not in made, f"{page.name} makes {name}, and {made[name]} does"
+            made[name] = page.name
+    assert len(made) > 20
+
+
 @pytest.mark.parametrize("page", ALL_PAGES, ids=[page.stem for page in ALL_PAGES])
 def test_every_block_is_of_a_known_kind(page):
     """What is sql, sh or python is run; a drawing, or what is printed, is text."""

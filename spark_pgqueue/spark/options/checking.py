@@ -137,9 +137,9 @@ INCLUDE_HEADERS = Option(boolean, BOOLEAN, "Whether there is a column headers.",
 MAX_CONNECTIONS = Option(
     positive,
     NUMBER,
-    "Read in at most this many partitions. One connection reads each partition, and is closed at "
-    "its end. maxConnections takes precedence over maxRecordsPerPartition, and must be at least "
-    "minPartitions. By default any number.",
+    "Read in at most this many partitions. Each partition is read by a connection, which is "
+    "closed at its end. maxConnections takes precedence over maxRecordsPerPartition, and must be "
+    "at least minPartitions. By default any number.",
 )
 RETRY_TIMEOUT = Option(
     duration,

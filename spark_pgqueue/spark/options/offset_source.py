@@ -50,9 +50,8 @@ from spark_pgqueue.spark.options.values import (
 )
 
 _OFFSETS = (
-    'earliest, latest, "seq 17" of one stream, or JSON with a place for each stream by its name: '
-    '{"orders": "earliest"}; a place is also latest, a timestamp, "seq 17", or an offset as '
-    "progress shows it"
+    'earliest, latest, "seq 17" of one stream, or JSON with a place for each stream: '
+    '{"orders": "earliest"}; a place is also a timestamp, or an offset as progress shows it'
 )
 
 

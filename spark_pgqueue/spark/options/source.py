@@ -131,7 +131,7 @@ class SourceOptions(Connecting):
         NUMBER,
         "Cut a micro-batch that was begun this many times and never finished into halves, until "
         "the message that stops the query is alone: that message becomes a dead letter. By default "
-        "the query fails for ever.",
+        "the query fails at each start.",
     )
     checkpoint_location: Path | None = option(
         local_folder,
