@@ -303,15 +303,18 @@ class Poller:
         if self._stopped.is_set() or self._suspect is not None:
             return 0
         each = self._options.batch or 1
-        ahead = 0
+        ahead, share = 0, 1 / 2
         if self._call_takes is not None:
             soon = self._slots * AHEAD / max(self._call_takes, 1e-6)
-            ahead = int(min(soon, self._options.prefetch / each))
+            most = self._options.prefetch / each
+            ahead = int(min(soon, most))
+            if soon <= most:  # there is time to wait for a claim that is done soon
+                share = 1 / 3 if acks else 2 / 3
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
         room = self._slots + ahead - sum(in_flight.open_count for in_flight in self._claims)
-        if idle <= 0 and 3 * room <= ahead * (1 if acks else 2):
+        if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
 
