@@ -117,6 +117,7 @@ def copying(url: str, tmp_path: Path) -> Queue:
     return queue
 
 
+@pytest.mark.longer
 def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
     with Traffic(copying) as traffic, application(copying, "always") as child:
         wait_for_more(copying, child)

@@ -89,7 +89,7 @@ def test_a_query_outlives_a_postgres_that_is_away_for_long(queue: Queue, server:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("at", ["driver", "executor"])
+@pytest.mark.parametrize("at", ["driver", pytest.param("executor", marks=pytest.mark.longer)])
 def test_a_query_whose_patience_is_over_says_so_and_can_be_started_again(
     queue: Queue, server: Server, fails, at
 ):

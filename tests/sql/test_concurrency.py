@@ -307,7 +307,7 @@ def check_order(name: str, ordering: str, keys: dict[int, str | None], delivered
                 )
 
 
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", [1])
 def test_nothing_is_lost_or_doubled_in_a_race(url: str, seed: int) -> None:
     race(url, 8, {"none": "none", "key": "key", "stream": "stream"}, seed)

@@ -305,7 +305,10 @@ def silent():
         yield f"host=127.0.0.1 port={server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+@pytest.mark.parametrize(
+    "connect",
+    [connection.connect, pytest.param(connection.connect_adbc, marks=pytest.mark.longer)],
+)
 def test_the_log_says_within_two_seconds_where_it_is_still_trying(connect, silent, caplog):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -35,6 +35,7 @@ def type_(tmp_path: Path):
     type_("for each in */data; do pgqueue down $(dirname $each); done")
 
 
+@pytest.mark.longer  # the first hour's pages type the same
 def test_from_nothing_to_the_first_message_and_down_again(type_, tmp_path: Path):
     said = type_(
         """

@@ -178,7 +178,9 @@ def test_postgres_restarts_under_a_worker(queue, url, server):
 
 
 @pytest.mark.parametrize(
-    ("ordering", "awaited"), [("key", False), ("none", True)], ids=["key-threads", "none-tasks"]
+    ("ordering", "awaited"),
+    [("key", False), pytest.param("none", True, marks=pytest.mark.longer)],
+    ids=["key-threads", "none-tasks"],
 )
 def test_a_lost_connection_is_no_failure_of_a_message(queue, url, awaited, ordering):
     """Each transactional call loses its connection once: nothing dies, nothing happens twice. Only
