@@ -27,7 +27,7 @@ def test_the_most_frequent_operations_take_no_more_of_the_server_than_they_did(u
 def test_an_operation_that_takes_longer_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
     (send,) = (each for each in server_time.OPERATIONS if each.name == "send")
     figures = server_time.measure(url, [send])
-    figures["send"][1] /= 2
+    figures["send"][1] /= 10  # more than what a busy machine adds
     monkeypatch.setattr(server_time, "last", lambda: {"commit": "c", "figures": figures})
     (told,) = server_time.slower(url, [send], server_time.ALLOWED)
     assert told.startswith("send: ")
