@@ -142,6 +142,9 @@ as $$
         ('create_roles', null, '{caller}'),
         -- only called by the functions above
         ('_pgqueue.seen_runs', null, '{probe, loop}'),
+        ('_pgqueue.seen_claims', null, '{probe, loop}'),
+        ('_pgqueue.seen_claim', null, '{probe, loop}'),
+        ('_pgqueue.first_held', null, '{probe, loop}'),
         ('_pgqueue.seen_dead', null, '{probe}'),
         ('_pgqueue.count_runs', null, '{probe, loop}'),
         ('_pgqueue.failing', null, '{probe, loop}'),

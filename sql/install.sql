@@ -14,6 +14,7 @@ set local check_function_bodies = on;
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql
+\ir tables/slots.sql
 \ir tables/groups.sql
 \ir tables/spark.sql
 \ir tables/retention.sql
@@ -27,6 +28,7 @@ set local check_function_bodies = on;
 \ir base/names.sql
 \ir base/checks.sql
 \ir base/locks.sql
+\ir base/slots.sql
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql
@@ -38,6 +40,7 @@ set local check_function_bodies = on;
 \ir log/segments.sql
 \ir queue/runs.sql
 \ir queue/cursor.sql
+\ir queue/slots.sql
 \ir queue/filters.sql
 \ir queue/history.sql
 \ir queue/take.sql
@@ -64,6 +67,8 @@ set local check_function_bodies = on;
 \ir claim/retention.sql
 \ir claim/drop_oldest.sql
 \ir claim/matching.sql
+\ir claim/refresh.sql
+\ir claim/slots.sql
 \ir claim/claims.sql
 \ir functions/positions.sql
 \ir functions/consumers.sql

@@ -67,29 +67,32 @@
 --        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek, cancel
 --        and drop_consumer, for 10 s. claim(), claim_new(), skip(), take_for_group() and forget_readers() try, and do
 --        without it.
--- 18. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
+-- 18. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
+--        others hold. ack, nack, extend and the like of a slot wait as Postgres does; seek and drop_consumer in tries.
+--        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
+-- 19. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
--- 19. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
+-- 20. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
 --        those that others hold. The runs of a claim belong to who has its lock. Whatever changes all runs of a
 --        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer.
--- 20. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
+-- 21. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
 --        names the same query.
--- 21. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
+-- 22. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
 --        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
 --        the partition for the next time.
--- 22. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+-- 23. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
 --        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
 --        insert it waits for the first.
--- 23. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
--- 24. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
+-- 24. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
+-- 25. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
 --        exclusive on pgqueue.messages, behind which all senders wait. maintain waits for 50 ms and passes over the
 --        step. create_stream waits.
--- 25. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
+-- 26. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 26. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 27. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
--- 27. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
+-- 28. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
 --        tries to have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for
 --        it.
 --
@@ -97,30 +100,49 @@
 -- then waits for a claim, which is an earlier place.
 --
 -- The function has the lock already, or has let go of the later one, or does only one of the two:
+--   _pgqueue.ack: slot before claim.  It looks for a claim where there is no slot, and settles without the
+--     consumer's lock.
+--   _pgqueue.ack: slot before consumer.  As above.
 --   _pgqueue.claim: consumer, run before claim.  claim_in_turn() runs after an exception block that let go of all,
 --     or after ack().
 --   _pgqueue.claim: run before consumer.  As above; or claim() has the consumer's lock already, from its try.
+--   _pgqueue.claim: slot before claim.  It acknowledges after it has claimed a slot, whose claim nobody
+--     knows yet; else as above.
+--   _pgqueue.claim: slot before consumer.  As above.
+--   _pgqueue.claim: run before slot.  As above.
 --   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, then the consumer, and then
 --     acknowledges.
 --   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
 --   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
---   _pgqueue.set_consumer: settings, consumer, run before stream.  Where it needs the stream's row, it locks that
+--   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.
+--   _pgqueue.claim_where: slot before claim.  As of ack().
+--   _pgqueue.claim_where: slot before consumer.  As above.
+--   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first where the claim is a slot: then it makes
+--     the claim's row itself.
+--   _pgqueue.lock_claim: slot before claim.  As above.
+--   _pgqueue.lock_claim: slot before consumer.  As above.
+--   _pgqueue.set_consumer: settings, consumer, run, slot before stream.  Where it needs the stream's row, it locks that
 --     first.
---   _pgqueue.set_consumer: run before consumer.  It changes lanes or limits, not both.
+--   _pgqueue.set_consumer: run, slot before consumer.  It changes lanes or limits, not both.
 --   pgqueue.ack: consumer before claim.  It acknowledges a whole claim, or some messages of it: one call does not do
 --     both.
+--   pgqueue.ack: slot before claim.  As of _pgqueue.ack.
+--   pgqueue.ack: slot before consumer.  As above.
 --   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
 --   pgqueue.create_consumer: settings before stream.  The consumer is new, and its foreign key has the stream's row.
---   pgqueue.create_group: consumer, run before settings.  The group is new.
+--   pgqueue.create_group: consumer, run, slot before settings.  The group is new.
+--   pgqueue.extend: slot before claim.  It looks for a claim where there is no slot.
 --   _pgqueue.forget_staged: chunk before reservation.  It has locked the reservation, without waiting, before it
 --     deletes numbers of it.
 --   pgqueue.unstage: chunk before reservation.  As maintain.
 --   _pgqueue.end_earlier_writes: chunk before reservation.  As maintain.
---   pgqueue.reader_claim: consumer before claim.  It locks the claims of its reader first.
---   pgqueue.reader_resume: consumer before claim.  It locks the claims of its reader first.
---   pgqueue.receive: consumer, run before claim.  The claim is its own, and nobody else knows it yet.
---   pgqueue.receive: run before consumer.  It settles without the consumer's lock.
---   pgqueue.receive_where: consumer before claim.  It locks the claim first.
+--   pgqueue.reader_claim: consumer, slot before claim.  It locks the claims of its reader first.
+--   pgqueue.reader_resume: consumer, slot before claim.  It locks the claims of its reader first.
+--   pgqueue.receive: consumer, run, slot before claim.  The claim is its own, and nobody else knows it yet.
+--   pgqueue.receive: run, slot before consumer.  It settles without the consumer's lock.
+--   pgqueue.receive: run before slot.  The claim is its own.
+--   pgqueue.receive_where: consumer, slot before claim.  It locks the claim first.
+--   pgqueue.receive_where: slot before consumer.  It settles without the consumer's lock.
 --
 -- In tries, each of which is shorter than the second after which Postgres looks for deadlocks:
 --   _pgqueue.drop_consumer: consumer before settings.
@@ -377,64 +399,10 @@ begin
     end if;
 end $$;
 
--- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().
-create or replace function _pgqueue.lock_claims(p_claim_ids bigint[]) returns void
-language plpgsql
-as $$
-declare
-    v_locked bigint;
-begin
-    -- lock: claim
-    perform from pgqueue.claims where claim_id = any (p_claim_ids) order by claim_id for update skip locked;
-    get diagnostics v_locked = row_count;
-    if v_locked = cardinality(p_claim_ids) then
-        return;
-    elsif v_locked < (select count(*) from pgqueue.claims where claim_id = any (p_claim_ids)) then
-        perform _pgqueue.await('one of the claims ' || array_to_string(p_claim_ids, ', '),
-            'select count(*) from (select from pgqueue.claims where claim_id in '
-            '(select jsonb_array_elements_text($2)::bigint) order by claim_id for update) c',  -- lock: claim
-            null, to_jsonb(p_claim_ids));
-    end if;
-end $$;
-
 -- Locks a checkpoint reader if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_reader(p_reader uuid) returns boolean
 language sql
 as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;  -- lock: reader
-
--- Locks a live claim; with p_and_consumer then also its consumer, for a caller that puts runs back into the line.
--- Returns the claim; null, with a warning, when the claim is not live, or is a checkpoint reader's.
-create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean) returns pgqueue.claims
-language plpgsql
-as $$
-declare
-    v_claim pgqueue.claims;
-begin
-    -- lock: claim
-    select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update skip locked;
-    if not found then
-        perform _pgqueue.lock_claims(array[p_claim_id]);
-        select * into v_claim from pgqueue.claims where claim_id = p_claim_id;
-    end if;
-    if v_claim.live is not true or v_claim.reader is not null then
-        perform _pgqueue.warn_not_live(p_claim_id);
-        return null;
-    end if;
-    if p_and_consumer then
-        perform _pgqueue.lock_consumer(v_claim.consumer_id);
-    end if;
-    return v_claim;
-end $$;
-
--- Warns that a claim is not live.
-create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
-language plpgsql
-as $$
-begin
-    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
-                  'over; or a Spark query holds it; nothing was changed',
-                  coalesce(p_claim_id::text, 'null');
-end $$;
 
 -- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
 -- the database's answer. (All earlier commits are on disk then, too.)

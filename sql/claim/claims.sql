@@ -16,6 +16,8 @@ begin
     v_served.done := false;
     if v_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from) then
         return v_served;
+    elsif v_cursor.slots_from is not null then
+        return v_served;  -- slots from before it went by key
     elsif (v_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(v_cursor.lease_probe) then
         v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
@@ -29,119 +31,20 @@ begin
     return v_served;
 end $$;
 
--- When it makes sense to claim again: when the next delayed message or the next schedule is due. For a claim that got
--- nothing also: when the next lease ends; when the consumer's limits leave room; or now, if the claim stopped because
--- it had looked at as many messages as one claim may: the next claim looks at the following ones. Null: when something
--- is published.
-create or replace function _pgqueue.next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                             p_got_nothing boolean)
-returns timestamptz
-language plpgsql
-as $$
-declare
-    v_until timestamptz;
-begin
-    if p_consumer.throttled and p_got_nothing and not p_consumer.paused then
-        v_until := _pgqueue.throttled_until(p_consumer, p_cursor);
-        if v_until is not null then
-            return v_until;
-        end if;
-    end if;
-    return case when not p_consumer.paused then least(
-        (select not_visible_until from pgqueue.consumer_messages
-         where consumer_id = p_consumer.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
-         order by not_visible_until limit 1),
-        p_cursor.tokens_from,
-        -- a consumer that goes by key has messages in its line: the first is not visible yet, or no claim has looked at
-        -- it
-        (select coalesce(m.not_visible_until, clock_timestamp())
-         from unnest(p_cursor.scan_from) f cross join lateral _pgqueue.next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
-           and not exists (select from pgqueue.pieces
-                           where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from
-                             and keys is null)),
-        case when p_got_nothing
-            and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream')
-                 or p_cursor.filter_from is not null)
-             then clock_timestamp() end,
-        case when p_consumer.scheduled then _pgqueue.schedule_due(p_consumer.stream_id) end,
-        case when p_got_nothing then _pgqueue.next_expiry(p_consumer.consumer_id, p_cursor.leases_from) end) end;
-end $$;
-
--- A new id for a claim of a worker, or for a lease of a group's partition. Whoever has the id may settle the claim, so
--- 42 bits of it are random. (Each session seeds random() by the kernel's; gen_random_uuid() would cost a small claim a
--- tenth of its time.) They also make sure that an id which a crash gave back is not given out again
--- (synchronous_commit = off forgets the last numbers of a sequence). The other bits are a number that starts anew after
--- 2,097,152 claims: claims of the same time are near each other in the indexes.
-create or replace function _pgqueue.new_claim_id() returns bigint
-language sql volatile
-as $$
-    select (nextval('pgqueue.claim_numbers') & 2097151) << 42 | floor(random() * 4398046511104)::bigint
-$$;
-
--- A new id for a claim of a checkpoint reader. These ids rise: an offset stands for all claims of its reader up to one.
--- The random bits are for numbers that a crash gave back, as above. They are no secret, and give no right: all calls
--- about such a claim name the reader, too.
-create or replace function _pgqueue.new_reader_claim_id() returns bigint
-language sql volatile
-as $$ select nextval('pgqueue.claim_numbers') << 24 | floor(random() * 16777216)::bigint $$;
-
--- Does the work that is due for a consumer before anything is claimed: releases expired leases, ends delays that are
--- over, and takes new publications, all bounded. Needs the consumer's lock.
---   p_held   messages that the claim has already: then it is not in need, and releases no other claim
---   p_short  true: the ready messages did not suffice (second pass). False: leases are looked at only once a second;
---            and no publication is taken if the last take was cut, because ready messages come before what it left
---   p_want   take until about this many messages became ready, if there are so many
---   p_upto   no publication after this one; null: all
--- Returns the cursor as it is then; the caller stores it.
-create or replace function _pgqueue.refresh(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                            p_held bigint, p_short boolean,
-                                            p_want bigint, p_upto bigint) returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
-    v_before pgqueue.consumer_cursors;
-    v_take   record;
-    v_wanted bigint := p_want;
-begin
-    if p_held = 0 and (p_short or not _pgqueue.need_not_look(v_cursor.lease_probe)) then
-        v_cursor := _pgqueue.probe_leases(p_consumer, v_cursor);
-    end if;
-    if not p_short or p_consumer.by_key then
-        v_cursor := _pgqueue.end_delays(p_consumer, v_cursor);
-        v_cursor := _pgqueue.return_tokens(p_consumer, v_cursor);
-    end if;
-    -- (the second pass need not look far ahead, because the first did; but the first did not if the last take was cut)
-    if (p_short or not v_cursor.take_was_cut)
-       and _pgqueue.has_new(p_consumer.stream_id, v_cursor, not p_short or v_cursor.take_was_cut) then
-        for i in 1.._pgqueue.limit_takes() loop
-            v_before := v_cursor;
-            v_take := _pgqueue.take(p_consumer, v_cursor, p_upto, _pgqueue.limit_take());
-            v_cursor := v_take.o_cursor;
-            v_wanted := v_wanted - v_take.o_messages;
-            exit when not v_cursor.take_was_cut or v_wanted <= 0
-                or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps
-                    and v_before.filter_from is null)
-                or (p_consumer.filtered and i >= _pgqueue.limit_filters());
-        end loop;
-    end if;
-    return v_cursor;
-end $$;
-
 -- Serves a claim under the consumer's lock, as far as the limits of the consumer leave room: from the ready messages;
 -- if they do not suffice, from all others that can be had.
 --   p_want  messages at most
 --   p_upto  no publication after this one; null: all
 --   p_held  messages that the claim has already
 --   p_where, p_look, p_seen  only messages that pass this condition, see serve_matching(); null: any
+--   p_cuts   if slots of p_want messages can be cut, do that, and serve nothing: then the cursor's slots_until is set
 -- Returns the cursor, which the caller stores, and how many messages the claim has.
 -- (More than 60 lines: one loop serves claims with a condition and claims without. A function for what differs would
 -- cost every claim a call.)
 create or replace function _pgqueue.fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          p_claim_id bigint, p_want bigint, p_upto bigint, p_held bigint default 0,
                                          p_where jsonpath default null, p_look int default null,
-                                         p_seen int8multirange default null,
+                                         p_seen int8multirange default null, p_cuts boolean default false,
                                          out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql
 as $$
@@ -169,6 +72,10 @@ begin
         o_cursor := _pgqueue.refresh(
             p_consumer, o_cursor, o_count, v_pass > 1,
             case when p_where is null then p_want - o_count else p_look - _pgqueue.cardinality(p_seen) end, p_upto);
+        if p_cuts and v_pass = 1 and o_cursor.scan_from <> '{}' then
+            o_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(o_cursor), p_want::int);
+            exit when o_cursor.slots_until > '-infinity';
+        end if;
         if p_consumer.by_key then
             v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
             o_cursor := v_served.o_cursor;
@@ -252,6 +159,10 @@ declare
     v_in_turn  boolean;          -- the claim needs the consumer's lock
     v_acked    bigint;           -- null: p_ack is still to be acknowledged
     v_quick    pgqueue.served;
+    v_cursor   pgqueue.consumer_cursors;
+    v_slots    boolean;          -- the consumer has free slots, as far as is known
+    v_next     boolean;          -- they come next
+    v_slot     pgqueue.claimed;
     v_max      int;              -- messages that claim_in_turn() may reach; null: p_max. Set if the quick claim
                                  -- ended at a suspect: then to the messages that it has
     v_now      timestamptz;
@@ -282,6 +193,21 @@ begin
         v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null or v_consumer.throttled
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
+    if not v_consumer.by_key and v_in_turn is not true then
+        v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
+                     order by c.version desc limit 1);
+        v_slots := _pgqueue.has_slots(v_cursor);
+        v_next := v_slots and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
+            and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor);
+        if v_next then
+            v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
+            if v_slot.claim_id is not null then
+                perform _pgqueue.ack(p_ack) where p_ack is not null;
+                return v_slot;
+            end if;
+            v_slots := _pgqueue.has_slot(v_cursor);
+        end if;
+    end if;
     v_claim.claim_id := _pgqueue.new_claim_id();
     v_claim.stream_id := v_consumer.stream_id;
     if v_in_turn is not true then
@@ -291,17 +217,30 @@ begin
             end if;
             if v_consumer.by_key then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
+            elsif v_slots then
+                if v_next then
+                    v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                    if v_slot.claim_id is not null then
+                        return v_slot;
+                    end if;
+                end if;
             else
-                v_quick := _pgqueue.claim_quickly(v_consumer, v_claim.claim_id, p_max);
+                v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max);
             end if;
-            v_claim.message_count := v_quick.message_count;
-            v_in_turn := not v_quick.done;
+            v_claim.message_count := coalesce(v_quick.message_count, 0);
+            v_in_turn := v_quick.done is not true;
             if v_in_turn then
                 if v_quick.ended then
                     v_max := v_claim.message_count;
                 end if;
                 if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
-                    -- another claimer works on the line: the ready messages suffice
+                    -- another claimer works on the line: the slots, or the ready messages, suffice
+                    if v_slots and v_consumer.quick then
+                        v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                        if v_slot.claim_id is not null then
+                            return v_slot;
+                        end if;
+                    end if;
                     if v_claim.message_count = 0 then
                         v_quick := _pgqueue.serve_ready(
                             v_consumer.consumer_id,
@@ -323,9 +262,13 @@ begin
         end;
     end if;
     if v_in_turn then
-        v_claim.message_count := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
-                                                        coalesce(v_claim.message_count, 0),
-                                                        case when v_acked is null then p_ack end);
+        v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
+                                         coalesce(v_claim.message_count, 0), case when v_acked is null then p_ack end,
+                                         p_visibility_timeout);
+        if _pgqueue.is_slot(v_slot.claim_id) then
+            return v_slot;
+        end if;
+        v_claim.message_count := v_slot.message_count;
     end if;
     if v_claim.message_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
@@ -345,20 +288,21 @@ end $$;
 --   * there is nothing.
 -- Returns the number of messages that the claim got; whether that is all, or the caller goes on with the consumer's
 -- lock; and whether the claim ends there, as serve_ready() does. Locks: the runs it takes; maybe the consumer.
-create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int)
+--   p_cursor  the cursor; it has no free slots
+create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                  p_claim_id bigint, p_max int)
 returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
     v_calm   boolean;  -- see below
+    v_cuts   boolean;  -- a run that is too large is cut into slots, with the lock
     v_served pgqueue.served;
 begin
     v_served.message_count := 0;
     v_served.done := false;
-    v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer.consumer_id
-                 order by c.version desc limit 1);
     if v_cursor.consumer_id is null then
         v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
     end if;
@@ -383,12 +327,15 @@ begin
             if p_consumer.ageing is not null then
                 v_cursor.scan_from := _pgqueue.by_age(p_consumer, v_cursor.scan_from);
             end if;
-            v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, p_max, 0);
+            v_cuts := p_consumer.quick and p_max <= _pgqueue.limit_slice_size();
+            v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max,
+                                             case when not v_cuts then p_max end, 0);
             -- now and then the place where the line begins is stored anew, so that claims do not walk over all runs
             -- that were claimed
             v_served.done := (v_served.message_count = p_max or v_served.ended
                               or (v_served.message_count > 0 and v_new.publication_id is null
-                                  and not v_cursor.take_was_cut))
+                                  and not v_cursor.take_was_cut
+                                  and not (v_cuts and _pgqueue.has_ready(v_cursor))))
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
         if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
@@ -399,26 +346,59 @@ begin
     return v_served;
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim. The caller records the claim.
+-- Claims with the consumer's lock all that can be had; see claim. A small claim of a consumer that is quick has a slot:
+-- of those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
 --   p_held  messages that the claim has already
 --   p_ack   a claim to acknowledge before; null: none
 --   p_where, p_look, p_seen  as of fill()
--- Returns how many messages the claim has then.
+-- Returns the claim, and how many messages it has then.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  p_held bigint, p_ack bigint, p_where jsonpath default null,
-                                                  p_look int default null, p_seen int8multirange default null)
-returns bigint
+                                                  p_held bigint, p_ack bigint,
+                                                  p_visibility_timeout interval default null,
+                                                  p_where jsonpath default null, p_look int default null,
+                                                  p_seen int8multirange default null)
+returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
     v_fill   record;
+    v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null and p_max <= _pgqueue.limit_slice_size();
+    v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     perform _pgqueue.ack(p_ack) where p_ack is not null;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_fill := _pgqueue.fill(p_consumer, v_stored, p_claim_id, p_max, null, p_held, p_where, p_look, p_seen);
-    perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_fill.o_count > 0);
-    return v_fill.o_count;
+    if v_stored.slots_low is not null and not p_consumer.quick then  -- from before it had these settings
+        perform _pgqueue.without_slots(p_consumer.consumer_id);
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    end if;
+    if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+        v_claim := _pgqueue.claim_slot(p_consumer, v_stored, p_max, p_visibility_timeout);
+        if v_claim.claim_id is not null then
+            return v_claim;
+        end if;
+    end if;
+    loop
+        v_cursor := v_stored;
+        if v_cursor.slots_low is not null then
+            v_cursor := _pgqueue.flush(v_cursor);
+            v_stored.slots_until := '-infinity';  -- save_cursor() keeps what cut() says
+        end if;
+        v_fill := _pgqueue.fill(p_consumer, v_cursor, p_claim_id, p_max, null, p_held, p_where, p_look, p_seen, v_cuts);
+        v_cuts := (v_fill.o_cursor).slots_until > '-infinity';  -- slots were cut
+        perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
+        exit when not v_cuts;
+        v_claim := _pgqueue.claim_slot(p_consumer, v_fill.o_cursor, p_max, p_visibility_timeout);
+        if v_claim.claim_id is not null then
+            return v_claim;
+        end if;
+        v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    end loop;
+    v_claim.claim_id := p_claim_id;
+    v_claim.message_count := v_fill.o_count;
+    return v_claim;
 end $$;

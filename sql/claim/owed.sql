@@ -11,8 +11,8 @@ begin
     return exists (select from _pgqueue.runs_of(p_consumer_id, upper(p_seqs)) m
                    where m.seqs && p_seqs
                      and (m.state <> 'claimed'
-                          or exists (select from pgqueue.claims c
-                                     where c.claim_id = m.claim_id and c.lease_until <= clock_timestamp())));
+                          or exists (select from _pgqueue.claim_by(m.claim_id) c
+                                     where c.lease_until <= clock_timestamp())));
 end $$;
 
 -- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.
@@ -59,6 +59,7 @@ declare
     v_due    record;
     v_away   record;
 begin
+    perform _pgqueue.without_slots(p_consumer.consumer_id);
     select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
     order by version desc limit 1;
     if not found then

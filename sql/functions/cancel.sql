@@ -78,8 +78,13 @@ begin
     loop
         v_claims := v_claims || v_claim;
     end loop;
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_stored := _pgqueue.own_consumer(p_consumer.consumer_id);
+    v_claims := v_claims || array(  -- those that were slots until now
+        select c from pgqueue.claims c
+        where c.claim_id = any (array(select m.claim_id from _pgqueue.claimed(p_consumer.consumer_id) m
+                                      where m.seqs && p_set))
+          and _pgqueue.is_slot(c.claim_id) and c.claim_id <> all (array(select l.claim_id from unnest(v_claims) l))
+        for update skip locked);  -- lock: claim
     foreach v_claim in array coalesce(v_claims, '{}') loop
         select range_agg(seqs) as seqs, coalesce(sum(message_count), 0)::bigint as message_count,
                max(deliver_count) as most into v_taken

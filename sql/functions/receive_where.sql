@@ -63,22 +63,39 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_look   record;
+    v_slots  record;
+    v_count  bigint := 0;
+    v_left   int := p_look;
+    v_ended  boolean := false;
     v_seen   int8multirange := '{}';  -- messages that were looked at in vain
 begin
     if _pgqueue.is_calm(p_consumer, v_cursor) then
         begin
-            v_look := _pgqueue.serve_matching(p_consumer, v_cursor, p_claim_id, p_where, p_max, p_look, v_seen, false);
-            v_seen := v_look.p_seen;
-            if (v_look.o_served).ended then
-                perform _pgqueue.ack(p_ack) where p_ack is not null;
-                return (v_look.o_served).message_count;
+            if _pgqueue.has_slots(v_cursor) then
+                v_slots := _pgqueue.claim_matching_slots(p_consumer.stream_id, v_cursor, p_claim_id, p_where, p_max,
+                                                         p_look);
+                v_count := v_slots.o_count;
+                v_left := p_look - v_slots.o_looked;
+                v_ended := v_left = 0;
             end if;
+            if v_count < p_max and v_left > 0 then
+                v_look := _pgqueue.serve_matching(p_consumer, v_cursor, p_claim_id, p_where, p_max - v_count, v_left,
+                                                  v_seen, false);
+                v_count := v_count + (v_look.o_served).message_count;
+                v_ended := (v_look.o_served).ended;
+            end if;
+            if v_count > 0 or v_ended then
+                perform _pgqueue.ack(p_ack) where p_ack is not null;
+                return v_count;
+            end if;
+            v_seen := coalesce(v_look.p_seen, '{}');
             raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
             null;  -- unlocks runs of other claimers that it looked at, before it waits for the lock: as claim() does
         end;
     end if;
-    return _pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, p_where, p_look, v_seen);
+    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, null, p_where, p_look,
+                                    v_seen)).message_count;
 end $$;
 
 -- Whether a claim with a condition may look at ready messages at once: no lease may have ended, nothing is due or more
@@ -89,7 +106,9 @@ language plpgsql
 as $$
 begin
     return not p_consumer.throttled and _pgqueue.has_room(p_consumer)
-        and p_cursor.scan_lanes_from is null and _pgqueue.need_not_look(p_cursor.lease_probe)
+        and p_cursor.scan_lanes_from is null
+        and (not _pgqueue.has_slots(p_cursor) or _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor))
+        and _pgqueue.need_not_look(p_cursor.lease_probe)
         and not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from)
         and (not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
              or _pgqueue.can_wait(p_consumer.stream_id, p_cursor));

@@ -165,6 +165,15 @@ begin
     if p_by is not null then
         perform pgqueue.check_timeout('p_by', p_by);
     end if;
+    if _pgqueue.is_slot(p_claim_id) then
+        update pgqueue.slots  -- lock: slot
+        set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, timeout))
+        where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+        returning message_count into v_count;
+        if found then
+            return v_count;
+        end if;
+    end if;
     -- lock: claim
     update pgqueue.claims
     set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))

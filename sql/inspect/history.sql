@@ -40,7 +40,7 @@ begin
                null::timestamptz
         from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
         left join _pgqueue.runs_of(v_consumer.consumer_id) m on m.seqs @> p_seq
-        left join pgqueue.claims c on c.claim_id = m.claim_id;
+        left join lateral _pgqueue.claim_by(m.claim_id) c on true;
 end $$;
 
 -- Lets this session hear when a consumer is done with messages, acknowledged or dead.

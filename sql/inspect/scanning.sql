@@ -74,7 +74,7 @@ begin
                           else m.state end as state,
                      m.priority, m.deliver_count, m.not_visible_until, l.owner, l.lease_until,
                      m.note ->> 'error' as error, m.seqs
-              from _pgqueue.runs_of(v_consumer.consumer_id) m left join pgqueue.claims l on l.claim_id = m.claim_id
+              from _pgqueue.runs_of(v_consumer.consumer_id) m left join lateral _pgqueue.claim_by(m.claim_id) l on true
               union all
               select 'new', p.priority, 0, p.deliver_at, null, null, null, range_agg(p.seqs) - v_kept
               from unnest(_pgqueue.new_ids(v_cursor)) i
@@ -106,8 +106,8 @@ begin
         select lower(g), upper(g), c.name, l.claim_id, l.owner, l.claimed_at, _pgqueue.near(l.lease_until), m.priority,
                m.deliver_count, m.note ->> 'error'
         from pgqueue.consumers c
-        join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
-        join pgqueue.consumer_messages m on m.claim_id = l.claim_id and m.state = 'claimed'
+        cross join lateral _pgqueue.claimed(c.consumer_id) m
+        cross join lateral _pgqueue.claim_by(m.claim_id) l
         cross join lateral unnest(m.seqs * coalesce(p_seqs, m.seqs)) g
         where c.stream_id = v_stream.stream_id and (v_id is null or c.consumer_id = v_id)
         order by lower(g), c.name;

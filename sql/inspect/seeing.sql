@@ -55,7 +55,7 @@ begin
         where consumer_id = p_consumer.consumer_id and piece = v_piece.piece and not seqs @> p_seq
         order by state limit 1;
         continue when not found;  -- all of it is settled: the next deal finds that
-        select * into v_claim from pgqueue.claims where claim_id = v_run.claim_id;
+        select * into v_claim from _pgqueue.claim_by(v_run.claim_id);
         o_because := format('messages of %s in piece %s, which ',
                             case when v_piece.keys is null then 'all keys are' else 'its key are' end, v_piece.piece)
             || case when v_claim.claim_id is null then 'nobody has claimed yet'
@@ -99,7 +99,7 @@ begin
                     else p_run.state end;
     o_until := p_run.not_visible_until;
     if o_state = 'claimed' then
-        select * into v_claim from pgqueue.claims where claim_id = p_run.claim_id;
+        select * into v_claim from _pgqueue.claim_by(p_run.claim_id);
         o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(v_claim), p_run.deliver_count,
                             coalesce(p_consumer.max_deliver_count::text, 'any number'));
         o_until := v_claim.lease_until;
@@ -127,8 +127,8 @@ begin
         o_until := v_free;
     elsif o_state = 'ready' then
         select coalesce(sum(message_count), 0) into v_before
-        from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'ready'
+        from _pgqueue.unclaimed(p_consumer.consumer_id)
+        where state = 'ready'
           and (lane, line_no, first_seq) < (p_run.lane, p_run.line_no, p_run.first_seq);
         o_because := format('to be delivered, after %s before it',
                             _pgqueue.messages_of(v_before + _pgqueue.cardinality(_pgqueue.below(p_run.seqs, p_seq))))
@@ -328,10 +328,9 @@ begin
         ), held as (
             select m.key, m.seq, h.lease_until
             from (select c.lease_until, g
-                  from pgqueue.claims c
-                  join pgqueue.consumer_messages r on r.claim_id = c.claim_id and r.state = 'claimed'
-                  cross join lateral unnest(r.seqs) g
-                  where c.consumer_id = $1 and c.live) h
+                  from _pgqueue.claimed($1) r
+                  cross join lateral _pgqueue.claim_by(r.claim_id) c
+                  cross join lateral unnest(r.seqs) g) h
             cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(h.g) and seq < upper(h.g)
                                 order by seq) m
             limit 10000

@@ -20,6 +20,27 @@ create or replace function _pgqueue.seen_runs(p_consumer_id int) returns setof p
 language sql stable
 as $$ select * from _pgqueue.runs_of(p_consumer_id) $$;
 
+-- The live claims of a consumer, for views.
+create or replace function _pgqueue.seen_claims(p_consumer_id int) returns setof pgqueue.claims
+language sql stable
+as $$ select * from _pgqueue.live_claims(p_consumer_id) $$;
+
+-- A claim by its id, for views.
+create or replace function _pgqueue.seen_claim(p_claim_id bigint) returns setof pgqueue.claims
+language sql stable
+as $$ select * from _pgqueue.claim_by(p_claim_id) $$;
+
+-- The first message that a claim holds.
+create or replace function _pgqueue.first_held(p_claim_id bigint) returns bigint
+language sql stable
+as $$
+    select min(f)
+    from (select first_seq as f from pgqueue.consumer_messages where claim_id = p_claim_id
+          union all
+          select lower(seqs) from pgqueue.slots
+          where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) h
+$$;
+
 -- The dead letters of a consumer, for views.
 create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
 language sql stable
@@ -77,7 +98,7 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
                     else m.state end,
                m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
         from _pgqueue.seen_runs(c.consumer_id) m
-        left join lateral (select lease_until from pgqueue.claims where claim_id = m.claim_id offset 0) l on true
+        left join lateral (select lease_until from _pgqueue.seen_claim(m.claim_id)) l on true
         cross join lateral unnest(m.seqs) g
         cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
         union all
@@ -120,7 +141,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
         select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired,
                min(lease_until) as next_expiry,
                min(claimed_at) as oldest_claim_at
-        from pgqueue.claims where consumer_id = c.consumer_id and live) l
+        from _pgqueue.seen_claims(c.consumer_id)) l
 $query$); end $view$;
 
 -- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
@@ -128,10 +149,10 @@ do $view$ begin perform _pgqueue.make_view('open_claims', $query$
     select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at,
            l.lease_until,
            l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
-           (select min(m.first_seq) from pgqueue.consumer_messages m where m.claim_id = l.claim_id) as first_seq
+           _pgqueue.first_held(l.claim_id) as first_seq
     from pgqueue.consumers c
     join pgqueue.streams s using (stream_id)
-    join pgqueue.claims l on l.consumer_id = c.consumer_id and l.live
+    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 

@@ -5,6 +5,34 @@ create or replace function _pgqueue.segment_name(p_stream_id int, p_segment int)
 language sql immutable parallel safe
 as $$ select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest')) $$;
 
+-- The statements that read the payloads of a stream's messages: for a stream in segments one for each segment, and one
+-- for all.
+--   p_runs  a query for the ranges of the messages, in the order of delivery, with what is known of each
+create or replace function _pgqueue.payload_queries(p_stream_id int, p_runs text) returns text
+language plpgsql
+as $$
+declare
+    v_query    text := $q$
+            return query
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
+                   m.inserted_at, r.note -> 'saved'
+            from ($q$ || p_runs || $q$) r
+            cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
+                                order by x.seq) m;$q$;
+    v_segments text;
+begin
+    select format($q$
+            select min(lower(r.g)), max(upper(r.g)) into v_lo, v_hi from (%s) r;
+            %s$q$, p_runs, string_agg(
+                format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
+                       lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
+                order by lo desc))
+    into v_segments
+    from pgqueue.segments where stream_id = p_stream_id
+    having count(*) > 0;
+    return coalesce(v_segments, '') || format(v_query, format('messages_%s', p_stream_id));
+end $$;
+
 -- Makes, or makes anew, the function of a stream that reads the payloads of a claim in the order of delivery:
 -- payloads_<stream_id>(). Each stream has a function of its own, whose plan is kept: to plan the query costs more than
 -- all the rest of a small claim, and a plan over the parent of all partitions would lock all of them. For a stream in
@@ -15,24 +43,17 @@ create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql
 as $$
 declare
-    v_query  text := $q$
-            return query
-            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
-                   m.inserted_at, r.note -> 'saved'
-            from (select c.priority, c.deliver_count, c.note, g from pgqueue.consumer_messages c
+    v_runs   text := $q$
+                  select c.priority, c.deliver_count, c.note, g from pgqueue.consumer_messages c
                   cross join lateral unnest(c.seqs) g
                   where c.claim_id = p_claim_id and c.state = 'claimed'
-                  order by c.lane, c.arrival_no, lower(g)) r
-            cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
-                                order by x.seq) m;$q$;
-    v_all    text := format(v_query, format('messages_%s', p_stream_id));
-    v_segments text;
+                  order by c.lane, c.arrival_no, lower(g)$q$;
+    v_slot   text := $q$
+                  select s.priority, 1 as deliver_count, null::jsonb as note, g from pgqueue.slots s
+                  cross join lateral unnest(s.seqs) g
+                  where s.slot & 1048575 = _pgqueue.place_in(p_claim_id) and s.token = _pgqueue.token_in(p_claim_id)
+                  order by lower(g)$q$;
 begin
-    select string_agg(format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
-                             lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
-                             order by lo desc)
-    into v_segments
-    from pgqueue.segments where stream_id = p_stream_id;
     execute format($q$
         create or replace function _pgqueue.payloads_%s(p_claim_id bigint)
         returns setof pgqueue.received
@@ -42,13 +63,13 @@ begin
             v_lo bigint;
             v_hi bigint;
         begin
-            %s%s
+            if _pgqueue.is_slot(p_claim_id) then
+            %s
+            else
+            %s
+            end if;
         end $f$ $q$,
-        p_stream_id,
-        $q$select min(c.first_seq), max(upper(c.seqs)) into v_lo, v_hi
-            from pgqueue.consumer_messages c where c.claim_id = p_claim_id and c.state = 'claimed';
-            $q$ || v_segments,
-        v_all);
+        p_stream_id, _pgqueue.payload_queries(p_stream_id, v_slot), _pgqueue.payload_queries(p_stream_id, v_runs));
     execute format('revoke all on function _pgqueue.payloads_%s from public', p_stream_id);
 end $$;
 

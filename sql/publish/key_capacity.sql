@@ -193,7 +193,9 @@ begin
               union all
               select m.seqs
               from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
-              where c.consumer_id = v_id and c.live and not p_quick) r
+              where c.consumer_id = v_id and c.live and not p_quick
+              union all
+              select s.seqs from pgqueue.slots s where s.consumer_id = v_id) r
         where r.seqs && v_taken;
         v_taken := v_taken - coalesce(v_held, '{}');
     end if;

@@ -41,6 +41,10 @@ begin
     if not p_busy then
         p_cursor.gaps_probe := p_stored.gaps_probe;
     end if;
+    -- Who has changed something may have put it before the slots. (Who knows better has set this time himself.)
+    if p_cursor.slots_until = p_stored.slots_until then
+        p_cursor.slots_until := '-infinity';
+    end if;
     if p_cursor is distinct from p_stored then
         delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;
         p_cursor.version := p_stored.version + 1;
@@ -135,5 +139,10 @@ begin
     p_cursor.pieces_from := coalesce((select place from pgqueue.pieces where consumer_id = v_id order by place limit 1),
                                      p_cursor.last_line_no);
     p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
+    p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
+    p_cursor.slots_from := (select slot from pgqueue.slots where consumer_id = v_id and token is null
+                            order by slot limit 1);
+    p_cursor.slots_to := 9223372036854775807;
+    p_cursor.slots_until := '-infinity';
     return p_cursor;
 end $$;

@@ -116,6 +116,7 @@ declare
     v_keyed  pgqueue.keyed_messages;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.without_slots(p_consumer.consumer_id);
     select * into v_stored from pgqueue.consumer_cursors
     where consumer_id = p_consumer.consumer_id order by version desc limit 1;
     if not found then
@@ -156,6 +157,9 @@ declare
     v_claims bigint;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    -- claimers that are taking some slots are done then, as those that take runs
+    perform from pgqueue.slots where consumer_id = p_consumer.consumer_id for update;  -- lock: slot
+    perform _pgqueue.without_slots(p_consumer.consumer_id);
     select * into v_stored from pgqueue.consumer_cursors
     where consumer_id = p_consumer.consumer_id order by version desc limit 1;
     if not found then

@@ -1,26 +1,41 @@
 -- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time. (Spent tokens come
 -- back in queue/key_tokens.sql.)
 
--- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, and
--- no lease has ended.
+-- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, no
+-- lease has ended, and no claim of a slot was rolled back.
 create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean
 language plpgsql
 as $$
 begin
+    if p_cursor.slots_from is not null then
+        perform from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and token is null
+        limit 1 for update skip locked;  -- lock: slot
+        if found then
+            return false;
+        end if;
+    end if;
     return _pgqueue.looked_lately(p_cursor)
         and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
-        and (_pgqueue.next_expiry(p_consumer.consumer_id, p_cursor.leases_from) <= clock_timestamp()) is not true;
+        and (_pgqueue.next_expiry(p_cursor) <= clock_timestamp()) is not true;
 end $$;
 
--- When the first lease of a consumer ends or ended; null: the consumer has no claims.
---   p_from  no lease ended before that time
-create or replace function _pgqueue.next_expiry(p_consumer_id int, p_from timestamptz) returns timestamptz
+-- When the first lease of a consumer ends or ended; null: the consumer has no claims. The leases of slots are in no
+-- index: slots that can be claimed are few (queue/slots.sql).
+create or replace function _pgqueue.next_expiry(p_cursor pgqueue.consumer_cursors) returns timestamptz
 language plpgsql stable
 as $$
+declare
+    v_lease timestamptz := (select lease_until from pgqueue.claims
+                            where consumer_id = p_cursor.consumer_id and live and lease_until >= p_cursor.leases_from
+                            order by lease_until limit 1);
 begin
-    return (select lease_until from pgqueue.claims
-            where consumer_id = p_consumer_id and live and lease_until >= p_from order by lease_until limit 1);
+    if p_cursor.slots_low is not null then
+        v_lease := least(v_lease, (select min(lease_until) from pgqueue.slots
+                                   where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low));
+    end if;
+    return v_lease;
 end $$;
 
 -- Looks for leases that have ended, and releases their claims. Once a minute it tells all hints of the cursor anew: so
@@ -37,9 +52,9 @@ declare
     v_lease timestamptz;
 begin
     if not _pgqueue.looked_lately(p_cursor) then
-        p_cursor := _pgqueue.look_anew(p_cursor);
+        p_cursor := _pgqueue.flush(_pgqueue.look_anew(p_cursor));
     end if;
-    v_lease := _pgqueue.next_expiry(p_consumer.consumer_id, p_cursor.leases_from);
+    v_lease := _pgqueue.next_expiry(p_cursor);
     p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
     p_cursor.leases_from := least(v_lease, v_past);
     if v_lease <= v_now then
@@ -48,7 +63,8 @@ begin
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number. Needs the consumer's lock; locks those claims.
+-- Releases the expired claims of a consumer, a bounded number. Expired slots become such claims first. Needs the
+-- consumer's lock; locks those claims and slots.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz)
 returns pgqueue.consumer_cursors
@@ -58,6 +74,12 @@ declare
     v_cursor pgqueue.consumer_cursors := p_cursor;
     v_claim  pgqueue.claims;
 begin
+    if p_cursor.slots_low is not null then
+        perform _pgqueue.promote(array(
+            select ctid from pgqueue.slots
+            where consumer_id = p_consumer.consumer_id and slot >= p_cursor.slots_low and lease_until <= p_now
+            for update skip locked));  -- lock: slot
+    end if;
     for v_claim in
         select * from pgqueue.claims
         where consumer_id = p_consumer.consumer_id and live and lease_until >= p_cursor.leases_from

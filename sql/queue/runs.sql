@@ -12,6 +12,7 @@
 --   line        ready in the line of an ordered consumer: lane 1
 --   piece       ready in a piece of an ordered consumer: lane 0
 --   unclaimed   unfiltered, ready, line, piece, delayed or waiting
+--   slot        ready, or claimed, in a row of slots instead of a run (queue/slots.sql)
 --   done        acknowledged: there is no run; keep_history keeps a row of archived_messages
 --   dead        a row of dead_messages
 --   gone        skipped by retention, cancelled, refused by the filter, or forgotten with the consumer's position
@@ -47,6 +48,11 @@
 --   claimed               claimed                           quarantine       spark/quarantine.sql
 --   unclaimed             as its caller says                take_unclaimed   claim/owed.sql
 --   unclaimed             unfiltered, ready, line, delayed  change_lanes     queue/key_limits.sql
+--   slot                  ready                             flush            queue/slots.sql
+--   ready                 as its caller says                take_front       claim/slots.sql
+--   ready                 slot                              cut              claim/slots.sql
+--   slot                  claimed                           promote          base/slots.sql
+--   slot                  claimed                           claim_matching_slots  claim/slots.sql
 --   dead                  ready, line, unfiltered           redrive          functions/dead.sql
 --   any                   gone                              forget_runs      queue/runs.sql
 --   any                   gone, new                         move             functions/positions.sql
@@ -55,7 +61,8 @@
 --   any                   claimed                           claim_run        queue/runs.sql
 --
 -- The rows "as its caller says": the callers of take_out() are return(), return_by_key(), finish(), cancel() and
--- settle_held(); those of line_front() and waiting_heads() are deal(), with store_pieces(): their rows have the target.
+-- settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are deal(), with
+-- store_pieces(): their rows have the target.
 -- take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()).
 -- settle_free() calls it for a Spark sink, and the messages are then done or dead. retry() leaves unfiltered
 -- messages as they are.
@@ -73,7 +80,7 @@ begin
     end if;
 end $$;
 
--- The runs of a consumer that nobody has claimed, by the indexes of their states.
+-- The runs of a consumer that nobody has claimed, by the indexes of their states; and its free slots, as ready runs.
 create or replace function _pgqueue.unclaimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$
@@ -84,10 +91,13 @@ as $$
     select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'unfiltered'
     union all
     select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'waiting' and key is not null
+    union all
+    select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+    where s.consumer_id = p_consumer_id and s.token is null
 $$;
 
--- The runs of a consumer in claims. Each claim is looked up by itself (offset 0): the planner, left alone, may begin
--- with the runs that anybody has claimed.
+-- The runs of a consumer in claims; and its claimed slots, as claimed runs. Each claim is looked up by itself (offset
+-- 0): the planner, left alone, may begin with the runs that anybody has claimed.
 create or replace function _pgqueue.claimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$
@@ -95,6 +105,9 @@ as $$
     cross join lateral (select * from pgqueue.consumer_messages r
                         where r.claim_id = c.claim_id and r.state = 'claimed' offset 0) m
     where c.consumer_id = p_consumer_id and c.live
+    union all
+    select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+    where s.consumer_id = p_consumer_id and s.token is not null
 $$;
 
 -- The runs of a consumer, of all states. No index has all of them: a query that asks for a consumer without a state
@@ -111,7 +124,8 @@ as $$
     select * from _pgqueue.claimed(p_consumer_id) where first_seq < p_below
 $$;
 
--- Where the unclaimed runs of a consumer stand in their table, for a statement that changes them.
+-- Where the unclaimed runs of a consumer stand in their table, for a statement that changes them. Slots are not among
+-- them.
 create or replace function _pgqueue.unclaimed_places(p_consumer_id int) returns tid[]
 language sql stable
 as $$
@@ -132,6 +146,7 @@ as $$
 declare
     v_claims bigint[];
     v_gone   bigint;
+    v_slots  bigint;
     v_count  bigint := 0;
 begin
     loop  -- claims that need no lock of the consumer may be under way, and leave claims and slices of runs
@@ -144,8 +159,13 @@ begin
             where reader in (select reader from pgqueue.readers where consumer_id = p_consumer_id)
               and (live or lanes <> '{}')
             returning claim_id
+        ), slot as (
+            -- lock: slot
+            delete from pgqueue.slots where consumer_id = p_consumer_id returning message_count
         )
-        select array(select claim_id from ended union all select claim_id from lost) into v_claims;
+        select array(select claim_id from ended union all select claim_id from lost),
+               (select coalesce(sum(message_count), 0) from slot)
+        into v_claims, v_slots;
         with held as (
             delete from pgqueue.consumer_messages where claim_id = any (v_claims) returning message_count
         ), gone as (
@@ -154,9 +174,9 @@ begin
             returning message_count
         )
         select coalesce(sum(message_count), 0) into v_gone from (select * from held union all select * from gone) m;
-        v_count := v_count + v_gone;
+        v_count := v_count + v_gone + v_slots;
         exit when not exists (select from _pgqueue.unclaimed(p_consumer_id))
-            and not exists (select from pgqueue.claims where consumer_id = p_consumer_id and live);
+            and not exists (select from _pgqueue.live_claims(p_consumer_id));
     end loop;
     delete from pgqueue.pieces where consumer_id = p_consumer_id;
     delete from pgqueue.freed_keys where consumer_id = p_consumer_id;
@@ -256,6 +276,14 @@ begin
       and (m.line_no, m.first_seq) >= (p_from.line_no, p_from.first_seq)
     order by m.line_no, m.first_seq limit 1;
 end $$;
+
+-- Whether a consumer has a ready run, in the lanes whose first place is remembered.
+create or replace function _pgqueue.has_ready(p_cursor pgqueue.consumer_cursors) returns boolean
+language sql stable
+as $$
+    select exists (select from unnest(p_cursor.scan_from) f
+                   cross join lateral _pgqueue.next_ready(p_cursor.consumer_id, f) r where r.run_ctid is not null)
+$$;
 
 -- How many slices of the size of a whole claim p_count ready messages make, beside one more slice of the rest. A ready
 -- run is sliced for small claims, so that the next claimers find runs that fit, and runs that are not locked.

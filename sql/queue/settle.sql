@@ -70,6 +70,14 @@ declare
     v_count bigint;
 begin
     if current_setting('transaction_isolation') = 'read committed' then
+        if _pgqueue.is_slot(p_claim_id) then
+            delete from pgqueue.slots  -- lock: slot
+            where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+            returning message_count into v_count;
+            if found then
+                return v_count;
+            end if;
+        end if;
         -- the common case, in two statements: the second sees what was committed before the first had the lock
         delete from pgqueue.claims  -- lock: claim
         where claim_id = p_claim_id
@@ -85,7 +93,7 @@ begin
 end $$;
 
 -- Puts messages of a claim back to be delivered again, or gives them up: the common part of all calls that return
--- messages.
+-- messages. (More than 60 lines: most of them say what becomes of one run.)
 --
 -- Which message is to blame: a message is given up when it was delivered max_deliver_count times and is known to have
 -- failed. It is known when the worker named it, or when it was the last message of its claim. When some messages of a
@@ -112,6 +120,7 @@ declare
     v_delayed timestamptz;  -- until when that message is delayed
     v_run     pgqueue.consumer_messages;
     v_places  pgqueue.line_place[] := '{}';
+    v_due     timestamptz;  -- when the first of them that is delayed comes back
 begin
     select max(deliver_count) into v_most
     from pgqueue.consumer_messages
@@ -150,8 +159,12 @@ begin
                 v_places := v_places || (v_run.lane, v_run.line_no, v_run.first_seq)::pgqueue.line_place;
             else
                 v_cursor.due_from := least(v_cursor.due_from, v_run.not_visible_until);
+                v_due := least(v_due, v_run.not_visible_until);
             end if;
         end loop;
+        if v_places = '{}' then  -- nothing comes before the slots now; save_cursor() compares the times
+            v_cursor.slots_until := least(v_cursor.slots_until, v_due) - interval '1 microsecond';
+        end if;
     end if;
     v_cursor := _pgqueue.lower_scan_from(v_cursor, v_places);
     perform _pgqueue.shrink_claim(p_claim, _pgqueue.held_by(p_claim.claim_id));

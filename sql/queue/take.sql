@@ -130,6 +130,8 @@ begin
        or (v_hi - v_lo = v_plain.o_message_count) is not true
        or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
        or not _pgqueue.is_for(p_first.consumers, p_consumer.consumer_id)
+       -- slots are cut of what is enough for two claims (claim/slots.sql)
+       or (p_consumer.quick and v_hi - v_lo >= 2 * p_want and p_want <= _pgqueue.limit_slice_size())
        or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         return 0;
     end if;
@@ -377,6 +379,6 @@ begin
         or exists (select from pgqueue.publications
                    where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                      and publication_id < p_cursor.next_publication + _pgqueue.limit_unseen())
-        or (p_far and pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass)
+        or (p_far and coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0)
                       >= p_cursor.next_publication + _pgqueue.limit_unseen());
 end $$;

@@ -43,6 +43,12 @@ create table if not exists pgqueue.consumers (
                                                         or ordering = 'stream') stored,
     archives           boolean     generated always as (keep_history is not null or notify_done
                                                         or per_key_capacity is not null) stored,
+    -- whether small claims of it are cut ahead (slots.sql)
+    quick              boolean     generated always as (
+        not (ordering <> 'none' or partitions is not null or paused or scheduled or max_backlog is not null
+             or per_key_limit is not null or per_key_interval is not null or fair or max_in_flight is not null
+             or rate_limit is not null or filtered or ageing is not null or keep_history is not null or notify_done
+             or per_key_capacity is not null)) stored,
     unique (stream_id, name)
 );
 
@@ -105,6 +111,17 @@ create table if not exists pgqueue.consumer_cursors (
     freed_from       bigint,                                             -- nor have freed_keys; null: there are none
     -- Another claimer was turned away: until then no claim takes all keys.
     dealt_until      timestamptz          not null default '-infinity',
+    -- Slots (queue/slots.sql): no slot is below slots_low; null: there are none. Those that were cut last, and what is
+    -- left of those before, are from slots_block on. Free ones are from slots_from on, and below slots_to; null: none
+    -- is free. Until slots_until, nothing that is known comes before them.
+    slots_low        bigint,
+    slots_block      bigint,
+    slots_from       bigint,
+    slots_to         bigint,
+    slots_until      timestamptz          not null default '-infinity',
+    slots_priority   int,
+    slots_size       int,                                                -- messages of a slot
+    slots_ahead      int,                                                -- so many are cut next; null: as many as may
     primary key (consumer_id, version)
 );
 

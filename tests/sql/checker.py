@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import namedtuple_row
 
 from spark_pgqueue.postgres import connection
+from tests.sql import internals
 from tests.sql.limits import limit
 
 
@@ -48,6 +49,7 @@ class Consumer:
     places: list[Any] = field(default_factory=list)  # how far they are
     runs: list[Any] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
+    slots: list[Any] = field(default_factory=list)
     published: set[int] = field(default_factory=set)
     untaken: set[int] = field(default_factory=set)
     pieces: dict[int, Any] = field(default_factory=dict)
@@ -77,6 +79,8 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         cursors = cur.execute(
             "select k.next_publication, k.gaps, k.take_was_cut, k.last_line_no, k.scan_lanes_from,"
             " k.pieces_from, k.freed_from, k.taken, k.forgotten,"
+            " k.slots_low, k.slots_block, k.slots_from, k.slots_to, k.slots_priority,"
+            " greatest(k.slots_until, '2000-01-01') as slots_until,"
             " case when tokens_from >= '2000-01-01' then tokens_from"
             " when tokens_from < '2000-01-01' then '2000-01-01' end as tokens_from,"
             " (select coalesce(sum(s.message_count), 0) from pgqueue.skips s"
@@ -126,11 +130,15 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for token in cur.execute("select * from pgqueue.key_tokens").fetchall():
         assert token.consumer_id in consumers, f"a token of no consumer: {token}"
         check_token(consumers[token.consumer_id], token)
-    for run in cur.execute("select * from pgqueue.consumer_messages").fetchall():
+    for slot in cur.execute("select * from pgqueue.slots").fetchall():
+        assert slot.consumer_id in consumers, f"a slot of no consumer: {slot}"
+        consumers[slot.consumer_id].slots.append(slot)
+    for run in cur.execute(f"select * from {internals.RUNS} m").fetchall():
         assert run.consumer_id in consumers, f"a run of no consumer: {run}"
         consumers[run.consumer_id].runs.append(run)
     for claim in cur.execute(
-        "select *, array(select a.seqs from unnest(acted) a) as acted_seqs from pgqueue.claims"
+        "select *, array(select a.seqs from unnest(acted) a) as acted_seqs"
+        f" from {internals.CLAIMS} l"
     ).fetchall():
         assert claim.consumer_id in consumers, f"a claim of no consumer: {claim}"
         consumers[claim.consumer_id].claims.append(claim)
@@ -193,6 +201,7 @@ def check(
             check_claims(c)
             check_group(c)
             check_line(c)
+            check_slots(c)
             check_capacity(c)
             if c.ordering != "none":
                 check_order(c)
@@ -287,7 +296,7 @@ def check_line(c: Consumer) -> None:
             assert c.cursor.filter_from is not None, f"nobody will filter {run}"
             assert c.cursor.filter_from <= run.line_no, f"before {c.cursor.filter_from}: {run}"
             assert c.cursor.take_was_cut, f"nobody will look for {run}"
-        if run.state == "ready":
+        if run.state == "ready" and not any(run.seqs == slot.seqs for slot in c.slots):
             place = [f for f in c.scan_from if f[0] == run.lane]
             beyond = c.cursor.scan_lanes_from is not None and run.lane >= c.cursor.scan_lanes_from
             assert place or beyond, f"a ready run in a lane that is not looked at: {run}"
@@ -306,6 +315,33 @@ def check_line(c: Consumer) -> None:
     assert lanes == sorted(set(lanes)), f"a lane twice, or out of order: {c.scan_from}"
     if c.cursor.scan_lanes_from is not None:
         assert all(lane < c.cursor.scan_lanes_from for lane in lanes), f"{c.scan_from}"
+
+
+def check_slots(c: Consumer) -> None:
+    """1 no loss: a free slot is found, at once or by the next claim that is in need."""
+    free = [slot for slot in c.slots if slot.token is None]
+    for slot in c.slots:
+        assert c.cursor.slots_low is not None, f"nobody knows of {slot}"
+        assert c.cursor.slots_low <= slot.slot, f"before {c.cursor.slots_low}: {slot}"
+        claimed = (slot.claimed_at, slot.lease_until, slot.timeout)
+        assert all((each is None) == (slot.token is None) for each in claimed), f"{slot}"
+        assert slot.token is None or slot.token % 2 == 1, f"a token of no slot: {slot}"
+    for slot in free:
+        assert c.cursor.slots_from is not None, f"no claim will look for {slot}"
+        assert c.cursor.slots_from <= slot.slot, f"before {c.cursor.slots_from}: {slot}"
+    served = [slot for slot in free if slot.slot < c.cursor.slots_to] if free else []
+    if not served or c.cursor.slots_until <= c.cursor.now:
+        return
+    first = min(served, key=lambda slot: slot.slot)
+    places = [(-slot.priority, slot.arrival_no, min(numbers(slot.seqs)))
+              for slot in sorted(served, key=lambda slot: slot.slot)]  # fmt: skip
+    assert places == sorted(places), f"slots are out of order: {served}"
+    for run in c.runs:
+        if run.state == "ready":
+            place = (run.lane, run.line_no, run.first_seq)
+            assert place >= places[0], f"{run} comes before the slots, which begin with {first}"
+        if run.state == "delayed":
+            assert run.not_visible_until >= c.cursor.slots_until, f"nobody will notice {run}"
 
 
 def check_token(c: Consumer, token: Any) -> None:

@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import psycopg
 
+from tests.sql import internals
+
 # Where consumers keep when to look again. A look that comes too early is always allowed.
 HINTS = "consumer_cursors"
 
@@ -48,12 +50,17 @@ def end_lease(conn: psycopg.Connection, *claims: int) -> None:
         " where claim_id = any(%s)",
         [list(claims)],
     )
+    conn.execute(
+        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
+        " where _pgqueue.slot_claim(slot, token) = any(%s)",
+        [list(claims)],
+    )
     set_hints(conn)
 
 
 def end_leases(conn: psycopg.Connection) -> None:
     """The visibility timeout of every claim passes, and nothing else."""
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    internals.end_leases(conn)
     set_hints(conn)
 
 

@@ -95,17 +95,28 @@ def index_of(conn: psycopg.Connection, table: str) -> str:
 
 # What consumers hold
 
+RUNS = """(select * from pgqueue.consumer_messages
+union all
+select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r)"""
+"""All runs; slots among them."""
+
+CLAIMS = """(select * from pgqueue.claims
+union all
+select c.* from pgqueue.slots s cross join lateral _pgqueue.claim_of(s) c
+where s.token is not null)"""
+"""All claims; claimed slots among them."""
+
 
 def runs(conn: psycopg.Connection) -> list[Any]:
     """All runs with all that is known of them, in an order of their own: to be compared."""
-    return rows(conn, "select m.* from pgqueue.consumer_messages m order by m")
+    return rows(conn, f"select m.* from {RUNS} m order by m")
 
 
 def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
     """The messages of a claim, by line, then arrival, then number."""
     found = rows(
         conn,
-        "select s from pgqueue.consumer_messages m, unnest(m.seqs) g,"
+        f"select s from {RUNS} m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s"
         " where claim_id = %s order by lane, arrival_no, s",
         claim_id,
@@ -117,7 +128,7 @@ def arrivals(conn: psycopg.Connection, consumer_id: int) -> dict[int, int]:
     """When what a consumer has in runs was taken, by message: the order of arrival counts up."""
     found = rows(
         conn,
-        "select s, arrival_no from pgqueue.consumer_messages m, unnest(m.seqs) g,"
+        f"select s, arrival_no from {RUNS} m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s where consumer_id = %s",
         consumer_id,
     )
@@ -130,7 +141,25 @@ def claims(conn: psycopg.Connection) -> list[Any]:
         conn,
         "select claim_id, live,"
         " extract(epoch from lease_until - clock_timestamp())::float as seconds_left"
-        " from pgqueue.claims order by claimed_at, claim_id",
+        f" from {CLAIMS} c order by claimed_at, claim_id",
+    )
+
+
+def end_leases(conn: psycopg.Connection) -> None:
+    """The visibility timeout of every claim passed a second ago."""
+    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    conn.execute(
+        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
+        " where token is not null"
+    )
+
+
+def forget_claims(conn: psycopg.Connection) -> None:
+    """As if no transaction that claimed had ever been committed; runs stay claimed."""
+    conn.execute("delete from pgqueue.claims")
+    conn.execute(
+        "update pgqueue.slots set token = null, claimed_at = null, lease_until = null,"
+        " timeout = null, owner = null"
     )
 
 
@@ -138,7 +167,7 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
     """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
         conn,
-        "select (array_agg(claim_id order by claimed_at desc))[1] as claim_id from pgqueue.claims"
+        f"select (array_agg(claim_id order by claimed_at desc))[1] as claim_id from {CLAIMS} l"
         " join pgqueue.consumers using (consumer_id) where name = %s and claim_id > 0",
         consumer,
     )
@@ -348,8 +377,10 @@ def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
     """Let all consumers look into their gaps again after a time, at most two seconds."""
     conn.execute(
         "update pgqueue.consumer_cursors"
-        " set gaps_probe = clock_timestamp() + make_interval(secs => %s)",
-        [seconds],
+        " set gaps_probe = clock_timestamp() + make_interval(secs => %s),"
+        " slots_until = case when slots_until > '-infinity'"
+        " then clock_timestamp() + make_interval(secs => %s) else slots_until end",
+        [seconds, seconds],
     )
 
 
@@ -446,6 +477,9 @@ def lock_runs(conn: psycopg.Connection, seq: int | None = None) -> None:
         "select from pgqueue.consumer_messages where seqs @> %s::bigint is not false for update",
         [seq],
     )
+    conn.execute(
+        "select from pgqueue.slots where seqs @> %s::bigint is not false for update", [seq]
+    )
 
 
 def lock_dead_letter(conn: psycopg.Connection, seq: int) -> None:
@@ -461,6 +495,11 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
 def lock_claim(conn: psycopg.Connection, claim_id: int) -> None:
     """Let nobody settle or take over a claim until the end of the transaction."""
     conn.execute("select from pgqueue.claims where claim_id = %s for update", [claim_id])
+    conn.execute(
+        "select from pgqueue.slots where slot & 1048575 = _pgqueue.place_in(%s)"
+        " and token = _pgqueue.token_in(%s) for update",
+        [claim_id, claim_id],
+    )
 
 
 def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: list[int]) -> None:

@@ -18,7 +18,6 @@ from tests.sql.queue import (
     ORDERINGS,
     Conn,
     Session,
-    acked,
     call,
     claim_of,
     consumer,
@@ -262,7 +261,7 @@ def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: 
     send_key(conn)
     assert claim(conn, 1) == 1
     clock.set_clock_back(conn, timedelta(hours=1))
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
+    internals.end_leases(conn)
     # the one that was claimed may be to blame, and comes alone
     assert [seqs_of(call(conn, "receive", "s", "c", 10)) for _ in range(3)] == [[1], [2], []]
 
@@ -485,12 +484,12 @@ def test_a_crash_that_gives_ids_back_gives_out_other_ones(conn: Conn, stream: in
     send_key(conn)
     before = one(conn, "select last_value from pgqueue.claim_numbers")
     old = claim_of(call(conn, "receive", "s", "c", 1))
-    conn.execute("delete from pgqueue.claims")
+    internals.forget_claims(conn)
     conn.execute("select setval('pgqueue.claim_numbers', %s, false)", [before])
     new = claim_of(call(conn, "receive", "s", "c", 1))
     assert new != old
     assert value(conn, "ack", old) == 0
-    assert acked(conn, "s", "c") == []
+    assert value(conn, "ack", new) == 1
 
 
 # Dropping

@@ -60,6 +60,15 @@ WRONG = {
     "freed_from": BEYOND,
     "freed_from of none": "null",
     "dealt_until": LATER,
+    "slots_low": "null",
+    "slots_block": "slots_low + 1000",
+    "slots_from": "null",
+    "slots_from beyond": "slots_low + 1000",
+    "slots_to": "slots_low",
+    "slots_until": LATER,
+    "slots_priority": "1000",
+    "slots_size": "1000",
+    "slots_ahead": "1000",
 }  # fmt: skip
 
 # What was done, and is stored nowhere else.

@@ -107,7 +107,7 @@ def look_rarely(conn: Conn) -> str:
 
 
 def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
-    """It is never stored as ready; the next claim finds the rest in pieces of its own size."""
+    """It is never stored as ready, if it is not enough for two claims."""
     look_rarely(conn)
     consumer(conn)
     send(conn)
@@ -117,9 +117,9 @@ def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
     assert done == ((1, 0, 0), (1, 0, 0), (1, 0, 1), NOTHING)
     sent = [send(conn) for _ in range(5)]
     done = written(conn, lambda: claim_one(conn))
-    assert done == ((5, 0, 0), (1, 0, 0), (1, 0, 1), NOTHING)
+    assert done == ((1, 0, 1), NOTHING, (1, 0, 1), NOTHING), "all are cut into slots"
     done = written(conn, lambda: claim_one(conn))
-    assert done == ((0, 1, 0), (1, 0, 0), NOTHING, NOTHING)
+    assert done == (NOTHING, NOTHING, NOTHING, NOTHING), "a slot is claimed"
     assert acked(conn, "s", "c") == sent[2:]
 
 
@@ -129,9 +129,11 @@ def test_what_is_ready_is_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     sent = send_all(conn, ["x"] * 500)
     assert claim_one(conn) == sent[0]
     assert locks(conn, lambda: claim_one(conn)) == 0
-    assert locks(conn, lambda: receive(conn, 100)) == 0, "not even when a run has to be cut"
+    assert locks(conn, lambda: receive(conn, 20)) == 0, "not even when slots have to be joined"
+    assert locks(conn, lambda: receive(conn, 100)) == 1, "new slots have to be cut"
+    assert locks(conn, lambda: receive(conn, 30)) == 0, "not even when a slot has to be divided"
     done = written(conn, lambda: receive(conn, 100))
-    assert done[2] == NOTHING
+    assert done == (NOTHING, NOTHING, NOTHING, NOTHING)
 
 
 def test_beside_an_open_producer_what_is_ready_is_claimed_without_the_lock(

@@ -23,7 +23,8 @@ SAFE = {
     r"to_hex\(.*\)": "hexadecimal digits",
     r".*::reg(?:class|procedure)(?:::text)?(?:, ', '(?: order by \w+)?\))?": "quoted by Postgres",
     r"_pgqueue\.(?:sql_name|room_of|partition_sql|each_column|key_of)\(.*\)": "SQL, quoted there",
-    r"(?:format|string_agg\(format)\(.*": "from a format that is looked at itself",
+    r"(?:format|string_agg\(\s*format)\(.*": "from a format that is looked at itself",
+    r"_pgqueue\.payload_queries\(.*\)": "SQL, put together there",
     r"t\.(?:event|kind|rows)|kind": "one of several texts",
     r"v_base ->> 'relation'": "quoted by capture_names",
     r"\$q\$.*|max\(upper\(c\.seqs\)\) into v_lo": "a text",
@@ -33,7 +34,7 @@ SAFE = {
 VARIABLES = {
     "p_function": ("capture_triggers.sql", "capture_names() quotes it"),
     "p_query": ("views.sql", "a text of an installer's file"),
-    "v_all": ("payloads.sql", "a format with %I"),
+    "p_runs": ("payloads.sql", "a text of make_payloads()"),
     "v_calls": ("payloads.sql", "formats with a number"),
     "v_rows": ("scanning.sql", "one of several texts"),
     "v_part": ("capture_triggers.sql", "a text with words in braces, for compose()"),

@@ -38,7 +38,24 @@ BOTH = {
 # asked for what is delayed, what is ready, what was claimed, and at the acknowledgement
 PLACED = {"_serve_ready": 1, "consumer_messages scans": 4, "consumer_cursors scans": 1}
 READY = {
-    "none": BOTH | PLACED | {"_claim_quickly": 1, "publications scans": 1},
+    # a slot is asked for, changed, read, and deleted
+    "none": {
+        "receive": 1,
+        "_claim": 1,
+        "_payloads": 1,
+        "_payloads_1": 1,
+        "ack": 1,
+        "_ack": 1,
+        "_slots_are_next": 1,
+        "_claim_slot": 1,
+        "streams scans": 1,
+        "consumers scans": 1,
+        "consumer_cursors scans": 1,
+        "publications scans": 1,
+        "messages_1 scans": 1,
+        "slots scans": 3,
+        "slots writes": 2,
+    },
     "key": BOTH | PLACED | {"_claim_pieces": 1, "_cursor": 1},
 }
 # A claim of the only message, which was just published: taken and claimed at once.

@@ -13,7 +13,7 @@ WRITES = re.compile(r"(?:insert into|update|delete from|merge into) pgqueue\.con
 
 STATES = {
     *("new", "unfiltered", "ready", "line", "piece", "delayed", "waiting", "claimed"),
-    *("done", "dead", "gone", "any", "unclaimed", "the same"),
+    *("done", "dead", "gone", "any", "unclaimed", "the same", "slot"),
 }
 """What the table may say of a message; `line` and `piece` are ready runs of ordered consumers."""
 

@@ -567,7 +567,7 @@ def test_who_looks_at_claims_is_told_which_worker_has_them(queue, url):
 
     def handle(message):
         with connection.connect(url) as conn:
-            owners.extend(conn.execute("select owner from pgqueue.claims").fetchone() or ())
+            owners.extend(conn.execute("select owner from pgqueue.open_claims").fetchone() or ())
 
     Consumer(url, "s", "c", worker="billing 1").run(handle, wait=MOMENT, prefetch=0)
     assert owners == ["billing 1"] * 2

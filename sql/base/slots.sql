@@ -1,0 +1,163 @@
+-- A slot as a claim: its id, and how it becomes a claim of the usual kind; and locking a claim of either kind.
+--
+-- The id of a slot's claim has 20 bits of the slot's number, and a token: 42 random bits, and a last bit that is 1. The
+-- last bit of all other ids of claims is 0.
+
+-- The id of the claim that a slot is with a token.
+create or replace function _pgqueue.slot_claim(p_slot bigint, p_token bigint) returns bigint
+language sql immutable parallel safe
+as $$ select (p_slot & 1048575) << 43 | p_token $$;
+
+-- A token that nobody knows.
+create or replace function _pgqueue.new_token() returns bigint
+language sql volatile
+as $$ select floor(random() * 4398046511104)::bigint << 1 | 1 $$;
+
+-- The bits of a slot's number that are in a claim's id: by these, the slot is in an index.
+create or replace function _pgqueue.place_in(p_claim_id bigint) returns bigint
+language sql immutable parallel safe
+as $$ select p_claim_id >> 43 $$;
+
+-- The token in a claim's id.
+create or replace function _pgqueue.token_in(p_claim_id bigint) returns bigint
+language sql immutable parallel safe
+as $$ select p_claim_id & 8796093022207 $$;
+
+-- Whether a claim's id is one of a slot. The slot may be a claim of the usual kind by now, with the same id.
+create or replace function _pgqueue.is_slot(p_claim_id bigint) returns boolean
+language sql immutable parallel safe
+as $$ select p_claim_id & 1 = 1 $$;
+
+-- The claim that a claimed slot is, as a row of claims.
+create or replace function _pgqueue.claim_of(p_slot pgqueue.slots) returns pgqueue.claims
+language sql immutable
+as $$
+    select (_pgqueue.slot_claim(p_slot.slot, p_slot.token), p_slot.consumer_id, false, true, p_slot.claimed_at,
+            p_slot.lease_until, p_slot.timeout, p_slot.message_count, p_slot.message_count, 0, null, p_slot.owner,
+            false, null, null, null, null)::pgqueue.claims
+$$;
+
+-- The run that a slot is, as a row of consumer_messages: ready, or claimed.
+create or replace function _pgqueue.run_of(p_slot pgqueue.slots) returns pgqueue.consumer_messages
+language sql immutable
+as $$
+    select (p_slot.consumer_id, case when p_slot.token is null then 'ready' else 'claimed' end, -p_slot.priority,
+            p_slot.priority, (p_slot.token is not null)::int, p_slot.arrival_no, p_slot.arrival_no, lower(p_slot.seqs),
+            p_slot.message_count, p_slot.seqs, _pgqueue.slot_claim(p_slot.slot, p_slot.token), null, p_slot.claimed_at,
+            null, null, null)::pgqueue.consumer_messages
+$$;
+
+-- The claims of a consumer that hold messages, slots among them.
+create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.claims
+language sql stable
+as $$
+    select * from pgqueue.claims where consumer_id = p_consumer_id and live
+    union all
+    select (_pgqueue.claim_of(s)).* from pgqueue.slots s where s.consumer_id = p_consumer_id and s.token is not null
+$$;
+
+-- The claim of an id, as a row or as a slot; no row when there is none.
+create or replace function _pgqueue.claim_by(p_claim_id bigint) returns setof pgqueue.claims
+language sql stable
+as $$
+    select * from pgqueue.claims where claim_id = p_claim_id
+    union all
+    select (_pgqueue.claim_of(s)).* from pgqueue.slots s
+    where s.slot & 1048575 = _pgqueue.place_in(p_claim_id)
+      and s.token = _pgqueue.token_in(p_claim_id)
+$$;
+
+-- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay.
+--   p_tids  where they are in their table: the caller has locked them
+-- Returns how many.
+create or replace function _pgqueue.promote(p_tids tid[]) returns bigint
+language plpgsql
+as $$
+declare
+    v_count bigint;
+begin
+    with gone as (
+        delete from pgqueue.slots where ctid = any (p_tids) and token is not null returning *
+    ), run as (
+        insert into pgqueue.consumer_messages
+        select (_pgqueue.run_of(g::pgqueue.slots)).* from gone g
+    )
+    insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g;
+    get diagnostics v_count = row_count;
+    return v_count;
+end $$;
+
+-- Makes a claim of the usual kind of the slot of an id, if it is still a slot.
+--   p_and_consumer  lock the consumer, too: before the slot, because whoever has that lock may come upon the slot
+-- Locks: the slot, for which it waits as Postgres does.
+create or replace function _pgqueue.promote_slot(p_claim_id bigint, p_and_consumer boolean) returns void
+language plpgsql
+as $$
+begin
+    if p_and_consumer then
+        perform _pgqueue.lock_consumer(consumer_id) from pgqueue.slots
+        where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id);
+    end if;
+    perform _pgqueue.promote(array(
+        select ctid from pgqueue.slots
+        where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+        for update));  -- lock: slot
+end $$;
+
+-- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_claims(p_claim_ids bigint[]) returns void
+language plpgsql
+as $$
+declare
+    v_locked bigint;
+begin
+    -- lock: claim
+    perform from pgqueue.claims where claim_id = any (p_claim_ids) order by claim_id for update skip locked;
+    get diagnostics v_locked = row_count;
+    if v_locked = cardinality(p_claim_ids) then
+        return;
+    elsif v_locked < (select count(*) from pgqueue.claims where claim_id = any (p_claim_ids)) then
+        perform _pgqueue.await('one of the claims ' || array_to_string(p_claim_ids, ', '),
+            'select count(*) from (select from pgqueue.claims where claim_id in '
+            '(select jsonb_array_elements_text($2)::bigint) order by claim_id for update) c',  -- lock: claim
+            null, to_jsonb(p_claim_ids));
+    end if;
+end $$;
+
+-- Locks a live claim; with p_and_consumer also its consumer, for a caller that puts runs back into the line. A slot
+-- becomes a claim of the usual kind. Returns the claim; null, with a warning, when the claim is not live, or is a
+-- checkpoint reader's.
+create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean) returns pgqueue.claims
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claims;
+begin
+    if _pgqueue.is_slot(p_claim_id) then
+        perform _pgqueue.promote_slot(p_claim_id, p_and_consumer);
+    end if;
+    -- lock: claim
+    select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update skip locked;
+    if not found then
+        perform _pgqueue.lock_claims(array[p_claim_id]);
+        select * into v_claim from pgqueue.claims where claim_id = p_claim_id;
+    end if;
+    if v_claim.live is not true or v_claim.reader is not null then
+        perform _pgqueue.warn_not_live(p_claim_id);
+        return null;
+    end if;
+    if p_and_consumer then
+        perform _pgqueue.lock_consumer(v_claim.consumer_id);
+    end if;
+    return v_claim;
+end $$;
+
+-- Warns that a claim is not live.
+create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
+language plpgsql
+as $$
+begin
+    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
+                  'over; or a Spark query holds it; nothing was changed',
+                  coalesce(p_claim_id::text, 'null');
+end $$;

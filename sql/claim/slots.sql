@@ -1,0 +1,264 @@
+-- Claims of slots (queue/slots.sql), for consumers that are quick: they have no order and no special settings. A claim
+-- of as many messages as a slot has is one update. When no slot is left, or something may come before the slots, a
+-- claim cuts new ones with the consumer's lock.
+
+-- Whether the slots of a consumer come next: nothing is due, and nothing more urgent was published.
+create or replace function _pgqueue.slots_are_next(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    return _pgqueue.need_not_look(p_cursor.slots_until)
+       and (p_cursor.take_was_cut
+            or not exists (select from pgqueue.publications
+                           where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
+                             and priority > 0 and priority > p_cursor.slots_priority));
+end $$;
+
+-- Claims the first free slot, if it has as many messages as the claim wants. Returns the claim; its id is null when
+-- there is no such slot. Locks: the slot.
+create or replace function _pgqueue.claim_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                               p_max int, p_visibility_timeout interval) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_claim   pgqueue.claimed;
+    v_now     timestamptz := clock_timestamp();
+    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
+    v_token   bigint := _pgqueue.new_token();
+begin
+    update pgqueue.slots
+    set token = v_token, claimed_at = v_now, lease_until = v_now + v_timeout, timeout = v_timeout,
+        owner = current_setting('application_name')
+    where ctid = (select ctid from pgqueue.slots
+                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+                    and token is null
+                  order by slot limit 1
+                  for update skip locked)  -- lock: slot
+      and message_count = p_max
+    returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
+    v_claim.stream_id := p_consumer.stream_id;
+    return v_claim;
+end $$;
+
+-- Claims as many messages as the claim wants out of the first free slots, if these are larger or smaller: as a slot of
+-- their own. Of a slot that has too many messages the rest stays free. Returns the claim; its id is null when the slots
+-- do not suffice. Locks: the slots.
+create or replace function _pgqueue.claim_of_slots(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_max int, p_visibility_timeout interval) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_slots pgqueue.slots[] := array(
+        select s from pgqueue.slots s
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null
+        order by slot limit (p_max + p_cursor.slots_size - 2) / p_cursor.slots_size + 1
+        for update skip locked);  -- lock: slot
+    v_slot  pgqueue.slots;
+    v_all   int8multirange := '{}';
+    v_count bigint := 0;
+    v_last  int := 0;
+    v_claim pgqueue.claimed;
+begin
+    foreach v_slot in array v_slots loop
+        exit when v_count >= p_max
+            or (v_slot.arrival_no, v_slot.priority) <> (v_slots[1].arrival_no, v_slots[1].priority);
+        v_all := v_all + v_slot.seqs;
+        v_count := v_count + v_slot.message_count;
+        v_last := v_last + 1;
+    end loop;
+    if v_count < p_max or (select count(*) from unnest(v_all) r) > _pgqueue.limit_ranges() then
+        return v_claim;
+    end if;
+    v_slot := v_slots[v_last];  -- it keeps what is too much
+    delete from pgqueue.slots where consumer_id = p_cursor.consumer_id
+        and slot = any (array(select s.slot from unnest(v_slots[:v_last]) s))
+        and (slot <> v_slot.slot or v_count = p_max);
+    update pgqueue.slots
+    set seqs = v_all - _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)), message_count = v_count - p_max
+    where consumer_id = p_cursor.consumer_id and slot = v_slot.slot;
+    insert into pgqueue.slots (slot, arrival_no, token, claimed_at, lease_until, consumer_id, priority, message_count,
+                               seqs, timeout, owner)
+    select nextval('pgqueue.claim_numbers'), v_slot.arrival_no, _pgqueue.new_token(), t.now, t.now + t.timeout,
+           p_cursor.consumer_id, v_slot.priority, p_max,
+           case when v_count = p_max then v_all else _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)) end,
+           t.timeout, current_setting('application_name')
+    from (select clock_timestamp() as now, coalesce(p_visibility_timeout, p_consumer.visibility_timeout) as timeout) t
+    returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
+    v_claim.stream_id := p_consumer.stream_id;
+    return v_claim;
+end $$;
+
+-- Whether there is a free slot, of whatever size, that no other session is claiming; or slots may have been cut since
+-- the cursor was read. Locks: a slot.
+create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql
+as $$
+begin
+    perform from pgqueue.slots
+    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+      and token is null
+    limit 1 for update skip locked;  -- lock: slot
+    return found or not exists (select from pgqueue.consumer_cursors
+                                where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
+end $$;
+
+-- Claims messages that pass a condition out of the free slots, as runs of a claim of the usual kind; the others stay in
+-- their slots. Slots that other sessions are claiming are passed over.
+--   p_max   messages to claim at most
+--   p_look  messages to look at, at most
+-- Returns how many messages it claimed, and at how many it looked. Errors: PQ099 where the rest of a slot would have
+-- too many ranges. Locks: the slots of the claimed messages.
+create or replace function _pgqueue.claim_matching_slots(p_stream_id int, p_cursor pgqueue.consumer_cursors,
+                                                         p_claim_id bigint, p_where jsonpath, p_max bigint,
+                                                         p_look bigint, out o_count bigint, out o_looked bigint)
+language plpgsql
+as $$
+declare
+    v_free  int8multirange := coalesce((
+        select range_agg(seqs) from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null), '{}');
+    v_match int8multirange;
+    v_rest  int8multirange;
+    v_slot  pgqueue.slots;
+begin
+    o_count := 0;
+    o_looked := least(p_look, _pgqueue.cardinality(v_free));
+    v_free := case when o_looked > 0 then _pgqueue.below(v_free, _pgqueue.bound_of(v_free, o_looked)) else '{}' end;
+    v_match := _pgqueue.matching(p_stream_id, array(select g from unnest(v_free) g order by g), null, p_where, p_max);
+    foreach v_slot in array array(
+        select s from pgqueue.slots s
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+          and token is null and seqs && v_match
+        order by slot for update skip locked)  -- lock: slot
+    loop
+        v_rest := v_slot.seqs - v_match;
+        if (select count(*) from unnest(v_rest) r) > _pgqueue.limit_ranges() then
+            raise exception using errcode = 'PQ099';
+        end if;
+        o_count := o_count + _pgqueue.claim_run(_pgqueue.run_of(v_slot), v_slot.seqs * v_match, p_claim_id);
+        delete from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot = v_slot.slot and v_rest = '{}';
+        update pgqueue.slots set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest)
+        where consumer_id = p_cursor.consumer_id and slot = v_slot.slot;
+    end loop;
+end $$;
+
+-- Takes ready messages that may be cut from the front of the line: they were never delivered, came together, and are
+-- alike. Their runs are deleted.
+--   p_want  messages; the last run may have more
+-- Returns the first run, and the messages of all, in few ranges; nulls when there are none. Locks: the runs.
+create or replace function _pgqueue.take_front(p_cursor pgqueue.consumer_cursors, p_want bigint,
+                                               out o_first pgqueue.consumer_messages, out o_seqs int8multirange)
+language plpgsql
+as $$
+declare
+    v_place pgqueue.line_place := p_cursor.scan_from[1];
+    v_run   pgqueue.consumer_messages;
+    v_count bigint := 0;
+begin
+    while v_count < p_want loop
+        delete from pgqueue.consumer_messages
+        where ctid = (select ctid from pgqueue.consumer_messages
+                      where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
+                        and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
+                      order by line_no, first_seq limit 1
+                      for update skip locked)  -- lock: run
+          and deliver_count = 0 and note is null
+          and (o_seqs is null or (arrival_no = o_first.arrival_no and first_seq = upper(o_seqs)
+                                  and upper(seqs) - first_seq = message_count))
+        returning * into v_run;
+        exit when not found;
+        if o_seqs is null then
+            o_first := v_run;
+        end if;
+        o_seqs := coalesce(o_seqs, '{}') + v_run.seqs;
+        v_count := v_count + v_run.message_count;
+    end loop;
+end $$;
+
+-- The first messages of a set, in p_count parts of p_size messages each.
+create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint)
+returns int8multirange[]
+language plpgsql immutable
+as $$
+declare
+    v_lo    bigint := lower(p_seqs);
+    v_parts int8multirange[] := '{}';
+begin
+    if p_seqs = int8multirange(range_merge(p_seqs)) then
+        return array(select int8multirange(int8range(v_lo + i * p_size, v_lo + (i + 1) * p_size))
+                     from generate_series(0, p_count - 1) i order by i);
+    end if;
+    for i in 1..p_count loop
+        v_parts := v_parts || _pgqueue.below(p_seqs, _pgqueue.bound_of(p_seqs, p_size));
+        p_seqs := p_seqs - v_parts[i];
+    end loop;
+    return v_parts;
+end $$;
+
+-- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than
+-- a slot stay in the line, and so do messages with a priority below 0. What is claimed of the slots before the last
+-- ones becomes claims of the usual kind: so few slots have to be looked at. Returns the cursor. Needs the consumer's
+-- lock; the consumer has no free slots.
+create or replace function _pgqueue.cut(p_cursor pgqueue.consumer_cursors, p_max int)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_place pgqueue.line_place := p_cursor.scan_from[1];
+    v_want  bigint := p_max::bigint * coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
+    v_front record;
+    v_parts int8multirange[];
+    v_from  bigint;
+    v_to    bigint;
+begin
+    if p_cursor.scan_lanes_from is not null or (v_place.lane <= 0) is not true
+       or (select sum(f.message_count) >= 2 * p_max
+           from (select message_count from pgqueue.consumer_messages
+                 where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
+                   and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
+                 order by line_no, first_seq limit 2) f) is not true then
+        return p_cursor;
+    end if;
+    v_front := _pgqueue.take_front(p_cursor, v_want);
+    if v_front.o_seqs is null then
+        return p_cursor;
+    end if;
+    v_parts := _pgqueue.parts(v_front.o_seqs, p_max, least(v_want, _pgqueue.cardinality(v_front.o_seqs)) / p_max);
+    perform _pgqueue.store_run(v_front.o_first,
+                               v_front.o_seqs - coalesce((select range_agg(p) from unnest(v_parts) p), '{}'));
+    if v_parts = '{}' then
+        return p_cursor;
+    end if;
+    with cut as (
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs)
+        select nextval('pgqueue.claim_numbers'), (v_front.o_first).arrival_no, p_cursor.consumer_id,
+               (v_front.o_first).priority, p_max, p.seqs
+        from (select seqs from unnest(v_parts) with ordinality u (seqs, i) order by i) p
+        returning slot
+    )
+    select min(slot), max(slot) + 1 into v_from, v_to from cut;
+    perform _pgqueue.promote(array(
+        select ctid from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and slot < p_cursor.slots_block
+          and token is not null
+        for update skip locked));  -- lock: slot
+    p_cursor.slots_low := (select slot from pgqueue.slots
+                           where consumer_id = p_cursor.consumer_id and slot >= coalesce(p_cursor.slots_low, v_from)
+                           order by slot limit 1);
+    p_cursor.slots_block := v_from;
+    p_cursor.slots_from := least(p_cursor.slots_from, v_from);
+    p_cursor.slots_to := v_to;
+    p_cursor.slots_priority := (v_front.o_first).priority;
+    p_cursor.slots_size := p_max;
+    p_cursor.slots_ahead := cardinality(v_parts);
+    p_cursor.slots_until := least(
+        p_cursor.lease_probe,
+        case when p_cursor.gaps <> '{}' and not p_cursor.take_was_cut then p_cursor.gaps_probe end,
+        (select not_visible_until from pgqueue.consumer_messages
+         where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+         order by not_visible_until limit 1));
+    return p_cursor;
+end $$;

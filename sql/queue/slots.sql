@@ -1,0 +1,91 @@
+-- Slots: messages of a consumer that were cut ahead for small claims (claim/slots.sql). They stand at the front of the
+-- line, and nothing that is ready comes before them. A claim of a free slot is one update of its row, without any lock
+-- but the row's.
+--
+-- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
+-- claims as well lets claimed slots become claims of the usual kind: own_consumer().
+
+-- Whether a consumer has free slots that come before its ready runs, as far as its cursor says. Not so where other
+-- sessions were claiming all that was left when the slots were put back.
+create or replace function _pgqueue.has_slots(p_cursor pgqueue.consumer_cursors) returns boolean
+language sql immutable
+as $$ select p_cursor.slots_from is not null and p_cursor.slots_to > p_cursor.slots_from $$;
+
+-- Puts the free slots of a consumer back into the line, as ready runs, but those that somebody is claiming. How many
+-- slots are cut next time goes by how many of these were used. Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.flush(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_part   record;
+    v_run    pgqueue.consumer_messages;
+    v_free   bigint := 0;
+    v_places pgqueue.line_place[] := '{}';
+begin
+    if p_cursor.slots_low is null then
+        return p_cursor;
+    end if;
+    for v_part in
+        with gone as (
+            delete from pgqueue.slots where ctid = any (array(
+                select ctid from pgqueue.slots
+                where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
+                for update skip locked))  -- lock: slot
+            returning priority, arrival_no, seqs
+        )
+        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots from gone group by 1, 2
+    loop
+        v_run.consumer_id := p_cursor.consumer_id;
+        v_run.state := 'ready';
+        v_run.lane := -v_part.priority;
+        v_run.priority := v_part.priority;
+        v_run.deliver_count := 0;
+        v_run.arrival_no := v_part.arrival_no;
+        v_run.line_no := v_part.arrival_no;
+        perform _pgqueue.store_run(v_run, v_part.seqs);
+        v_places := v_places || (v_run.lane, v_run.line_no, lower(v_part.seqs))::pgqueue.line_place;
+        v_free := v_free + v_part.slots;
+    end loop;
+    p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);
+    p_cursor.slots_ahead := least(_pgqueue.limit_slots(),
+                                  greatest(2, 2 * (coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots()) - v_free)));
+    p_cursor.slots_from := (select slot from pgqueue.slots
+                            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
+                            order by slot limit 1);
+    p_cursor.slots_to := p_cursor.slots_from;  -- somebody has all that are left
+    p_cursor.slots_low := (select slot from pgqueue.slots
+                           where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
+                           order by slot limit 1);
+    p_cursor.slots_until := '-infinity';
+    return p_cursor;
+end $$;
+
+-- Puts the slots of a consumer back, and lets those that are claimed become claims of the usual kind; but those that
+-- somebody is claiming or settling. Needs the consumer's lock.
+create or replace function _pgqueue.without_slots(p_consumer_id int) returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors := (select c from pgqueue.consumer_cursors c
+                                          where c.consumer_id = p_consumer_id order by c.version desc limit 1);
+begin
+    if v_stored.slots_low is not null then
+        perform _pgqueue.promote(array(
+            select ctid from pgqueue.slots
+            where consumer_id = p_consumer_id and slot >= v_stored.slots_low and token is not null
+            for update skip locked));  -- lock: slot
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.flush(v_stored), true);
+    end if;
+end $$;
+
+-- Locks a consumer for a caller that needs all its runs and claims as rows of consumer_messages and claims. Returns its
+-- cursor, which is stored. Errors: as lock_consumer(); PQ002 when the consumer was dropped. Locks: the consumer; it
+-- waits for no slot.
+create or replace function _pgqueue.own_consumer(p_consumer_id int) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_consumer(p_consumer_id);
+    perform _pgqueue.without_slots(p_consumer_id);
+    return _pgqueue.cursor(p_consumer_id);
+end $$;

@@ -1,0 +1,18 @@
+-- Slots: messages that were cut ahead for small claims of a consumer without an order and without special settings
+-- (consumers.quick). See queue/slots.sql.
+
+-- A slot has the messages of one claim, and is that claim once it has a token: nobody writes a row of claims for it.
+-- A claim changes no column that an index has. So each page keeps room for the second version of its rows.
+create table if not exists pgqueue.slots (
+    slot          bigint         not null,  -- of the numbers of claims: slots are served in their order
+    arrival_no    bigint         not null,  -- of the run from which it was cut
+    token         bigint,                   -- the random bits of its claim's id; null: the slot is free
+    claimed_at    timestamptz,
+    lease_until   timestamptz,
+    consumer_id   int            not null,
+    priority      int            not null,
+    message_count int            not null,
+    seqs          int8multirange not null,
+    timeout       interval,                 -- the visibility timeout of its claim
+    owner         text                      -- as that of a claim
+) with (fillfactor = 50);

@@ -1,0 +1,405 @@
+"""Slots: what is cut ahead for small claims is claimed, settled, moved and counted as all else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.postgres import connection, schema
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    now,
+    one,
+    receive,
+    seconds,
+    send,
+    send_all,
+    seqs_of,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
+
+SENT = 12
+
+
+@pytest.fixture
+def sent(conn: Conn) -> list[int]:
+    """Messages of a consumer, of which the first is claimed, and the others are free slots."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * SENT)
+    assert seqs_of(receive(conn, 1)) == sent[:1]
+    assert slots(conn) == (SENT - 1, 1)
+    return sent
+
+
+def slots(conn: Conn) -> tuple[int, int]:
+    """How many slots are free, and how many are claimed."""
+    return (
+        one(conn, "select count(*) from pgqueue.slots where token is null"),
+        one(conn, "select count(*) from pgqueue.slots where token is not null"),
+    )
+
+
+def claims_of(rows: list[Any]) -> int:
+    claim = claim_of(rows)
+    assert claim is not None
+    return claim
+
+
+# The code
+
+
+def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
+    """A function that locks a consumer and goes on with its runs lets the slots become runs."""
+    without = {
+        "_pgqueue.own_consumer": "it is the function that does that",
+        "_pgqueue.claim_in_turn": "it puts free slots back, and claims what is claimed of none",
+        "_pgqueue.claim": "claim_in_turn() does, or it claims what is ready",
+        "_pgqueue.claim_new": "its caller has found no free slot",
+        "_pgqueue.promote_slot": "it makes a claim of one slot",
+        "_pgqueue.lock_claim": "its callers have a claim, whose runs are no slots any more",
+        "_pgqueue.skip": "skip_locked() does",
+        "_pgqueue.forget_readers": "it calls own_consumer(), too",
+        "_pgqueue.change_limits": "it calls without_slots()",
+        "_pgqueue.change_lanes": "it calls without_slots()",
+        "_pgqueue.pass_over_missing": "skip() does",
+        "_pgqueue.drop_consumer": "forget_runs() deletes them",
+        "_pgqueue.move": "forget_runs() deletes them",
+        "_pgqueue.take_for_group": "a group is not quick",
+        "pgqueue.note_offset": "a group is not quick",
+        "pgqueue.lease_partitions": "a group is not quick",
+        "pgqueue.leave_group": "a group is not quick",
+        "pgqueue.replay": "it looks at runs by runs_of(), which has the slots",
+        "pgqueue.redrive": "it adds runs, which come after the slots, or save_cursor() notes it",
+        "pgqueue.purge_dead": "it has to do with dead letters alone",
+        "pgqueue.retry": "what it changes was delivered before, and slots were not",
+    }
+    locks = re.compile(r"_pgqueue\.(?:try_)?lock_consumer\(")
+    found = set()
+    for path in schema.sql_files():
+        code = re.sub(r"--[^\n]*", "", path.read_text())
+        for part in re.split(r"(?=create or replace (?:function|procedure) )", code)[1:]:
+            name = re.match(r"create or replace \w+ (_?pgqueue\.\w+)", part)
+            assert name is not None
+            if locks.search(part.partition("as $$")[2]):
+                found.add(name[1])
+    assert found == set(without)
+
+
+# Claims of other sizes
+
+
+def test_a_claim_has_as_many_messages_as_it_wants_whatever_the_slots_have(
+    conn: Conn, sent: list[int]
+) -> None:
+    """A claim without a look at the size delivered one of ten messages, and acknowledged ten."""
+    assert seqs_of(receive(conn, 3)) == sent[1:4]
+    assert seqs_of(receive(conn, 1)) == sent[4:5]
+    rows = receive(conn, 2)
+    assert seqs_of(rows) == sent[5:7]
+    assert value(conn, "ack", claims_of(rows)) == 2
+    assert seqs_of(receive(conn, 100)) == sent[7:]
+
+
+def test_of_a_slot_that_is_too_large_the_rest_stays(conn: Conn) -> None:
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 40)
+    assert seqs_of(receive(conn, 10)) == sent[:10]
+    rows = receive(conn, 1)
+    assert seqs_of(rows) == sent[10:11]
+    assert value(conn, "ack", claims_of(rows)) == 1
+    assert seqs_of(receive(conn, 10)) == sent[11:21]
+    assert seqs_of(receive(conn, 300)) == sent[21:]
+
+
+# Settling
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("how", ["nack", "defer", "dead_letter"])
+def test_some_or_all_of_a_slot_is_settled_as_of_any_claim(conn: Conn, how: str, size: int) -> None:
+    """What was joined and then returned in part was lost, and came twice."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * SENT)
+    receive(conn, 1)
+    rows = receive(conn, size)
+    assert seqs_of(rows) == sent[1 : 1 + size]
+    assert value(conn, how, claims_of(rows), sent[1:2]) == 1
+    assert value(conn, "ack", claims_of(rows)) == size - 1
+    left = {seq: state for seq, state in states(conn, "c").items() if seq in sent[1 : 1 + size]}
+    assert left == {sent[1]: "dead" if how == "dead_letter" else "ready"}
+
+
+def test_a_slot_is_extended_in_place_and_acknowledged_in_part(conn: Conn, sent: list[int]) -> None:
+    rows = receive(conn, 4)
+    claim = claims_of(rows)
+    assert value(conn, "extend", claim, timedelta(hours=1)) == 4
+    assert slots(conn) == (SENT - 5, 2)
+    assert value(conn, "ack", claim, sent[1:3]) == 2
+    assert slots(conn) == (SENT - 5, 1)
+    assert value(conn, "extend", claim) == 2
+    (row,) = internals.rows(conn, "select * from pgqueue.open_claims where claim_id = %s", claim)
+    assert row.remaining == 2
+    assert row.lease_until > now(conn) + seconds(3000)
+    assert value(conn, "ack", claim) == 2
+    assert value(conn, "ack", claim) == 0
+
+
+def test_the_lease_of_a_slot_ends(conn: Conn, sent: list[int]) -> None:
+    """It comes again, is counted, and its owner is too late."""
+    rows = receive(conn, 1)
+    clock.end_lease(conn, claims_of(rows))
+    again = receive(conn, 1)
+    assert [(row.seq, row.deliver_count) for row in again] == [(sent[1], 2)]
+    assert value(conn, "ack", claims_of(rows)) == 0
+
+
+def test_a_claim_that_was_rolled_back_gives_its_slot_back_and_its_id_to_nobody(
+    conn: Conn, session: Session, sent: list[int]
+) -> None:
+    """Also if the slots were put back meanwhile."""
+    worker = session()
+    worker.execute("begin")
+    rows = receive(worker, 1)
+    assert seqs_of(rows) == sent[1:2]
+    assert value(conn, "cancel", "s", "c", sent[-1:]) == 1, "which puts the other slots back"
+    worker.execute("rollback")
+    checker.check(conn)
+    assert value(conn, "ack", claims_of(rows)) == 0
+    assert sorted(seqs_of(receive(conn, 3)) + acked(conn, "s", "c")) == sent[1:-1]
+
+
+# What comes before the slots
+
+
+def test_an_urgent_message_comes_before_the_slots(conn: Conn, sent: list[int]) -> None:
+    urgent = send(conn, p_priority=1)
+    assert seqs_of(receive(conn, 1)) == [urgent]
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+    send(conn, p_priority=5, p_consumers=["other"]) if consumer(conn, "other") else None
+    assert seqs_of(receive(conn, 1)) == sent[2:3]
+
+
+def test_what_failed_comes_before_the_slots(conn: Conn, sent: list[int]) -> None:
+    rows = receive(conn, 1)
+    value(conn, "nack", claims_of(rows))
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+    assert seqs_of(receive(conn, 1)) == sent[2:3]
+
+
+def test_a_delay_that_ends_is_noticed_beside_slots(conn: Conn, sent: list[int]) -> None:
+    rows = receive(conn, 1)
+    value(conn, "nack", claims_of(rows), None, seconds(3600))
+    assert seqs_of(receive(conn, 1)) == sent[2:3]
+    assert slots(conn)[0] > 0
+    clock.end_delay(conn, sent[1])
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+
+
+def test_a_late_commit_is_noticed_beside_slots(conn: Conn, session: Session) -> None:
+    consumer(conn)
+    late = session()
+    late.execute("begin")
+    first = send(late, p_priority=3)
+    sent = send_all(conn, ["x"] * SENT)
+    assert seqs_of(receive(conn, 1)) == sent[:1]
+    late.execute("commit")
+    clock.look_again(conn)
+    assert seqs_of(receive(conn, 1)) == [first]
+
+
+# Who looks, and who moves
+
+
+def test_slots_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None:
+    found = stats(conn, "c")
+    assert (found.ready, found.claimed, found.claims, found.backlog) == (SENT - 1, 1, 1, SENT - 1)
+    assert set(states(conn, "c").values()) == {"ready", "claimed"}
+    (row,) = internals.rows(conn, "select * from pgqueue.open_claims")
+    assert (row.messages, row.remaining, row.first_seq) == (1, 1, sent[0])
+    (because,) = call(conn, "explain_message", "s", "c", sent[3])
+    assert (because.state, because.because) == (
+        "ready",
+        "to be delivered, after 2 messages before it",
+    )
+    (because,) = call(conn, "explain_message", "s", "c", sent[0])
+    assert because.state == "claimed"
+    assert [row.seq for row in call(conn, "peek", "s", "c", 3)] == sent[1:4]
+    pending = call(conn, "scan_pending", "s", "c")
+    assert sum(row.hi - row.lo for row in pending) == SENT
+    (held,) = call(conn, "scan_claimed", "s", "c")
+    assert (held.lo, held.hi) == (sent[0], sent[0] + 1)
+    assert (
+        value(conn, "consumer_backlog", one(conn, "select min(consumer_id) from pgqueue.consumers"))
+        == SENT - 1
+    )
+
+
+MOVES: dict[str, tuple[Callable[[Conn, list[int]], object], int]] = {
+    "cancel": (lambda conn, sent: value(conn, "cancel", "s", "c", [sent[0], *sent[4:6]]), SENT - 3),
+    "seek": (lambda conn, sent: value(conn, "seek", "s", "c", "earliest"), SENT),
+    "skip": (lambda conn, sent: value(conn, "seek", "s", "c", "latest"), 0),
+    "replay": (lambda conn, sent: value(conn, "replay", "s", "c", "earliest"), SENT - 1),
+    "retry": (lambda conn, sent: value(conn, "retry", "s", "c"), SENT - 1),
+    "receive_where": (
+        lambda conn, sent: value(
+            conn, "ack", claim_of(call(conn, "receive_where", "s", "c", '$.data == "x"', 2))
+        ),
+        SENT - 3,
+    ),
+    "alter": (
+        lambda conn, sent: value(conn, "alter_consumer", "s", "c", Jsonb({"max_in_flight": 99})),
+        SENT - 1,
+    ),
+    "schedule": (
+        lambda conn, sent: value(conn, "create_schedule", "s", "t", "@yearly", p_data="x"),
+        SENT - 1,
+    ),
+    "large": (lambda conn, sent: value(conn, "ack", claim_of(receive(conn, 1000))), 0),
+}  # fmt: skip
+"""What moves or looks at what a consumer has, and how many messages come afterwards."""
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_who_moves_what_a_consumer_has_finds_slots_too(
+    conn: Conn, sent: list[int], move: str
+) -> None:
+    """Unflushed, cancel answered 0, statistics were empty, and a message came after seek."""
+    act, left = MOVES[move]
+    act(conn, sent)
+    checker.check(conn)
+    assert len(set(acked(conn, "s", "c", 1000))) == left
+
+
+def test_a_consumer_that_is_paused_keeps_its_slots(conn: Conn, sent: list[int]) -> None:
+    value(conn, "pause", "s", "c")
+    assert receive(conn, 1) == []
+    value(conn, "resume", "s", "c")
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+
+
+def test_what_slots_owe_is_not_trimmed(conn: Conn, sent: list[int]) -> None:
+    value(conn, "set_retention", "s", p_messages=1)
+    for _ in range(3):
+        send(conn)
+        call(conn, "maintain")
+    assert set(sent) <= internals.published(conn)
+    value(conn, "set_retention", "s", p_messages=1, p_unread="drop")
+    for _ in range(4):
+        send(conn)
+        call(conn, "maintain")
+    checker.check(conn)
+    assert states(conn, "c")[sent[0]] == "claimed", "its lease has not ended"
+    assert set(sent[1:]).isdisjoint(states(conn, "c"))
+
+
+def test_a_reader_has_what_was_in_slots(conn: Conn, reader: Reader) -> None:
+    sent = send_all(conn, ["x"] * SENT)
+    rows = receive(conn, 1)
+    assert seqs_of(rows) == sent[:1]
+    end = reader.ask()
+    assert reader.plan(end) == sent[1:]
+    assert value(conn, "ack", claims_of(rows)) == 1
+
+
+def test_a_slot_that_outlives_its_block_becomes_a_claim(conn: Conn) -> None:
+    """So few slots have to be looked at, however long a worker works on its message."""
+    consumer(conn)
+    size = one(conn, "select _pgqueue.limit_slots()")
+    send_all(conn, ["x"] * 5 * size)
+    first = receive(conn, 1)
+    for _ in range(3 * size):
+        assert value(conn, "ack", claims_of(receive(conn, 1))) == 1
+    assert sum(slots(conn)) <= 2 * size
+    assert internals.count(conn, "claims") == 1
+    assert value(conn, "ack", claims_of(first)) == 1
+
+
+# At the same time
+
+
+def test_claims_of_all_sizes_that_acknowledge_lose_and_double_nothing(url: str, conn: Conn) -> None:
+    """A claim that acknowledged and then waited for the lock deadlocked with a flush."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 1200)
+
+    def work(number: int) -> list[int]:
+        got: list[int] = []
+        with connection.connect(url) as mine:
+            claim = None
+            for turn in range(100_000):
+                size = (1, 3, 10, 1, 300)[(number + turn) % 5] if turn % 7 else 2
+                rows = call(mine, "receive", "s", "c", size, p_ack=claim)
+                if not rows:
+                    return got
+                claim = claim_of(rows)
+                if turn % 11 == 5:
+                    value(mine, "nack", claim, seqs_of(rows)[:1])
+                    value(mine, "ack", claim)
+                    got += seqs_of(rows)[1:]
+                    claim = None
+                else:
+                    got += seqs_of(rows)
+        raise AssertionError("there is no end")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [seq for part in pool.map(work, range(8)) for seq in part]
+    found += acked(conn, "s", "c", 5000)
+    assert sorted(found) == sent
+
+
+def test_killed_and_rolled_back_claimers_lose_and_double_nothing(url: str, conn: Conn) -> None:
+    """Each notes what it has done in the transaction that acknowledges it."""
+    consumer(conn, visibility_timeout=seconds(0.3))
+    conn.execute("create table public.done (seq bigint primary key)")
+    sent = send_all(conn, ["x"] * 400)
+
+    def work(number: int) -> None:
+        turn = number
+        while one_of(url, "select count(*) from public.done") < len(sent):
+            turn += 1
+            try:
+                with connection.connect(url) as mine:
+                    for _ in range(turn % 5 + 1):
+                        one_turn(mine, turn)
+                    mine.execute("begin")
+                    call(mine, "receive", "s", "c", turn % 3 + 1)
+                    mine.execute("select pg_terminate_backend(pg_backend_pid())")
+            except psycopg.OperationalError:
+                continue
+
+    def one_turn(mine: Conn, turn: int) -> None:
+        rows = call(mine, "receive", "s", "c", (1, 1, 2, 5)[turn % 4])
+        if not rows or turn % 6 == 0:
+            return  # the lease will end
+        with mine.transaction(force_rollback=turn % 4 == 1):
+            if value(mine, "ack", claim_of(rows)):
+                for seq in seqs_of(rows):
+                    mine.execute("insert into public.done values (%s)", [seq])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    done = [seq for (seq,) in conn.execute("select seq from public.done order by 1").fetchall()]
+    assert done == sent
+
+
+def one_of(url: str, query: str) -> Any:
+    with connection.connect(url) as conn:
+        return one(conn, query)
