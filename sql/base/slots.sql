@@ -87,21 +87,29 @@ begin
     return v_count;
 end $$;
 
--- Makes a claim of the usual kind of the slot of an id, if it is still a slot.
+-- Makes a claim of the usual kind of the slot of an id, if it is still a slot. Returns how many it made.
 --   p_and_consumer  lock the consumer, too: before the slot, because whoever has that lock may come upon the slot
--- Locks: the slot, for which it waits as Postgres does.
-create or replace function _pgqueue.promote_slot(p_claim_id bigint, p_and_consumer boolean) returns void
+-- Errors: PQ099 when the slot was gone after the consumer was locked. Locks: the slot, for which it waits as Postgres
+-- does.
+create or replace function _pgqueue.promote_slot(p_claim_id bigint, p_and_consumer boolean) returns bigint
 language plpgsql
 as $$
+declare
+    v_count bigint;
 begin
     if p_and_consumer then
         perform _pgqueue.lock_consumer(consumer_id) from pgqueue.slots
         where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id);
+        p_and_consumer := found;
     end if;
-    perform _pgqueue.promote(array(
+    v_count := _pgqueue.promote(array(
         select ctid from pgqueue.slots
         where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
         for update));  -- lock: slot
+    if p_and_consumer and v_count = 0 then
+        raise exception using errcode = 'PQ099';  -- who waits for its claim has not locked the consumer
+    end if;
+    return v_count;
 end $$;
 
 -- Locks claims, in the order of their ids; those that do not exist are passed over. Errors: as lock_consumer().
@@ -133,8 +141,11 @@ as $$
 declare
     v_claim pgqueue.claims;
 begin
-    if _pgqueue.is_slot(p_claim_id) then
-        perform _pgqueue.promote_slot(p_claim_id, p_and_consumer);
+    if _pgqueue.is_slot(p_claim_id) and p_and_consumer then
+        perform _pgqueue.await('claim ' || p_claim_id, 'select _pgqueue.promote_slot($1, true)', p_claim_id,
+                               p_try => '50 ms');
+    elsif _pgqueue.is_slot(p_claim_id) then
+        perform _pgqueue.promote_slot(p_claim_id, false);
     end if;
     -- lock: claim
     select * into v_claim from pgqueue.claims where claim_id = p_claim_id for update skip locked;

@@ -199,32 +199,28 @@ begin
         v_slots := _pgqueue.has_slots(v_cursor);
         v_next := v_slots and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
             and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor);
-        if v_next then
-            v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
-            if v_slot.claim_id is not null then
-                perform _pgqueue.ack(p_ack) where p_ack is not null;
-                return v_slot;
-            end if;
-            v_slots := _pgqueue.has_slot(v_cursor);
-        end if;
     end if;
-    v_claim.claim_id := _pgqueue.new_claim_id();
-    v_claim.stream_id := v_consumer.stream_id;
     if v_in_turn is not true then
         begin
+            if v_next then
+                v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                if v_slot.claim_id is null then
+                    v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                end if;
+                if v_slot.claim_id is not null then
+                    perform _pgqueue.ack(p_ack) where p_ack is not null;
+                    return v_slot;
+                end if;
+                v_slots := _pgqueue.has_slot(v_cursor);
+            end if;
+            v_claim.claim_id := _pgqueue.new_claim_id();
+            v_claim.stream_id := v_consumer.stream_id;
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
             if v_consumer.by_key then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
-            elsif v_slots then
-                if v_next then
-                    v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
-                    if v_slot.claim_id is not null then
-                        return v_slot;
-                    end if;
-                end if;
-            else
+            elsif v_slots is not true then
                 v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max);
             end if;
             v_claim.message_count := coalesce(v_quick.message_count, 0);
@@ -255,13 +251,15 @@ begin
                 end if;
             end if;
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-            -- This unlocks the runs of other claims that it looked at, before it waits for the lock; and takes back
-            -- the acknowledgement. The session that has the lock may come upon those runs, and wait for them although
-            -- it skips locked rows, where Postgres follows a run to its last version.
+            -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
+            -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
+            -- although it skips locked ones, where Postgres follows a row to its last version.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
         end;
     end if;
     if v_in_turn then
+        v_claim.claim_id := coalesce(v_claim.claim_id, _pgqueue.new_claim_id());
+        v_claim.stream_id := v_consumer.stream_id;
         v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
                                          coalesce(v_claim.message_count, 0), case when v_acked is null then p_ack end,
                                          p_visibility_timeout);

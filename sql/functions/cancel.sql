@@ -78,7 +78,8 @@ begin
     loop
         v_claims := v_claims || v_claim;
     end loop;
-    v_stored := _pgqueue.own_consumer(p_consumer.consumer_id);
+    perform _pgqueue.own_consumer(p_consumer.consumer_id);
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_claims := v_claims || array(  -- those that were slots until now
         select c from pgqueue.claims c
         where c.claim_id = any (array(select m.claim_id from _pgqueue.claimed(p_consumer.consumer_id) m

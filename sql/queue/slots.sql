@@ -78,14 +78,12 @@ begin
     end if;
 end $$;
 
--- Locks a consumer for a caller that needs all its runs and claims as rows of consumer_messages and claims. Returns its
--- cursor, which is stored. Errors: as lock_consumer(); PQ002 when the consumer was dropped. Locks: the consumer; it
--- waits for no slot.
-create or replace function _pgqueue.own_consumer(p_consumer_id int) returns pgqueue.consumer_cursors
+-- Locks a consumer for a caller that needs all its runs and claims as rows of consumer_messages and claims. Does nothing
+-- more to a consumer that was dropped. Errors: as lock_consumer(). Locks: the consumer; it waits for no slot.
+create or replace function _pgqueue.own_consumer(p_consumer_id int) returns void
 language plpgsql
 as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
     perform _pgqueue.without_slots(p_consumer_id);
-    return _pgqueue.cursor(p_consumer_id);
 end $$;

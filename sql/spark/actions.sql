@@ -218,7 +218,8 @@ begin
                       where r.consumer_id = p_consumer.consumer_id and (v_reader is null or r.reader = v_reader)
                         and c.seqs && v_named);
     perform _pgqueue.lock_claims(v_claims);
-    v_stored := _pgqueue.own_consumer(p_consumer.consumer_id);
+    perform _pgqueue.own_consumer(p_consumer.consumer_id);
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     for v_claim in select * from pgqueue.claims where claim_id = any (v_claims) order by claim_id loop
         v_held := _pgqueue.settle_held(p_consumer, v_cursor, v_claim, p_actions, p_replayed);

@@ -76,7 +76,7 @@ begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    v_stored := _pgqueue.own_consumer(p_consumer_id);
+    perform _pgqueue.own_consumer(p_consumer_id);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(lease_until - visibility_timeout) as at, max(visibility_timeout) / 3 + interval '5 s' as every
@@ -91,6 +91,7 @@ begin
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
     released := (select coalesce(sum(remaining), 0) from pgqueue.claims where reader = p_reader and live);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    v_stored := _pgqueue.cursor(p_consumer_id);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
                                  true);
     return next;

@@ -130,7 +130,8 @@ begin
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
         continue when not found;  -- used, or forgotten, while this waited for the lock
         select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
-        v_stored := _pgqueue.own_consumer(v_reader.consumer_id);
+        perform _pgqueue.own_consumer(v_reader.consumer_id);
+        v_stored := _pgqueue.cursor(v_reader.consumer_id);
         perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
                                                                       '{"error": "its reader was not used for long"}'),
                                                                       true);

@@ -76,7 +76,7 @@ begin
     end if;
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    v_stored := _pgqueue.own_consumer(p_consumer_id);
+    perform _pgqueue.own_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.partitions is not null then
         perform _pgqueue.refuse_group(v_consumer);
@@ -88,6 +88,7 @@ begin
     end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    v_stored := _pgqueue.cursor(p_consumer_id);
     v_cursor := v_stored;
     claim_id := p_start_claim;
     messages := p_start_messages;
@@ -189,13 +190,14 @@ begin
     end if;
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    v_stored := _pgqueue.own_consumer(p_consumer_id);
+    perform _pgqueue.own_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.limits_keys then
         perform _pgqueue.refuse_limits(v_consumer);
     end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
+    v_stored := _pgqueue.cursor(p_consumer_id);
     v_cursor := v_stored;
     planned := 0;
     taken_over := 0;
