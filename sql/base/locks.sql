@@ -68,7 +68,7 @@
 --        and drop_consumer, for 10 s. claim(), claim_new(), skip(), take_for_group() and forget_readers() try, and do
 --        without it.
 -- 18. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
---        others hold. ack, nack, extend and the like of a slot wait as Postgres does; seek and drop_consumer in tries.
+--        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
 --        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
 -- 19. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
@@ -106,8 +106,7 @@
 --   _pgqueue.claim: consumer, run before claim.  claim_in_turn() runs after an exception block that let go of all,
 --     or after ack().
 --   _pgqueue.claim: run before consumer.  As above; or claim() has the consumer's lock already, from its try.
---   _pgqueue.claim: slot before claim.  It acknowledges after it has claimed a slot, whose claim nobody
---     knows yet; else as above.
+--   _pgqueue.claim: slot before claim.  As above.
 --   _pgqueue.claim: slot before consumer.  As above.
 --   _pgqueue.claim: run before slot.  As above.
 --   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, then the consumer, and then
@@ -117,8 +116,8 @@
 --   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.
 --   _pgqueue.claim_where: slot before claim.  As of ack().
 --   _pgqueue.claim_where: slot before consumer.  As above.
---   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first where the claim is a slot: then it makes
---     the claim's row itself.
+--   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first, in tries, where the claim is a slot: then it
+--     makes the claim's row itself.
 --   _pgqueue.lock_claim: slot before claim.  As above.
 --   _pgqueue.lock_claim: slot before consumer.  As above.
 --   _pgqueue.set_consumer: settings, consumer, run, slot before stream.  Where it needs the stream's row, it locks that

@@ -202,22 +202,21 @@ begin
     end if;
     if v_in_turn is not true then
         begin
+            if p_ack is not null then
+                v_acked := _pgqueue.ack(p_ack);
+            end if;
             if v_next then
                 v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
                 if v_slot.claim_id is null then
                     v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
                 end if;
                 if v_slot.claim_id is not null then
-                    perform _pgqueue.ack(p_ack) where p_ack is not null;
                     return v_slot;
                 end if;
                 v_slots := _pgqueue.has_slot(v_cursor);
             end if;
             v_claim.claim_id := _pgqueue.new_claim_id();
             v_claim.stream_id := v_consumer.stream_id;
-            if p_ack is not null then
-                v_acked := _pgqueue.ack(p_ack);
-            end if;
             if v_consumer.by_key then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
             elsif v_slots is not true then

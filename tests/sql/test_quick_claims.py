@@ -25,6 +25,7 @@ from tests.sql.queue import (
     consumer,
     one,
     receive,
+    seconds,
     send,
     send_all,
     seqs_of,
@@ -148,8 +149,8 @@ def test_beside_an_open_producer_what_is_ready_is_claimed_without_the_lock(
     sent = send_all(conn, ["x"] * 500)
     assert claim_one(conn) == sent[0]
     assert cursor_of(conn).rows == 1
-    for seconds, held in ((1, 0), (-3600, 1)):
-        internals.look_into_gaps_after(conn, seconds)
+    for after, held in ((1, 0), (-3600, 1)):
+        internals.look_into_gaps_after(conn, after)
         assert locks(conn, lambda: claim_one(conn)) == held
     producer.execute("commit")
     conn.execute(usual.encode())
@@ -158,9 +159,9 @@ def test_beside_an_open_producer_what_is_ready_is_claimed_without_the_lock(
 
 
 def test_claims_without_the_lock_move_the_beginning_of_the_line_now_and_then(conn: Conn) -> None:
-    """Or else the next ones would walk over all that was claimed."""
+    """Or else the next ones would walk over all that was claimed. A history leaves no slots."""
     set_limit_behind(conn, 10)
-    consumer(conn)
+    consumer(conn, keep_history=seconds(3600))
     sent = send_all(conn, ["x"] * 300)
     moved = 0
     for seq in sent[:-1]:

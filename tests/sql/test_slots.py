@@ -32,6 +32,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
@@ -330,6 +331,43 @@ def test_a_slot_that_outlives_its_block_becomes_a_claim(conn: Conn) -> None:
     assert sum(slots(conn)) <= 2 * size
     assert internals.count(conn, "claims") == 1
     assert value(conn, "ack", claims_of(first)) == 1
+
+
+# Waiting
+
+
+def test_a_claim_that_waits_for_its_consumer_holds_no_slot(
+    conn: Conn, session: Session, sent: list[int]
+) -> None:
+    """The session with the consumer's lock may wait for the slot: then both would wait."""
+    assert seqs_of(receive(conn, SENT - 2)) == sent[1:-1]
+    assert slots(conn) == (1, 2)
+    holder, claimer = session(), session()
+    holder.execute("begin")
+    internals.lock_consumer(holder, one(conn, "select max(consumer_id) from pgqueue.consumers"))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(receive, claimer, 3)
+        wait_for_a_lock(conn)
+        holder.execute("select from pgqueue.slots where token is null for update nowait")
+        holder.execute("commit")
+        assert seqs_of(waiting.result()) == sent[-1:]
+
+
+def test_a_nack_that_waits_for_an_acknowledgement_lets_others_claim(
+    conn: Conn, session: Session, sent: list[int]
+) -> None:
+    """It needs the consumer's lock, too, and lets go of that between its tries."""
+    claim = claims_of(receive(conn, 1))
+    acking, returning = session(), session()
+    acking.execute("begin")
+    assert value(acking, "ack", claim) == 1
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(value, returning, "nack", claim)
+        wait_for_a_lock(conn)
+        conn.execute("set statement_timeout = '20 s'")
+        assert seqs_of(receive(conn, 300)) == sent[2:], "which needs the consumer's lock"
+        acking.execute("commit")
+        assert waiting.result() == 0
 
 
 # At the same time
