@@ -116,8 +116,8 @@
 --   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.
 --   _pgqueue.claim_where: slot before claim.  As of ack().
 --   _pgqueue.claim_where: slot before consumer.  As above.
---   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first, in tries, where the claim is a slot: then it
---     makes the claim's row itself.
+--   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first, in tries, where the claim is a slot: then
+--     it makes the claim's row itself.
 --   _pgqueue.lock_claim: slot before claim.  As above.
 --   _pgqueue.lock_claim: slot before consumer.  As above.
 --   _pgqueue.set_consumer: settings, consumer, run, slot before stream.  Where it needs the stream's row, it locks that
