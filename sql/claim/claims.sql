@@ -179,6 +179,7 @@ begin
     if v_consumer.consumer_id is null then
         perform _pgqueue.consumer(p_stream, p_consumer);
     end if;
+    v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
     if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none of these)
         if v_consumer.partitions is not null then
             perform _pgqueue.refuse_group(v_consumer);
@@ -206,9 +207,10 @@ begin
                 v_acked := _pgqueue.ack(p_ack);
             end if;
             if v_next then
-                v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from,
+                                              v_cursor.slots_to, p_max, v_timeout);
                 if v_slot.claim_id is null then
-                    v_slot := _pgqueue.claim_of_slots(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                    v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                 end if;
                 if v_slot.claim_id is not null then
                     return v_slot;
@@ -220,7 +222,11 @@ begin
             if v_consumer.by_key then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
             elsif v_slots is not true then
-                v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max);
+                v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max, v_timeout);
+                if v_quick.seqs is not null then
+                    return (v_claim.claim_id | 1, v_quick.message_count, v_claim.stream_id, v_quick.seqs,
+                            v_quick.priority);
+                end if;
             end if;
             v_claim.message_count := coalesce(v_quick.message_count, 0);
             v_in_turn := v_quick.done is not true;
@@ -231,7 +237,9 @@ begin
                 if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
                     -- another claimer works on the line: the slots, or the ready messages, suffice
                     if v_slots and v_consumer.quick then
-                        v_slot := _pgqueue.claim_slot(v_consumer, v_cursor, p_max, p_visibility_timeout);
+                        v_slot := _pgqueue.claim_slot(
+                            v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to,
+                            p_max, v_timeout);
                         if v_slot.claim_id is not null then
                             return v_slot;
                         end if;
@@ -269,7 +277,6 @@ begin
     end if;
     if v_claim.message_count > 0 then
         v_now := clock_timestamp();  -- after all waiting
-        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
                                     message_count, remaining, owner, archive)
         values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
@@ -287,7 +294,7 @@ end $$;
 -- lock; and whether the claim ends there, as serve_ready() does. Locks: the runs it takes; maybe the consumer.
 --   p_cursor  the cursor; it has no free slots
 create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_claim_id bigint, p_max int)
+                                                  p_claim_id bigint, p_max int, p_timeout interval)
 returns pgqueue.served
 language plpgsql
 as $$
@@ -336,7 +343,7 @@ begin
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
         if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
-            v_served.message_count := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
             v_served.done := v_served.message_count > 0;
         end if;
     end if;
@@ -362,6 +369,7 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
     v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null and p_max <= _pgqueue.limit_slice_size();
+    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
@@ -373,7 +381,8 @@ begin
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end if;
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_slot(p_consumer, v_stored, p_max, p_visibility_timeout);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, v_stored.slots_from,
+                                       v_stored.slots_to, p_max, v_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -388,7 +397,8 @@ begin
         v_cuts := (v_fill.o_cursor).slots_until > '-infinity';  -- slots were cut
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_slot(p_consumer, v_fill.o_cursor, p_max, p_visibility_timeout);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, (v_fill.o_cursor).slots_from,
+                                       (v_fill.o_cursor).slots_to, p_max, v_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;

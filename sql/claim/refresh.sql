@@ -48,7 +48,7 @@ end $$;
 create or replace function _pgqueue.new_claim_id() returns bigint
 language sql volatile
 as $$
-    select (nextval('pgqueue.claim_numbers') & 1048575) << 43 | floor(random() * 4398046511104)::bigint << 1
+    select (nextval('pgqueue.claim_numbers') & 1048575) << 43 | (floor(random() * 4398046511104)::bigint << 1)
 $$;
 
 -- A new id for a claim of a checkpoint reader. These ids are even, too, and rise: an offset stands for all claims of
@@ -56,7 +56,7 @@ $$;
 -- no right: all calls about such a claim name the reader, too.
 create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
-as $$ select nextval('pgqueue.claim_numbers') << 24 | floor(random() * 8388608)::bigint << 1 $$;
+as $$ select nextval('pgqueue.claim_numbers') << 24 | (floor(random() * 8388608)::bigint << 1) $$;
 
 -- Does the work that is due for a consumer before anything is claimed: releases expired leases, ends delays that are
 -- over, and takes new publications, all bounded. Needs the consumer's lock.

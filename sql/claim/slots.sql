@@ -14,37 +14,34 @@ begin
                              and priority > 0 and priority > p_cursor.slots_priority));
 end $$;
 
--- Claims the first free slot, if it has as many messages as the claim wants. Returns the claim; its id is null when
--- there is no such slot. Locks: the slot.
-create or replace function _pgqueue.claim_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_max int, p_visibility_timeout interval) returns pgqueue.claimed
+-- Claims the first free slot of a range, if it has as many messages as the claim wants. Returns the claim; its id is
+-- null when there is no such slot. Locks: the slot.
+create or replace function _pgqueue.claim_slot(p_stream_id int, p_consumer_id int, p_from bigint, p_to bigint,
+                                               p_max int, p_timeout interval) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_claim   pgqueue.claimed;
-    v_now     timestamptz := clock_timestamp();
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
-    v_token   bigint := _pgqueue.new_token();
+    v_claim pgqueue.claimed;
+    v_now   timestamptz := clock_timestamp();
+    v_token bigint := _pgqueue.new_token();
 begin
     update pgqueue.slots
-    set token = v_token, claimed_at = v_now, lease_until = v_now + v_timeout, timeout = v_timeout,
+    set token = v_token, claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
         owner = current_setting('application_name')
     where ctid = (select ctid from pgqueue.slots
-                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
-                    and token is null
+                  where consumer_id = p_consumer_id and slot >= p_from and slot < p_to and token is null
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
       and message_count = p_max
-    returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
-    v_claim.stream_id := p_consumer.stream_id;
+    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
     return v_claim;
 end $$;
 
 -- Claims as many messages as the claim wants out of the first free slots, if these are larger or smaller: as a slot of
 -- their own. Of a slot that has too many messages the rest stays free. Returns the claim; its id is null when the slots
 -- do not suffice. Locks: the slots.
-create or replace function _pgqueue.claim_of_slots(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                   p_max int, p_visibility_timeout interval) returns pgqueue.claimed
+create or replace function _pgqueue.claim_of_slots(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
+                                                   p_timeout interval) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
@@ -58,7 +55,9 @@ declare
     v_all   int8multirange := '{}';
     v_count bigint := 0;
     v_last  int := 0;
-    v_claim pgqueue.claimed;
+    v_mine  int8multirange;
+    v_no    bigint;
+    v_token bigint;
 begin
     foreach v_slot in array v_slots loop
         exit when v_count >= p_max
@@ -68,25 +67,21 @@ begin
         v_last := v_last + 1;
     end loop;
     if v_count < p_max or (select count(*) from unnest(v_all) r) > _pgqueue.limit_ranges() then
-        return v_claim;
+        return null;
     end if;
     v_slot := v_slots[v_last];  -- it keeps what is too much
     delete from pgqueue.slots where consumer_id = p_cursor.consumer_id
         and slot = any (array(select s.slot from unnest(v_slots[:v_last]) s))
         and (slot <> v_slot.slot or v_count = p_max);
-    update pgqueue.slots
-    set seqs = v_all - _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)), message_count = v_count - p_max
+    v_mine := case when v_count = p_max then v_all
+                   else _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)) end;
+    update pgqueue.slots set seqs = v_all - v_mine, message_count = v_count - p_max
     where consumer_id = p_cursor.consumer_id and slot = v_slot.slot;
-    insert into pgqueue.slots (slot, arrival_no, token, claimed_at, lease_until, consumer_id, priority, message_count,
-                               seqs, timeout, owner)
-    select nextval('pgqueue.claim_numbers'), v_slot.arrival_no, _pgqueue.new_token(), t.now, t.now + t.timeout,
-           p_cursor.consumer_id, v_slot.priority, p_max,
-           case when v_count = p_max then v_all else _pgqueue.below(v_all, _pgqueue.bound_of(v_all, p_max)) end,
-           t.timeout, current_setting('application_name')
-    from (select clock_timestamp() as now, coalesce(p_visibility_timeout, p_consumer.visibility_timeout) as timeout) t
-    returning _pgqueue.slot_claim(slot, token), message_count into v_claim.claim_id, v_claim.message_count;
-    v_claim.stream_id := p_consumer.stream_id;
-    return v_claim;
+    v_no := nextval('pgqueue.claim_numbers');
+    v_token := _pgqueue.new_token();
+    perform _pgqueue.store_claimed_slot(p_cursor.consumer_id, v_no, v_token, v_slot.arrival_no, v_slot.priority,
+                                        v_mine, p_max, p_timeout);
+    return (_pgqueue.slot_claim(v_no, v_token), p_max::bigint, p_stream_id, v_mine, v_slot.priority);
 end $$;
 
 -- Whether there is a free slot, of whatever size, that no other session is claiming; or slots may have been cut since
@@ -199,9 +194,8 @@ begin
 end $$;
 
 -- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than
--- a slot stay in the line, and so do messages with a priority below 0. What is claimed of the slots before the last
--- ones becomes claims of the usual kind: so few slots have to be looked at. Returns the cursor. Needs the consumer's
--- lock; the consumer has no free slots.
+-- a slot stay in the line, and so do messages with a priority below 0. Returns the cursor. Needs the consumer's lock;
+-- the consumer has no free slots.
 create or replace function _pgqueue.cut(p_cursor pgqueue.consumer_cursors, p_max int)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -240,15 +234,7 @@ begin
         returning slot
     )
     select min(slot), max(slot) + 1 into v_from, v_to from cut;
-    perform _pgqueue.promote(array(
-        select ctid from pgqueue.slots
-        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and slot < p_cursor.slots_block
-          and token is not null
-        for update skip locked));  -- lock: slot
-    p_cursor.slots_low := (select slot from pgqueue.slots
-                           where consumer_id = p_cursor.consumer_id and slot >= coalesce(p_cursor.slots_low, v_from)
-                           order by slot limit 1);
-    p_cursor.slots_block := v_from;
+    p_cursor := _pgqueue.begin_block(p_cursor, v_from);
     p_cursor.slots_from := least(p_cursor.slots_from, v_from);
     p_cursor.slots_to := v_to;
     p_cursor.slots_priority := (v_front.o_first).priority;

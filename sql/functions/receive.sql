@@ -40,7 +40,8 @@ declare
     v_claim pgqueue.claimed := _pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
 begin
     if v_claim.message_count > 0 then
-        return query select * from _pgqueue.payloads(v_claim.stream_id, v_claim.claim_id);
+        return query select * from _pgqueue.payloads(v_claim.stream_id, v_claim.claim_id, v_claim.seqs,
+                                                            v_claim.priority);
         if not found then
             raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
                 v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);

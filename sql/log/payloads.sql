@@ -49,13 +49,10 @@ declare
                   where c.claim_id = p_claim_id and c.state = 'claimed'
                   order by c.lane, c.arrival_no, lower(g)$q$;
     v_slot   text := $q$
-                  select s.priority, 1 as deliver_count, null::jsonb as note, g from pgqueue.slots s
-                  cross join lateral unnest(s.seqs) g
-                  where s.slot & 1048575 = _pgqueue.place_in(p_claim_id) and s.token = _pgqueue.token_in(p_claim_id)
-                  order by lower(g)$q$;
+                  select p_priority as priority, 1 as deliver_count, null::jsonb as note, g from unnest(p_seqs) g$q$;
 begin
     execute format($q$
-        create or replace function _pgqueue.payloads_%s(p_claim_id bigint)
+        create or replace function _pgqueue.payloads_%s(p_claim_id bigint, p_seqs int8multirange, p_priority int)
         returns setof pgqueue.received
         language plpgsql
         as $f$
@@ -63,7 +60,7 @@ begin
             v_lo bigint;
             v_hi bigint;
         begin
-            if _pgqueue.is_slot(p_claim_id) then
+            if p_seqs is not null then
             %s
             else
             %s
@@ -81,12 +78,14 @@ do $do$
 declare
     v_calls text;
 begin
-    select string_agg(format('when %1$s then return query select * from _pgqueue.payloads_%1$s(p_claim_id);', i),
-                      E'\n            ' order by i)
+    select string_agg(format(
+               'when %1$s then return query select * from _pgqueue.payloads_%1$s(p_claim_id, p_seqs, p_priority);', i),
+               E'\n            ' order by i)
     into v_calls
     from generate_series(1, 32) i;
     execute format($q$
-        create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint)
+        create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint,
+                                                     p_seqs int8multirange default null, p_priority int default null)
         returns setof pgqueue.received
         language plpgsql
         as $f$
@@ -94,7 +93,8 @@ begin
             case p_stream_id
             %s
             else
-            return query execute format('select * from _pgqueue.payloads_%%s($1)', p_stream_id) using p_claim_id;
+            return query execute format('select * from _pgqueue.payloads_%%s($1, $2, $3)', p_stream_id)
+                using p_claim_id, p_seqs, p_priority;
             end case;
         end $f$ $q$,
         v_calls);

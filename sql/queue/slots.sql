@@ -60,6 +60,41 @@ begin
     return p_cursor;
 end $$;
 
+-- Stores a claim as a slot.
+--   p_token  the random bits of its id
+create or replace function _pgqueue.store_claimed_slot(p_consumer_id int, p_slot bigint, p_token bigint,
+                                                       p_arrival_no bigint, p_priority int, p_seqs int8multirange,
+                                                       p_count bigint, p_timeout interval) returns void
+language plpgsql
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    insert into pgqueue.slots (slot, arrival_no, token, claimed_at, lease_until, consumer_id, priority, message_count,
+                               seqs, timeout, owner)
+    values (p_slot, p_arrival_no, p_token, v_now, v_now + p_timeout, p_consumer_id, p_priority, p_count, p_seqs,
+            p_timeout, current_setting('application_name'));
+end $$;
+
+-- Begins a block of slots, with this number. What is claimed of the slots before the last block becomes claims of the
+-- usual kind: so few slots have to be looked at. Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.begin_block(p_cursor pgqueue.consumer_cursors, p_from bigint)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    perform _pgqueue.promote(array(
+        select ctid from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and slot < p_cursor.slots_block
+          and token is not null
+        for update skip locked));  -- lock: slot
+    p_cursor.slots_low := coalesce((select slot from pgqueue.slots
+                                    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
+                                    order by slot limit 1), p_from);
+    p_cursor.slots_block := p_from;
+    return p_cursor;
+end $$;
+
 -- Puts the slots of a consumer back, and lets those that are claimed become claims of the usual kind; but those that
 -- somebody is claiming or settling. Needs the consumer's lock.
 create or replace function _pgqueue.without_slots(p_consumer_id int) returns void
@@ -78,8 +113,9 @@ begin
     end if;
 end $$;
 
--- Locks a consumer for a caller that needs all its runs and claims as rows of consumer_messages and claims. Does nothing
--- more to a consumer that was dropped. Errors: as lock_consumer(). Locks: the consumer; it waits for no slot.
+-- Locks a consumer for a caller that needs all its runs and claims as rows of consumer_messages and claims. Of a
+-- consumer that was dropped, it takes the lock alone. Errors: as lock_consumer(). Locks: the consumer; it waits for no
+-- slot.
 create or replace function _pgqueue.own_consumer(p_consumer_id int) returns void
 language plpgsql
 as $$

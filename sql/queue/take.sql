@@ -109,13 +109,17 @@ end $$;
 -- Takes the next publications and claims at most p_want of their messages at once, for a consumer with ordering=none
 -- that has nothing due. It does so only if the next publications are plain, are all that is new, make one range, are
 -- for this consumer, are to be delivered now and never expire, and if the consumer has no filter and no ready run.
---   p_cursor  the cursor as the claim has read it; nothing is done when it has changed since
---   p_first   the first part of the next publication
--- Returns how many messages the claim got; 0 when nothing was done, or when another session has the consumer's lock.
--- Locks the consumer.
+-- The claim of a consumer that is quick is a slot: p_claim_id with a last bit of 1.
+--   p_cursor    the cursor as the claim has read it; nothing is done when it has changed since
+--   p_first     the first part of the next publication
+--   p_claim_id  the last that new_claim_id() gave this session
+-- Returns how many messages the claim got, and these if it is a slot; 0 when nothing was done, or when another session
+-- has the consumer's lock. Locks the consumer. (More than 60 lines: each call of a function costs a part of what
+-- claiming at once saves.)
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                              p_first pgqueue.publications, p_claim_id bigint, p_want bigint)
-returns bigint
+                                              p_first pgqueue.publications, p_claim_id bigint, p_want bigint,
+                                              p_timeout interval)
+returns pgqueue.served
 language plpgsql
 as $$
 declare
@@ -125,7 +129,10 @@ declare
     v_lo     bigint := lower(v_plain.o_seqs);
     v_hi     bigint := upper(v_plain.o_seqs);
     v_to     bigint := least(v_lo + p_want, v_hi);
+    v_slot   bigint;
+    v_served pgqueue.served;
 begin
+    v_served.message_count := 0;
     if p_consumer.filtered or v_plain.o_count = _pgqueue.limit_take()
        or (v_hi - v_lo = v_plain.o_message_count) is not true
        or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
@@ -133,28 +140,40 @@ begin
        -- slots are cut of what is enough for two claims (claim/slots.sql)
        or (p_consumer.quick and v_hi - v_lo >= 2 * p_want and p_want <= _pgqueue.limit_slice_size())
        or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
-        return 0;
+        return v_served;
     end if;
     if v_cursor.scan_from <> '{}' then
         if cardinality(v_cursor.scan_from) > 1
            or (_pgqueue.next_ready(p_consumer.consumer_id, v_cursor.scan_from[1])).run_ctid is not null then
-            return 0;
+            return v_served;
         end if;
         v_cursor.scan_from := '{}';
     end if;
     delete from pgqueue.consumer_cursors where consumer_id = p_cursor.consumer_id and version = p_cursor.version;
     if not found then
-        return 0;  -- another claimer was faster
+        return v_served;  -- another claimer was faster
     end if;
     v_cursor.version := v_cursor.version + 1;
     v_cursor.next_publication := v_plain.o_last + 1;
     v_cursor.last_line_no := v_cursor.last_line_no + 1;
     v_cursor.taken := v_cursor.taken + v_hi - v_lo;
-    insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
-                                           first_seq, message_count, seqs, claim_id, last_delivered_at)
-    values (p_consumer.consumer_id, 'claimed', v_lane, p_first.priority, 1, v_cursor.last_line_no,
-            v_cursor.last_line_no, v_lo, v_to - v_lo,
-            int8multirange(int8range(v_lo, v_to)), p_claim_id, clock_timestamp());
+    if p_consumer.quick and v_to - v_lo <= _pgqueue.limit_slice_size() then
+        v_slot := currval('pgqueue.claim_numbers');
+        if v_cursor.slots_low is null or v_slot - v_cursor.slots_block >= _pgqueue.limit_slots() then
+            v_cursor := _pgqueue.begin_block(v_cursor, v_slot);
+        end if;
+        v_served.seqs := int8multirange(int8range(v_lo, v_to));
+        v_served.priority := p_first.priority;
+        perform _pgqueue.store_claimed_slot(
+            p_consumer.consumer_id, v_slot, _pgqueue.token_in(p_claim_id) | 1, v_cursor.last_line_no,
+            p_first.priority, v_served.seqs, v_to - v_lo, p_timeout);
+    else
+        insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
+                                               first_seq, message_count, seqs, claim_id, last_delivered_at)
+        values (p_consumer.consumer_id, 'claimed', v_lane, p_first.priority, 1, v_cursor.last_line_no,
+                v_cursor.last_line_no, v_lo, v_to - v_lo,
+                int8multirange(int8range(v_lo, v_to)), p_claim_id, clock_timestamp());
+    end if;
     if v_to < v_hi then
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs)
@@ -165,7 +184,8 @@ begin
         v_cursor.scan_from := array[(v_lane, v_cursor.last_line_no, v_to)::pgqueue.line_place];
     end if;
     insert into pgqueue.consumer_cursors select v_cursor.*;
-    return v_to - v_lo;
+    v_served.message_count := v_to - v_lo;
+    return v_served;
 end $$;
 
 -- Whether new publications may wait while runs are ready: fewer than limit_waiting() are new, all ready runs are in one

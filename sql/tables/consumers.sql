@@ -175,8 +175,11 @@ begin
             message_count bigint,
             runs          int,
             ended         boolean,    -- the claim ends there: at a run with at_most
-            done          boolean);   -- that is all; otherwise the caller goes on with the consumer's lock
-        create type pgqueue.claimed as (claim_id bigint, message_count bigint, stream_id int);
+            done          boolean,    -- that is all; otherwise the caller goes on with the consumer's lock
+            seqs          int8multirange, priority int);  -- of a claim that is a slot
+        create type pgqueue.claimed as (
+            claim_id bigint, message_count bigint, stream_id int,
+            seqs int8multirange, priority int);           -- of a claim that is a slot
         create type pgqueue.received as (
             claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
             deliver_count int, inserted_at timestamptz, saved jsonb);

@@ -68,6 +68,21 @@ def test_nobody_guesses_an_id(conn: Conn, stream: int, function: str) -> None:
         assert {id_ >> bit & 1 for id_ in ids} == {0, 1}, f"bit {bit} is always the same"
 
 
+@pytest.mark.parametrize("function", GIVES_IDS)
+def test_the_number_in_an_id_starts_anew(conn: Conn, stream: int, function: str) -> None:
+    """The id has 20 bits of it, above the random ones; no id is below 0."""
+    consumer(conn)
+    send_all(conn, ["x"] * 16)
+    value(conn, "create_group", "s", "g", 1)
+    one(conn, f"select setval('pgqueue.claim_numbers', {2**20 - 4})")
+    ids = []
+    for _ in range(8):
+        ids.append(one(conn, GIVES_IDS[function]))
+        value(conn, "leave_group", "s", "g", "w")
+    assert min(ids) > 0
+    assert len(set(ids)) == 8
+
+
 @pytest.mark.parametrize("function", TAKES_IDS)
 def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader, function: str) -> None:
     """Its ids rise, so fewer of their bits are random; a reader is known by its uuid."""
