@@ -38,15 +38,25 @@ language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed := _pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
+    v_row   pgqueue.received;
 begin
-    if v_claim.message_count > 0 then
-        return query select * from _pgqueue.payloads(v_claim.stream_id, v_claim.claim_id, v_claim.seqs,
-                                                            v_claim.priority);
-        if not found then
-            raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
-                v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
-            perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
-            perform pg_notify(_pgqueue.channel(v_claim.stream_id), '');  -- what comes next waits for nobody
+    if v_claim.message_count = 1 then
+        v_row := _pgqueue.payload(v_claim.stream_id, v_claim.claim_id, lower(v_claim.seqs), v_claim.priority);
+        if v_row.seq is not null then
+            return next v_row;
+            return;
         end if;
+    elsif v_claim.message_count > 1 then
+        return query select * from _pgqueue.payloads(v_claim.stream_id, v_claim.claim_id, v_claim.seqs,
+                                                     v_claim.priority);
+        if found then
+            return;
+        end if;
+    else
+        return;
     end if;
+    raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
+        v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
+    perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
+    perform pg_notify(_pgqueue.channel(v_claim.stream_id), '');  -- what comes next waits for nobody
 end $$;

@@ -65,7 +65,8 @@ begin
     perform _pgqueue.revoke_defaults(array[format('pgqueue.messages_%s', v_stream.stream_id)::regclass::oid,
                                            format('pgqueue.seq_%s', v_stream.stream_id)::regclass,
                                            format('pgqueue.publication_%s', v_stream.stream_id)::regclass,
-                                           format('_pgqueue.payloads_%s', v_stream.stream_id)::regproc]);
+                                           format('_pgqueue.payloads_%s', v_stream.stream_id)::regproc,
+                                           format('_pgqueue.payload_%s', v_stream.stream_id)::regproc]);
     perform _pgqueue.grant_stream(v_stream.stream_id);
     return v_stream.stream_id;
 end $$;

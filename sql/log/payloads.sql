@@ -33,12 +33,31 @@ begin
     return coalesce(v_segments, '') || format(v_query, format('messages_%s', p_stream_id));
 end $$;
 
--- Makes, or makes anew, the function of a stream that reads the payloads of a claim in the order of delivery:
--- payloads_<stream_id>(). Each stream has a function of its own, whose plan is kept: to plan the query costs more than
--- all the rest of a small claim, and a plan over the parent of all partitions would lock all of them. For a stream in
--- segments the function has a plan for each segment, used by claims within one segment, as nearly all are; a new
--- segment makes the function anew. The query sorts the ranges, not the messages: the nested loop, to which receive is
--- confined (settings.sql), keeps the order of the ranges.
+-- The statements that read one message of a stream, p_seq: for a stream in segments one for each segment, and one for
+-- all.
+create or replace function _pgqueue.payload_query(p_stream_id int) returns text
+language plpgsql
+as $$
+declare
+    v_query text := $q$
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
+                   m.inserted_at, p_saved
+            into v_row from pgqueue.%I m where m.seq = p_seq;$q$;
+begin
+    return coalesce((select string_agg(
+                        format(E'if p_seq >= %s and p_seq < %s then%s\n            return v_row;\n            end if;',
+                               lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
+                        order by lo desc)
+                     from pgqueue.segments where stream_id = p_stream_id), '')
+        || format(v_query, format('messages_%s', p_stream_id));
+end $$;
+
+-- Makes, or makes anew, the functions of a stream that read the payload of a message, payload_<stream_id>(), and those
+-- of a claim in the order of delivery, payloads_<stream_id>(). Each stream has functions of its own, whose plans are
+-- kept: to plan the query costs more than all the rest of a small claim, and a plan over the parent of all partitions
+-- would lock all of them. For a stream in segments the functions have a plan for each segment, used by claims within
+-- one segment, as nearly all are; a new segment makes the functions anew. The query sorts the ranges, not the
+-- messages: the nested loop, to which receive is confined (settings.sql), keeps the order of the ranges.
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql
 as $$
@@ -67,21 +86,39 @@ begin
             end if;
         end $f$ $q$,
         p_stream_id, _pgqueue.payload_queries(p_stream_id, v_slot), _pgqueue.payload_queries(p_stream_id, v_runs));
-    execute format('revoke all on function _pgqueue.payloads_%s from public', p_stream_id);
+    execute format($q$
+        create or replace function _pgqueue.payload_%s(p_claim_id bigint, p_seq bigint, p_priority int,
+                                                       p_deliver_count int, p_saved jsonb) returns pgqueue.received
+        language plpgsql
+        as $f$
+        declare
+            v_row pgqueue.received;
+        begin
+            %s
+            return v_row;
+        end $f$ $q$,
+        p_stream_id, _pgqueue.payload_query(p_stream_id));
+    execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);
 end $$;
 
--- Makes the function that reads the payloads of a claim: payloads(). It calls the stream's own function. The calls for
--- the first 32 streams are written out, and Postgres keeps their plans: to parse and plan that one call takes a tenth
--- of a small claim. The text never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that
--- is made or dropped replaces it under a claim. More of them would cost each new session more than its claims save.
+-- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
+-- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
+-- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. The text never
+-- changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it
+-- under a claim. More of them would cost each new session more than its claims save.
+--   p_seqs, p_seq, p_priority  the messages of a claim that is a slot, and their priority; null: it is none
 do $do$
 declare
     v_calls text;
+    v_call  text;
 begin
     select string_agg(format(
                'when %1$s then return query select * from _pgqueue.payloads_%1$s(p_claim_id, p_seqs, p_priority);', i),
+               E'\n            ' order by i),
+           string_agg(format(
+               'when %1$s then return _pgqueue.payload_%1$s(p_claim_id, p_seq, p_priority, v_count, v_saved);', i),
                E'\n            ' order by i)
-    into v_calls
+    into v_calls, v_call
     from generate_series(1, 32) i;
     execute format($q$
         create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint,
@@ -98,4 +135,27 @@ begin
             end case;
         end $f$ $q$,
         v_calls);
+    execute format($q$
+        create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int)
+        returns pgqueue.received
+        language plpgsql
+        as $f$
+        declare
+            v_count int := 1;
+            v_saved jsonb;
+            v_row   pgqueue.received;
+        begin
+            if p_seq is null then
+                select first_seq, priority, deliver_count, note -> 'saved' into p_seq, p_priority, v_count, v_saved
+                from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+            end if;
+            case p_stream_id
+            %s
+            else
+            execute format('select * from _pgqueue.payload_%%s($1, $2, $3, $4, $5)', p_stream_id)
+                into v_row using p_claim_id, p_seq, p_priority, v_count, v_saved;
+            return v_row;
+            end case;
+        end $f$ $q$,
+        v_call);
 end $do$;

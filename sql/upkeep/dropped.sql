@@ -52,7 +52,7 @@ begin
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
     execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table
     execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);  -- lock: table
-    execute format('drop function if exists _pgqueue.payloads_%s', p_stream_id);
+    execute format('drop function if exists _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s', p_stream_id);
     execute format('drop table pgqueue.messages_%s', p_stream_id);  -- lock: table
     delete from pgqueue.dropped_streams where stream_id = p_stream_id;
 end $$;
