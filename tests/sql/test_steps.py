@@ -41,7 +41,7 @@ def called(conn: psycopg.Connection) -> tuple[int, set[str]]:
         rows = call(conn, "receive", "s", "c", 1)
         after = dict(conn.execute(CALLED).fetchall())
     names = {name.partition(".")[2] for name, calls in after.items() if calls > before.get(name, 0)}
-    return claim_of(rows), {re.sub(r"^payloads_\d+$", "make_payloads", name) for name in names}
+    return claim_of(rows), {re.sub(r"^payload_\d+$", "make_payloads", name) for name in names}
 
 
 def send(conn: psycopg.Connection, count: int) -> None:
