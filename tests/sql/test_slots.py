@@ -187,6 +187,25 @@ def test_a_claim_that_was_rolled_back_gives_its_slot_back_and_its_id_to_nobody(
     assert sorted(seqs_of(receive(conn, 3)) + acked(conn, "s", "c")) == sent[1:-1]
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_slot_in_a_prepared_transaction_waits_for_its_end(
+    conn: Conn, session: Session, sent: list[int], end: str
+) -> None:
+    """Also over a move of the other slots: nobody waits for it, and nobody gets its message."""
+    worker = session()
+    worker.execute("begin")
+    rows = receive(worker, 1)
+    assert seqs_of(rows) == sent[1:2]
+    worker.execute("prepare transaction 'slot'")
+    assert value(conn, "cancel", "s", "c", sent[-1:]) == 1
+    assert seqs_of(receive(conn, 2)) == sent[2:4]
+    conn.execute(f"{end} prepared 'slot'".encode())
+    checker.check(conn)
+    assert value(conn, "ack", claims_of(rows)) == (end == "commit")
+    left = sent[4:-1] if end == "commit" else sent[1:2] + sent[4:-1]
+    assert sorted(acked(conn, "s", "c")) == left
+
+
 # What comes before the slots
 
 
