@@ -51,8 +51,15 @@ create function explore.sleep(p_time interval) returns void language sql
 as 'select explore.sleep(extract(epoch from p_time)::float8)';
 """
 
-# Every look is made, also where the clock says that the last one was just now.
+# Every look is made, also where the clock says that the last one was just now. But slots are claimed
+# for as long as nothing is known to come before them.
 LOOK = """
+do $$
+begin
+    execute replace(pg_get_functiondef('_pgqueue.slots_are_next'::regproc),
+                    '_pgqueue.need_not_look(p_cursor.slots_until)',
+                    $q$p_cursor.slots_until > '-infinity'$q$);
+end $$;
 create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
 language sql volatile as 'select false';
 """

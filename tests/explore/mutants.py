@@ -43,14 +43,21 @@ MUTANTS = [
         "_pgqueue.lock_claim",
         "for update skip locked",
         "",
-        Case(("ack_one", "receive"), beside="expiry"),
+        Case(("ack_one", "receive"), ordering="key", beside="expiry"),
     ),
     Mutant(
         "expire: a claim that is being settled is released too",
         "_pgqueue.expire",
         "for update skip locked",
         "",
-        Case(("ack_one", "receive"), beside="expiry"),
+        Case(("ack_one", "receive"), ordering="key", beside="expiry"),
+    ),
+    Mutant(
+        "slots: claimed ones are put back, too",
+        "_pgqueue.flush",
+        "and token is null\n                for update skip locked",
+        "for update skip locked",
+        Case(("receive", "receive_all")),
     ),
     Mutant(
         "gaps: nobody is known to publish",
