@@ -51,8 +51,8 @@ create function explore.sleep(p_time interval) returns void language sql
 as 'select explore.sleep(extract(epoch from p_time)::float8)';
 """
 
-# Every look is made, also where the clock says that the last one was just now. But slots are claimed
-# for as long as nothing is known to come before them.
+# Every look is made, also where the clock says that the last one was just now. But slots are
+# claimed for as long as nothing is known to come before them.
 LOOK = """
 do $$
 begin
