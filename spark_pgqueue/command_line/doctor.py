@@ -269,7 +269,7 @@ order by array_position('{failing, full, unattended}', status), backlog desc lim
 _REMEDIES = {
     "full": "more workers, or a larger max_backlog",
     "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
-    "failing": "look at dead_messages, or message_states: why do its workers fail?",
+    "failing": "look at dead_letters, or message_states: why do its workers fail?",
 }
 
 
