@@ -1,7 +1,7 @@
 -- The numbers that the queue goes by, each with a name.
 --
 --   limit_*       how much one call does at once. Any value of at least 1 is right, and the tests run with all of them
---                 at 2 or 3. These are the fast ones.
+--                 at 2 or 3, and at 1. These are the fast ones.
 --   max_*         the largest value of an argument
 --   lock_class_*  the first number of advisory locks; the second is the id of a stream or consumer
 -- All are constants, so a plan holds their value and a call costs nothing.
@@ -12,7 +12,7 @@ create or replace function _pgqueue.limit_take() returns int language sql immuta
 -- New publications that may wait while runs of the same urgency are ready.
 create or replace function _pgqueue.limit_waiting() returns int language sql immutable parallel safe as 'select 16';
 
--- Takes of one claim, while the taken messages are for other consumers or for later.
+-- Takes of one claim, while the taken messages are for other consumers or for later; but a claim has two passes.
 create or replace function _pgqueue.limit_takes() returns int language sql immutable parallel safe as 'select 100';
 
 -- Publication ids without a visible publication that one look walks over before it notes them as a gap.

@@ -68,7 +68,7 @@ begin
     end if;
     <<passes>>
     -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
-    for v_pass in 1.._pgqueue.limit_takes() loop
+    for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.refresh(
             p_consumer, o_cursor, o_count, v_pass > 1,
             case when p_where is null then p_want - o_count else p_look - _pgqueue.cardinality(p_seen) end, p_upto);

@@ -45,11 +45,17 @@ class Result:
 
 
 class Explorer:
-    """A database whose functions have pauses, and sessions of it."""
+    """A database whose functions have pauses, and sessions of it.
 
-    def __init__(self, url: str, mutant: Mutant | None = None):
+    Args:
+        url: the database.
+        mutant: a fault that is planted there.
+        limits: what each limit of the queue is; None: 2 or 3.
+    """
+
+    def __init__(self, url: str, mutant: Mutant | None = None, limits: int | None = None):
         self.conn = connection.connect(url)
-        shrink(self.conn)
+        shrink(self.conn, limits)
         if mutant is not None:
             mutant.plant(self.conn)
         steps, footprints = instrument(self.conn)

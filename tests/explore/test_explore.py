@@ -44,11 +44,19 @@ DEEP = [
     Case(("read_partitions+commit_offset", "send"), "none"),
 ]
 OF_A_DEEP_CASE = 60
+OF_A_CASE_OF_ONES = 8
 
 
 @pytest.fixture
 def explorer(url: str) -> Iterator[Explorer]:
     explorer = Explorer(url)
+    yield explorer
+    explorer.close()
+
+
+@pytest.fixture
+def explorer_of_ones(url: str) -> Iterator[Explorer]:
+    explorer = Explorer(url, limits=1)
     yield explorer
     explorer.close()
 
@@ -66,6 +74,13 @@ def test_a_case_keeps_the_promises_in_every_schedule(explorer: Explorer, case: C
     result = explorer.explore(case, OF_A_DEEP_CASE)
     print(result)
     assert result.failure is None, str(result)
+
+
+def test_all_cases_keep_the_promises_with_limits_of_one(explorer_of_ones: Explorer):
+    """Each statement takes one message, publication, range, or slot."""
+    results = [explorer_of_ones.explore(case, OF_A_CASE_OF_ONES) for case in DEEP]
+    print(summary(results))
+    assert [str(result) for result in results if result.failure is not None] == []
 
 
 def test_a_call_alone_is_not_refused(explorer: Explorer):

@@ -28,11 +28,11 @@ def limit(conn: psycopg.Connection, name: str, otherwise: int) -> int:
     return otherwise if row is None else row[0]
 
 
-def shrink(conn: psycopg.Connection) -> list[str]:
-    """Set every limit of a database to 2 or 3; returns their names."""
+def shrink(conn: psycopg.Connection, to: int | None = None) -> list[str]:
+    """Set every limit of a database to a number, or to 2 or 3; returns their names."""
     found = conn.execute(FIND).fetchall()
     for name, kind in found:
-        few = 2 + len(name) % 2  # some of each, and always the same
+        few = to or 2 + len(name) % 2  # some of each, and always the same
         conn.execute(
             (
                 f"create or replace function _pgqueue.{name}() returns {kind}"
