@@ -18,6 +18,7 @@ Without Spark:
     Consumer(url, ...)      a worker, which calls a function for each message
     Retry, Reject, Defer    raised by that function for a message that is not done
     Client, AsyncClient     the types of clients, and Claim, Message of what a client receives
+    server_of(key, servers) the server of a key, where a stream is on several servers
     embedded.start(folder)  a private Postgres server, from PyPI (extra `embedded`)
     PgQueueError            the only exception of this package, with a hint
 
@@ -25,6 +26,7 @@ With Spark (extra `spark`); the format is called pgqueue:
 
     register(spark)         make the format known to a session, where pip did not install it
     offsets(url, streams)   the ends of streams, where a batch ends and a query goes on
+    server_column(key, servers)  the server of each row's key
     in_key_order(frame)     restore the order of keys after a read in many partitions
     watch(query)            show the progress of a query live
     history(query)          the last progress of a query, as a DataFrame
@@ -47,9 +49,11 @@ if TYPE_CHECKING:
 
     from spark_pgqueue.client import AsyncClient, Claim, Client, Message
     from spark_pgqueue.postgres import embedded
+    from spark_pgqueue.servers import server_of
     from spark_pgqueue.spark import java
     from spark_pgqueue.spark.key_order import in_key_order
     from spark_pgqueue.spark.offset_source_streams import offsets
+    from spark_pgqueue.spark.servers import server_column
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
 
@@ -72,6 +76,8 @@ __all__ = [
     "java",
     "offsets",
     "register",
+    "server_column",
+    "server_of",
     "watch",
 ]
 
@@ -82,6 +88,8 @@ _LAZY_NAMES = {
     "spark_pgqueue.client": ("AsyncClient", "Claim", "Client", "Message"),
     "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry"),
     "spark_pgqueue.watching": ("history", "watch"),
+    "spark_pgqueue.servers": ("server_of",),
+    "spark_pgqueue.spark.servers": ("server_column",),
     "spark_pgqueue.spark.key_order": ("in_key_order",),
     "spark_pgqueue.spark.offset_source_streams": ("offsets",),
 }

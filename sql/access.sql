@@ -15,6 +15,7 @@ as $$
         ('open_consumer', '{consumer, observer, admin}', null),
         ('outcome', '{producer, consumer, observer, admin}', '{probe, loop}'),
         ('listen_done', '{producer, consumer}', null),
+        ('server_of', '{producer, consumer, observer, admin}', null),
         -- publishing
         ('send', '{producer}', null),
         ('send_batch', '{producer}', '{plan}'),
@@ -56,6 +57,7 @@ as $$
         ('offset_lag', '{consumer}', null),
         ('size_between', '{consumer}', null),
         ('open_streams', '{consumer}', null),
+        ('archive_files', '{consumer, admin}', null),
         -- groups
         ('lease_partitions', '{consumer}', '{plan, probe, loop}'),
         ('leave_group', '{consumer}', null),
@@ -91,6 +93,12 @@ as $$
         ('unstage', '{producer}', null),
         ('settle_messages', '{consumer}', '{plan, probe, loop}'),
         ('revive_messages', '{admin}', null),
+        -- ... into a table
+        ('open_table', '{producer}', null),
+        ('open_table_write', '{producer}', null),
+        ('begin_table_batch', '{producer}', null),
+        ('apply_table_batch', '{producer}', '{caller}'),
+        ('drop_table_write', '{producer}', null),
         -- looking
         ('peek', '{consumer, admin}', '{probe, loop}'),
         ('peek_at', '{consumer, admin}', '{probe, serial, no_jit}'),
@@ -105,6 +113,7 @@ as $$
         ('scan_dead', '{consumer, observer, admin}', null),
         ('scan_archived', '{consumer, observer, admin}', null),
         ('scan_publications', '{consumer, observer, admin}', null),
+        ('scan_where', '{consumer, observer, admin}', null),
         -- dead letters
         ('read_dead', '{consumer, observer, admin}', null),
         ('redrive', '{admin}', '{probe}'),
@@ -114,6 +123,17 @@ as $$
         ('alter_stream', '{admin}', null),
         ('drop_stream', '{admin}', null),
         ('set_retention', '{admin}', null),
+        -- the archive, and its exporters
+        ('set_archive', '{admin}', null),
+        ('drop_archive', '{admin}', null),
+        ('export_streams', '{admin}', null),
+        ('lock_export', '{admin}', null),
+        ('begin_export', '{admin}', null),
+        ('export_slices', '{admin}', null),
+        ('export_ranges', '{admin}', null),
+        ('end_export', '{admin}', null),
+        ('export_leftovers', '{admin}', null),
+        ('forget_leftover', '{admin}', null),
         ('bind', '{admin}', null),
         ('unbind', '{admin}', null),
         ('test_topic', '{admin}', null),

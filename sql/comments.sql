@@ -39,6 +39,8 @@ comment on routine pgqueue.drop_stream is 'Deletes a stream with its messages an
 comment on routine pgqueue.send is
     'Publishes a message to a stream, in the caller''s transaction, and returns its number.';
 comment on routine pgqueue.send_batch is 'Publishes messages together, in the order given, and returns their numbers.';
+comment on routine pgqueue.server_of is
+    'Returns the server of a key, where a stream is on several servers: a number from 0 to below p_servers.';
 
 -- functions/schedules.sql
 comment on routine pgqueue.create_schedule is
@@ -160,6 +162,11 @@ comment on routine pgqueue.reader_fork is
 comment on routine pgqueue.recent_size is
     'How many bytes of data the last 100 messages of a stream have, on average; null: it has none.';
 
+-- spark/archive.sql
+comment on routine pgqueue.archive_files is
+    'Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and their '
+    'files.';
+
 -- spark/source.sql
 comment on routine pgqueue.open_stream is 'A stream''s id and kind by its name, for a Spark query.';
 comment on routine pgqueue.open_streams is
@@ -201,6 +208,18 @@ comment on routine pgqueue.settle_messages is
     'Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each consumer.';
 comment on routine pgqueue.revive_messages is
     'Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer.';
+
+-- spark/table_sink.sql
+comment on routine pgqueue.open_table is
+    'Checks a write to a table, before rows are staged: the target, the columns, the unique index, and rights.';
+comment on routine pgqueue.open_table_write is 'Finds or makes the table for the staged rows of a write.';
+comment on routine pgqueue.begin_table_batch is
+    'Begins a batch of a table, once, as its commit; apply_table_batch() calls it.';
+comment on routine pgqueue.drop_table_write is 'Drops the staged rows of a write that is over, or will not commit.';
+
+-- spark/table_apply.sql
+comment on routine pgqueue.apply_table_batch is
+    'Writes the staged rows of a batch into their table, once: tasks copied them, and this is the commit.';
 
 -- inspect/backlog.sql
 comment on routine pgqueue.consumer_lag is 'Tells how far a consumer is behind, for the progress of its Spark query.';
@@ -247,9 +266,35 @@ comment on routine pgqueue.scan_archived is
 comment on routine pgqueue.scan_publications is
     'Returns the publications of a part, a row each: when, what and to which consumers.';
 
+-- inspect/where.sql
+comment on routine pgqueue.scan_where is
+    'Checks a condition on the rows of a table, for the one who asks it: an expression of SQL over columns.';
+
 -- upkeep/retention.sql
 comment on routine pgqueue.set_retention is
     'Sets how long the messages of a stream are kept; without limits: for ever, the default.';
+
+-- upkeep/archive.sql
+comment on routine pgqueue.set_archive is
+    'Has the old messages of a stream written to files, before retention takes them out of Postgres.';
+comment on routine pgqueue.drop_archive is 'Ends the archive of a stream, with all that is in it.';
+
+-- upkeep/export.sql
+comment on routine pgqueue.export_streams is
+    'The streams for which there is something to export or to delete, the dropped ones too.';
+comment on routine pgqueue.lock_export is
+    'Locks the export of a stream, if no other exporter has it, to the end of the transaction.';
+comment on routine pgqueue.begin_export is
+    'Begins to export the next segment of a stream; returns no row when there is none.';
+comment on routine pgqueue.export_slices is
+    'Divides the segment of an attempt into slices of limit_exported() numbers, with the ids of the publications in '
+    'each.';
+comment on routine pgqueue.export_ranges is
+    'The messages of a slice as ranges in order, with what their publications say of them.';
+comment on routine pgqueue.end_export is 'Notes that the segment of an attempt is in files, as their footers say.';
+comment on routine pgqueue.export_leftovers is
+    'The attempts of a stream whose files nothing refers to, for the caller to delete.';
+comment on routine pgqueue.forget_leftover is 'Forgets an attempt whose files were deleted.';
 
 -- upkeep/maintain.sql
 comment on routine pgqueue.maintain is

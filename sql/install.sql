@@ -18,6 +18,7 @@ set local check_function_bodies = on;
 \ir tables/groups.sql
 \ir tables/spark.sql
 \ir tables/retention.sql
+\ir tables/archive.sql
 \ir tables/schedules.sql
 \ir tables/history.sql
 \ir tables/capture.sql
@@ -32,6 +33,7 @@ set local check_function_bodies = on;
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql
+\ir log/archive.sql
 \ir log/offsets.sql
 \ir log/reading.sql
 \ir log/positions.sql
@@ -44,6 +46,7 @@ set local check_function_bodies = on;
 \ir queue/filters.sql
 \ir queue/history.sql
 \ir queue/take.sql
+\ir queue/claim_new.sql
 \ir queue/failures.sql
 \ir queue/line.sql
 \ir queue/by_key.sql
@@ -64,6 +67,7 @@ set local check_function_bodies = on;
 \ir publish/cron.sql
 \ir publish/schedules.sql
 \ir claim/owed.sql
+\ir claim/archive.sql
 \ir claim/retention.sql
 \ir claim/drop_oldest.sql
 \ir claim/matching.sql
@@ -93,11 +97,15 @@ set local check_function_bodies = on;
 \ir spark/checkpoint.sql
 \ir spark/admission.sql
 \ir spark/claim_back.sql
+\ir spark/archive.sql
 \ir spark/source.sql
 \ir spark/batches.sql
 \ir spark/unstage.sql
 \ir spark/sink.sql
 \ir spark/actions.sql
+\ir spark/table_plan.sql
+\ir spark/table_sink.sql
+\ir spark/table_apply.sql
 \ir inspect/backlog.sql
 \ir inspect/views.sql
 \ir inspect/seeing.sql
@@ -105,7 +113,10 @@ set local check_function_bodies = on;
 \ir inspect/export.sql
 \ir inspect/history.sql
 \ir inspect/scanning.sql
+\ir inspect/where.sql
 \ir upkeep/retention.sql
+\ir upkeep/archive.sql
+\ir upkeep/export.sql
 \ir upkeep/dropped.sql
 \ir upkeep/maintain.sql
 \ir upkeep/recover.sql

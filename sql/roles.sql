@@ -87,8 +87,8 @@ declare
     v_role text;
 begin
     for v_role in select _pgqueue.roles() loop
-        if v_role = 'pgqueue_consumer' then
-            execute format('grant select on pgqueue.messages_%s to pgqueue_consumer', p_stream_id);
+        if v_role in ('pgqueue_consumer', 'pgqueue_admin') then  -- Spark's tasks; an exporter
+            execute format('grant select on pgqueue.messages_%s to %I', p_stream_id, v_role);
         end if;
     end loop;
 end $$;
@@ -148,6 +148,10 @@ as $$
            format('revoke all on %s from %s', g.object, g.grantee)
     from _pgqueue.grants() g
     where g.grantee <> all (select quote_ident(r) from unnest(_pgqueue.group_roles()) r)
+      -- the staged rows of a write, for its writer
+      and not exists (select from pgqueue.table_writes w
+                      where g.oid = to_regclass('pgqueue.staged_rows_' || w.write_no)
+                        and g.grantee = quote_ident(w.role))
     union all
     select format('process %s (%s) holds a lock of the queue, and has no right in it', a.pid, quote_ident(a.usename)),
            format('select pg_terminate_backend(%s)', a.pid)

@@ -129,6 +129,23 @@ comment on column pgqueue.stream_retention.held_by is
 comment on column pgqueue.stream_retention.maintained_at is 'when maintain() looked at the stream last; null: never';
 comment on column pgqueue.stream_retention.advice is 'what to do, in words; null: nothing';
 
+comment on view pgqueue.stream_archives is
+    'One row per stream with an archive: where it is, what is in it, and what is still to be written to it.';
+comment on column pgqueue.stream_archives.uri is 'the folder of new files; null: no more segments go there';
+comment on column pgqueue.stream_archives.keep_for is
+    'how long files are kept, from the last message in them; null: for ever';
+comment on column pgqueue.stream_archives.segments is 'segments that are in files';
+comment on column pgqueue.stream_archives.messages is 'messages in the files';
+comment on column pgqueue.stream_archives.bytes is 'bytes of the files';
+comment on column pgqueue.stream_archives.newest_at is
+    'when the last of these messages was published; null: there is none';
+comment on column pgqueue.stream_archives.archived_at is 'when a segment was written last; null: never';
+comment on column pgqueue.stream_archives.waiting is 'segments that are closed, and not in files yet';
+comment on column pgqueue.stream_archives.waiting_since is 'since when the first of them is closed';
+comment on column pgqueue.stream_archives.attempts is
+    'attempts that are at work, or have left files for the next exporter to delete';
+comment on column pgqueue.stream_archives.advice is 'what to do, in words; null: nothing';
+
 comment on view pgqueue.group_stats is
     'One row per partition of a group: which worker has it, and how far behind it is.';
 comment on column pgqueue.group_stats."group" is 'the group''s name';

@@ -61,7 +61,7 @@ def run(command: list[str], url: str, folder: Path, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,  # a run of a declarative pipeline starts Spark
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

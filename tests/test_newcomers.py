@@ -267,6 +267,7 @@ def printed_by(cell: nbformat.NotebookNode) -> str:
     return "".join(texts)
 
 
+@pytest.mark.longer
 def test_existing_postgres(newcomer: Newcomer, empty_url: str, conn_of_owner: psycopg.Connection):
     for role in ("me", "shop"):
         newcomer.urls[f"postgresql://{role}@host/db"] = make_conninfo(empty_url, user=role)

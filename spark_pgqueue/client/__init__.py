@@ -17,6 +17,7 @@ connection that does this work: `Client(connection).send(...)`.
 
 from spark_pgqueue.client.asynchronous import AsyncClaim, AsyncClient, AsyncGroup, connect_async
 from spark_pgqueue.client.client import Client, connect
+from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.messages import (
     Batch,
@@ -34,9 +35,9 @@ from spark_pgqueue.client.messages import (
 )
 from spark_pgqueue.client.rates import Rates, rates
 from spark_pgqueue.client.results import (
+    Archive,
     Binding,
     Capture,
-    ConsumerDescription,
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
@@ -49,10 +50,10 @@ from spark_pgqueue.client.results import (
     Retention,
     Schedule,
     Stream,
-    StreamDescription,
 )
 
 __all__ = [
+    "Archive",
     "AsyncClaim",
     "AsyncClient",
     "AsyncGroup",

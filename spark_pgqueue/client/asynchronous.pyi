@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
+from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
 from spark_pgqueue.client.groups import Handler
 from spark_pgqueue.client.messages import (
     Batch,
@@ -21,9 +22,9 @@ from spark_pgqueue.client.messages import (
     StoredMessage,
 )
 from spark_pgqueue.client.results import (
+    Archive,
     Binding,
     Capture,
-    ConsumerDescription,
     ConsumerHealth,
     ConsumerInfo,
     ConsumerStats,
@@ -36,7 +37,6 @@ from spark_pgqueue.client.results import (
     Retention,
     Schedule,
     Stream,
-    StreamDescription,
 )
 
 async def connect_async(
@@ -121,6 +121,9 @@ class AsyncClient:
 
     async def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
         """Change settings of a stream while it is in use, for messages sent from then on."""
+
+    async def archives(self, stream: str | None = None) -> list[Archive]:
+        """What is in the archive of a stream, or in those of all streams."""
 
     async def bind(self, stream: str, topic: str, to_stream: str) -> None:
         """Copy messages of a stream to another stream from now on, in the sender's transaction."""
@@ -243,6 +246,9 @@ class AsyncClient:
 
     async def describe_stream(self, stream: str) -> StreamDescription:
         """A stream with its settings, its sizes, and everything that belongs to it."""
+
+    async def drop_archive(self, stream: str) -> None:
+        """End the archive of a stream, with all that is in it."""
 
     async def drop_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer or a group with its unfinished messages; its claims end."""
@@ -480,6 +486,11 @@ class AsyncClient:
         expires_at: datetime | None = None,
     ) -> list[int]:
         """Publish messages together: they become visible at once, in the order given."""
+
+    async def set_archive(
+        self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
+    ) -> None:
+        """Have the old messages of a stream written to files, before retention takes them away."""
 
     async def set_retention(
         self,

@@ -72,6 +72,39 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class Archive:
+    """The archive of a stream: files with its old messages.
+
+    Attributes:
+        stream: the stream's name.
+        uri: the folder of new files; None where no more segments go there.
+        keep_for: how long files are kept, from their last message; None for ever.
+        segments: how many segments are in files.
+        messages: how many messages these have.
+        bytes: the size of the files.
+        newest_at: when the last of the messages was published; None without messages.
+        archived_at: when the last segment was written.
+        waiting: how many segments are closed, and not written yet.
+        waiting_since: since when the first of them is.
+        attempts: how many attempts have files that nothing refers to, or are at work.
+        advice: what to do; None where nothing is to be done.
+    """
+
+    stream: str
+    uri: str | None
+    keep_for: timedelta | None
+    segments: int
+    messages: int
+    bytes: int
+    newest_at: datetime | None
+    archived_at: datetime | None
+    waiting: int
+    waiting_since: datetime | None
+    attempts: int
+    advice: str | None
+
+
+@dataclass(frozen=True)
 class Binding:
     """A binding: messages of a stream are copied to another stream.
 
@@ -385,43 +418,3 @@ class Position:
     next_seq: int
     published_at: datetime | None
     in_gaps: int
-
-
-@dataclass(frozen=True)
-class StreamDescription:
-    """A stream, and everything that belongs to it.
-
-    Attributes:
-        stream: its kind, settings and sizes.
-        retention: how long its messages are kept.
-        consumers: the figures of its consumers.
-        groups: the groups of workers that share it.
-        bindings: the bindings that copy messages from it, or to it.
-        captures: the tables whose changes become its messages.
-        schedules: the schedules that send to it.
-    """
-
-    stream: Stream
-    retention: Retention
-    consumers: list[ConsumerStats]
-    groups: list[GroupStats]
-    bindings: list[Binding]
-    captures: list[Capture]
-    schedules: list[Schedule]
-
-
-@dataclass(frozen=True)
-class ConsumerDescription:
-    """A consumer, its position and its figures.
-
-    Attributes:
-        consumer: its settings.
-        position: its position in the stream.
-        stats: its figures.
-        health: whether it needs attention.
-    """
-
-    consumer: ConsumerInfo
-    position: Position
-    stats: ConsumerStats
-    health: ConsumerHealth

@@ -47,6 +47,7 @@ _AS_COMMANDS = {
     ),
     r"with alter_consumer": "with pgqueue consumer set",
     r"see set_retention": "see pgqueue stream retention",
+    r"see set_archive": "see pgqueue archive set",
     r"with alter_stream": "with pgqueue stream set",
     r"Give p_replace": r"Give --replace",
     r"pass null to publish": "leave --consumer away to publish",
@@ -65,8 +66,8 @@ PANELS = {
     ],
     "Seeing it": ["stats", "top", "web", "metrics", "checkpoint"],
     "The database": [
-        "up", "down", "install", "sql", "grant", "maintain", "recover", "doctor", "uninstall",
-        "demo",
+        "up", "down", "install", "sql", "grant", "maintain", "archive", "recover", "doctor",
+        "uninstall", "demo",
     ],
 }  # fmt: skip
 

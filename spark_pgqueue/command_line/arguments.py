@@ -73,24 +73,24 @@ def moment(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
 
 
-POSITION = "earliest|latest|TIME|'seq N'"
+POSITION = "earliest|latest|TIME|'seq N'|OFFSET"
 
 
-def position(text: str) -> datetime | str:
+def position(text: str) -> datetime | str | dict[str, Any]:
     if text in ("earliest", "latest") or text.startswith("seq "):
         return text
-    try:
-        return moment(text)
-    except typer.BadParameter as error:
-        raise typer.BadParameter(f"{error.message}, and not earliest, latest or 'seq N'") from None
-
-
-def place(text: str) -> datetime | str | dict[str, Any]:
     try:
         offset = json.loads(text)
     except (ValueError, RecursionError):
         offset = None
-    return offset if isinstance(offset, dict) else position(text)
+    if isinstance(offset, dict):
+        return offset
+    try:
+        return moment(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(
+            f"{error.message}, and not earliest, latest, 'seq N' or an OFFSET"
+        ) from None
 
 
 def json_value(text: str) -> Any:
@@ -187,7 +187,10 @@ OptionalSettings = Annotated[
 Position = Annotated[
     Any,
     typer.Argument(
-        parser=position, metavar=POSITION, show_default=False, help="TIME is ISO 8601, local."
+        parser=position,
+        metavar=POSITION,
+        show_default=False,
+        help="TIME is ISO 8601, local; OFFSET is JSON, as `pgqueue tail --no-follow` prints it.",
     ),
 ]
 

@@ -6,6 +6,7 @@ the help shows, and the order of the commands in the help.
 
 from spark_pgqueue.command_line.app import app
 from spark_pgqueue.command_line.commands import (
+    archive,
     checkpoint,
     consumers,
     dead,
@@ -25,6 +26,7 @@ from spark_pgqueue.command_line.commands import (
 
 __all__ = [
     "app",
+    "archive",
     "checkpoint",
     "consumers",
     "dead",

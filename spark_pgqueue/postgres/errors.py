@@ -187,8 +187,10 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
             message, hint=hint, sqlstate=sqlstate, argument=next(iter(arguments), None)
         )
     if sqlstate == NO_PERMISSION:
-        hint = "connect as the owner of the schema pgqueue, or as a role that was granted this; "
-        hint += "`pgqueue doctor --url ...` says which grants a role lacks"
+        hint = hint or (
+            "connect as the owner of the schema pgqueue, or as a role that was granted this; "
+            "`pgqueue doctor --url ...` says which grants a role lacks"
+        )
         return PgQueueError(message, hint=hint, sqlstate=sqlstate)
     if sqlstate in ("3F000", "42P01", "42883") and "pgqueue" in message:
         if re.search(r"pgqueue\.(messages|seq)_\d+", message):

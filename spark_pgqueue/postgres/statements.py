@@ -25,9 +25,9 @@ _LOST = "08006"  # connection_failure
 class Statements:
     """Runs statements, each in a transaction of its own unless `transaction` is open.
 
-    The connection is made at its first use, and replaced when it was lost. The first statement
-    checks that the database has the schema version that this package needs. Threads may share this
-    object, and then wait for each other.
+    The connection is made at its first use, and replaced when it was lost. The first statement of
+    each connection checks that the database has the schema version that this package needs. Threads
+    may share this object, and then wait for each other.
 
     Args:
         url: the database; None for libpq's environment.
@@ -125,6 +125,7 @@ class Statements:
         if lost and self._is_own and not self._closed and not self._transactions:
             # With `repeat`, the caller retries the connection together with the statement.
             self._conn = connect(self._url, patience=0 if self._repeat else self._patience)
+            self._checked = False  # an upgrade may be why the connection was lost
             if self._prepare is not None:
                 self._prepare(self._conn)
         if self._conn is None:

@@ -186,8 +186,13 @@ _HINTS = {
 }
 
 
-def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
+def check_columns(schema: StructType, options: SinkOptions, beside_rows: bool = False) -> list[str]:
     """The columns of a DataFrame, by the queue's names.
+
+    Args:
+        schema: the columns.
+        options: the sink's options.
+        beside_rows: whether there is a column row, of a table: then no row needs to be sent.
 
     Raises:
         PgQueueError: a column is missing, or a column has a name or type that is not allowed.
@@ -195,7 +200,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> list[str]:
     names = [field.name.lower() for field in schema.fields]
     acts = options.action is not None or "action" in names
     allowed = {**MESSAGE_COLUMNS, **ACTION_COLUMNS} if acts else MESSAGE_COLUMNS
-    _check_together(names, schema, options)
+    _check_together(names, schema, options, beside_rows)
     for name, field in zip(names, schema.fields, strict=True):
         if name not in allowed and not (acts and name in READ_ALONG):
             hint = _FOREIGN.get(name, "drop it, or put it into data: to_json(struct(...)) as data")
@@ -223,7 +228,9 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
         )
 
 
-def _check_together(names: list[str], schema: StructType, options: SinkOptions) -> None:
+def _check_together(
+    names: list[str], schema: StructType, options: SinkOptions, beside_rows: bool
+) -> None:
     """Raise unless columns and options together are complete, and do not contradict each other."""
     given = f"the DataFrame has {', '.join(schema.names) or 'no columns'}"
     by_row, acts = "action" in names, options.action is not None or "action" in names
@@ -239,6 +246,8 @@ def _check_together(names: list[str], schema: StructType, options: SinkOptions) 
                 hint='to publish to one consumer, option("consumers", ...); for an action, option '
                 "action or a column action",
             )
+        if beside_rows and not names:
+            return  # all columns are the table's, or there is only row
         if "data" not in names:
             hint = "select value as data" if "value" in names else f"select {_HINTS['text']}"
             raise PgQueueError(f"column data is missing: {given}", hint=hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from uuid import uuid4
+from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -17,8 +17,9 @@ from spark_pgqueue.spark.columns import (
     source_schema,
 )
 from spark_pgqueue.spark.consumer import Stream, find_stream
+from spark_pgqueue.spark.kinds import kind_of
 from spark_pgqueue.spark.offset_source import PgQueueOffsetBatchReader, PgQueueOffsetReader
-from spark_pgqueue.spark.offset_source_streams import find_streams, kind_of
+from spark_pgqueue.spark.offset_source_streams import find_streams
 from spark_pgqueue.spark.options import (
     TableOptions,
     as_pending,
@@ -31,33 +32,37 @@ from spark_pgqueue.spark.options import (
 from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.source import PgQueueStreamReader
-from spark_pgqueue.spark.table_reader import PgQueueTableReader, make_table_reader
-from spark_pgqueue.spark.tables import find_for, table_schema
+from spark_pgqueue.spark.table_reader import PgQueueTableReader
+from spark_pgqueue.spark.tables import Where, find_for, table_schema
 
 
 @plain_errors
 class PgQueueDataSource(DataSource):
     """Reads a consumer with `readStream`, streams without one with `readStream` and `read`, and
-    tables of a queue with `read`; writes a stream with `writeStream` and `write`.
+    tables of a queue with `read`; writes streams and tables with `writeStream` and `write`.
 
     Options: see `spark_pgqueue.spark.options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]):
         self._given = options
-        self._load = str(uuid4())
-        self._looked: tuple[TableOptions, Stream | None] | None = None
+        self._looked: tuple[TableOptions, Stream | None, Where | None] | None = None
+        self._is_copy = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._is_copy = True
 
     @classmethod
     def name(cls) -> str:
         """The format's name."""
         return "pgqueue"
 
-    def _table(self) -> tuple[TableOptions, Stream | None]:
-        """The options and the stream of a table; Spark keeps them with this object."""
+    def _table(self) -> tuple[TableOptions, Stream | None, Where | None]:
+        """The options, stream and condition of a table; Spark keeps them with this object."""
         if self._looked is None:
             options = parse_table(self._given)
-            self._looked = options, find_for(options)
+            self._looked = options, *find_for(options)
         return self._looked
 
     @property
@@ -72,7 +77,7 @@ class PgQueueDataSource(DataSource):
                 cannot be reached.
         """
         if names_table(self._given):
-            options, stream = self._table()
+            options, stream, _ = self._table()
             return table_schema(options, stream.kind if stream else None)
         if not self._has_consumer:
             options = parse_offset_source(self._given)
@@ -90,7 +95,7 @@ class PgQueueDataSource(DataSource):
                 specified another schema.
         """
         if names_table(self._given):
-            return make_table_reader(*self._table(), schema, self._load)
+            return PgQueueTableReader(*self._table(), schema)
         if not self._has_consumer:
             options = parse_offset_source(self._given, streaming=False)
             check_offset_source_schema(schema, options.include_headers, options.has_several)
@@ -99,7 +104,7 @@ class PgQueueDataSource(DataSource):
         # Spark asks for the columns before it says whether they are for read or readStream.
         columns = source_schema("text", options.include_headers).names
         pending = as_pending(self._given, columns)
-        reader = make_table_reader(pending, find_for(pending), schema, self._load)
+        reader = PgQueueTableReader(pending, *find_for(pending), schema)
         warn(
             "spark.read of consumer %s looks at what it has pending, and claims nothing: "
             'option("table", "pending") says so, and tells more; readStream claims',
@@ -124,27 +129,30 @@ class PgQueueDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> PgQueueStreamWriter:
         """The writer of one micro-batch.
 
+        Spark calls this twice for each batch: for the tasks, and in a process that has a pickled
+        copy of this object, for the commit.
+
         Raises:
-            PgQueueError: an option or a column is wrong, or the stream does not exist.
+            PgQueueError: an option or a column is wrong, or the stream or the table does not exist.
         """
         options = parse_sink(self._given, streaming=True)
         if overwrite:
             raise PgQueueError(
-                "outputMode complete cannot be written to a stream of messages",
+                "outputMode complete cannot be written to a stream of messages, nor to a table",
                 hint='use outputMode("append"), or foreachBatch with df.write',
             )
-        return PgQueueStreamWriter(options, schema)
+        return PgQueueStreamWriter(options, schema, begins=not self._is_copy)
 
     def writer(self, schema: StructType, overwrite: bool) -> PgQueueBatchWriter:
         """The writer of one DataFrame.
 
         Raises:
-            PgQueueError: an option or a column is wrong, or the stream does not exist.
+            PgQueueError: an option or a column is wrong, or the stream or the table does not exist.
         """
         options = parse_sink(self._given, streaming=False)
         if overwrite:
             raise PgQueueError(
-                'mode("overwrite") cannot be written to a stream of messages',
+                'mode("overwrite") cannot be written to a stream of messages, nor to a table',
                 hint='use mode("append")',
             )
         return PgQueueBatchWriter(options, schema)

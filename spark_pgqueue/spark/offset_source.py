@@ -14,12 +14,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.archived import completed, read_archived
 from spark_pgqueue.spark.first_plan import FirstPlan
 from spark_pgqueue.spark.offset_source_offset import StreamOffsets
 from spark_pgqueue.spark.offset_source_session import OffsetSourceSession
 from spark_pgqueue.spark.offset_source_streams import Streams
 from spark_pgqueue.spark.options import OffsetSourceOptions
-from spark_pgqueue.spark.partitions import OffsetPartition
+from spark_pgqueue.spark.partitions import ArchivedPartition, OffsetPartition
 from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
@@ -150,7 +151,11 @@ def read_partition(
     def batches() -> Iterator[pa.RecordBatch]:
         for part in partition.parts:
             constant = {"stream": part.stream} if options.has_several else {}
-            rows = yield from read_rows(options.url, patience, part, schema, constant)
+            if isinstance(part, ArchivedPartition):
+                rows = yield from read_archived(part, options, schema, constant)
+            else:
+                batches = read_rows(options.url, patience, part, schema, constant)
+                rows = yield from completed(batches, part, options, schema, constant)
             check_complete(part, rows, options.fail_on_data_loss)
 
     return closing_after(batches(), options.url, options.max_connections)

@@ -9,6 +9,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from spark_pgqueue.archive.files import Segment
 from spark_pgqueue.postgres.errors import (
     DATA_LOSS,
     FOREIGN_CHECKPOINT,
@@ -19,6 +20,7 @@ from spark_pgqueue.postgres.errors import (
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.kinds import check_kinds
 from spark_pgqueue.spark.offset_source_offset import Position, StreamOffsets, position_of
 from spark_pgqueue.spark.options import (
     OFFSET_SOURCE_NAMES,
@@ -53,7 +55,8 @@ def offsets(url: str, *streams: str) -> str:
         streams: names of streams.
 
     Returns:
-        JSON with an offset for each stream.
+        JSON with an offset for each stream. Each of them is also a position: for `create_consumer`
+        and `seek` of the client, `pgqueue consumer create --start`, option startingPosition.
 
     Raises:
         PgQueueError: PQ001 when a stream does not exist; or Postgres cannot be reached.
@@ -61,7 +64,7 @@ def offsets(url: str, *streams: str) -> str:
     options = parse_offset_source({"url": url, "streams": ",".join(streams)})
     found = Streams(options, patience=0)
     try:
-        return json.dumps({name: found.latest(name) for name in found.find()})
+        return json.dumps({name: {"stream": name} | found.latest(name) for name in found.find()})
     finally:
         found.close()
 
@@ -83,37 +86,6 @@ def find_streams(options: OffsetSourceOptions) -> dict[str, Stream]:
         return streams.find()
     finally:
         streams.close()
-
-
-def kind_of(streams: Mapping[str, Stream]) -> str:
-    """The kind of column data for all streams; text for no streams."""
-    return "binary" if any(each.kind == "binary" for each in streams.values()) else "text"
-
-
-def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
-    """Check that the data of all streams fit one column.
-
-    Args:
-        streams: by their names.
-        data: the type of the column, where the query has it already.
-
-    Raises:
-        PgQueueError: the data do not fit.
-    """
-    binary = [name for name, each in streams.items() if each.kind == "binary"]
-    others = [name for name, each in streams.items() if each.kind != "binary"]
-    if binary and others:
-        raise PgQueueError(
-            f"stream {others[0]!r} is of kind {streams[others[0]].kind} and stream {binary[0]!r} "
-            "of kind binary: column data cannot be both",
-            hint="read them in two queries, or give streams, or a streamPattern, of one kind",
-        )
-    wrong = others if data == "binary" else binary if data is not None else []
-    if wrong:
-        raise PgQueueError(
-            f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
-            hint="start the query anew if the stream is new; and remove schema(...)",
-        )
 
 
 class Streams:
@@ -283,11 +255,12 @@ class Streams:
         def read(names: Iterable[str], skip: bool) -> dict[str, Position]:
             asked = list(names)
             rows = self._statements.rows(
-                "select a.stream, pgqueue.read_to(a.stream, a.o, a.most, a.upto, %s) "
+                "select a.stream, pgqueue.read_to(a.stream, a.o, a.most, a.upto, %s, %s) "
                 "from unnest(%s::text[], %s::jsonb[], %s::bigint[], %s::bigint[]) "
                 "a (stream, o, most, upto)",
                 [
                     skip,
+                    self._reads_archive,
                     asked,
                     [Jsonb(positions[name] | {"stream": name}) for name in asked],
                     [limits[name] for name in asked],
@@ -318,7 +291,7 @@ class Streams:
                 "select a.stream, p.lo, p.hi "
                 "from unnest(%s::text[], %s::jsonb[], %s::jsonb[]) with ordinality "
                 "a (stream, f, t, i) cross join lateral "
-                f"pgqueue.read_plan(a.stream, a.f, {_END}, %s) with ordinality p (lo, hi, j) "
+                f"pgqueue.read_plan(a.stream, a.f, {_END}, %s, %s) with ordinality p (lo, hi, j) "
                 "order by a.i, p.j",
                 [
                     asked,
@@ -327,6 +300,7 @@ class Streams:
                         for side in (0, 1)
                     ),
                     skip,
+                    self._reads_archive,
                 ],
             )
             ranges: dict[str, list[Range]] = {}
@@ -335,15 +309,40 @@ class Streams:
             return ranges
 
         ranges = self._each(spans, plan)
-        return cut_streams(ranges, found, self._options)
+        archives = self._archives(ranges, found) if self._reads_archive else {}
+        return cut_streams(ranges, found, archives, self._options)
+
+    @property
+    def _reads_archive(self) -> bool:
+        return self._options.archive == "auto"
+
+    def _archives(
+        self, ranges: Mapping[str, list[Range]], found: Mapping[str, Stream]
+    ) -> dict[str, list[Segment]]:
+        """The segments of each stream, around the ranges, that are in files."""
+        archives: dict[str, list[Segment]] = {}
+        names = [name for name in ranges if ranges[name]]
+        for name, *segment in self._statements.rows(
+            "select a.stream, f.lo, f.hi, f.uri, f.folder, f.files "
+            "from unnest(%s::text[], %s::int[], %s::bigint[], %s::bigint[]) a (stream, id, lo, hi) "
+            "cross join lateral pgqueue.archive_files(a.id, a.lo, a.hi) f order by a.stream, f.lo",
+            [
+                names,
+                [found[name].stream_id for name in names],
+                [ranges[name][0].lo for name in names],
+                [ranges[name][-1].hi for name in names],
+            ],
+        ):
+            archives.setdefault(name, []).append(Segment.of(*segment))
+        return archives
 
     def size(self, start: StreamOffsets, end: StreamOffsets) -> int:
         """The bytes of data between two offsets."""
         spans = end.spans(start)
         return sum(
             self._statements.row(
-                "select pgqueue.size_between(%s::text, %s, %s)",
-                [name, *(Jsonb(each | {"stream": name}) for each in span)],
+                "select pgqueue.size_between(%s::text, %s, %s, %s)",
+                [name, *(Jsonb(each | {"stream": name}) for each in span), self._reads_archive],
             )[0]
             for name, span in spans.items()
         )
@@ -358,18 +357,19 @@ class Streams:
             "select coalesce(sum(l.messages), 0)::bigint, "
             "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
             "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
-            "cross join lateral pgqueue.offset_lag(a.stream, a.o) l",
+            "cross join lateral pgqueue.offset_lag(a.stream, a.o, %s) l",
             [
                 list(positions),
                 [Jsonb(each | {"stream": name}) for name, each in positions.items()],
+                self._reads_archive,
             ],
         )
         return backlog, seconds
 
     def _end_at(self, stream: str, begin: Position, place: str) -> Position:
         (offset,) = self._statements.row(
-            "select pgqueue.end_offset(%s::text, %s, %s::text)",
-            [stream, Jsonb(begin | {"stream": stream}), place],
+            "select pgqueue.end_offset(%s::text, %s, %s::text, %s)",
+            [stream, Jsonb(begin | {"stream": stream}), place, self._reads_archive],
         )
         return position_of(offset)
 
@@ -386,7 +386,8 @@ class Streams:
 
     def _position_at(self, stream: str, place: str) -> Position:
         (offset,) = self._statements.row(
-            "select pgqueue.start_offset(%s::text, %s::text)", [stream, place]
+            "select pgqueue.start_offset(%s::text, %s::text, %s)",
+            [stream, place, self._reads_archive],
         )
         return position_of(offset)
 
@@ -416,8 +417,8 @@ class Streams:
         self._offset_is = f"option {option}"
         try:
             self._statements.row(
-                "select pgqueue.offset_lag(%s::text, %s)",
-                [stream, Jsonb(place | {"stream": stream})],
+                "select pgqueue.offset_lag(%s::text, %s, %s)",
+                [stream, Jsonb(place | {"stream": stream}), self._reads_archive],
             )
         finally:
             self._offset_is = THE_CHECKPOINT

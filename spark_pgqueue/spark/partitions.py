@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
+from spark_pgqueue.archive.files import Segment, overlapping
 from spark_pgqueue.spark.consumer import Consumer, Stream
 from spark_pgqueue.spark.options import OffsetSourceOptions, SourceOptions, TableOptions
 
@@ -19,6 +21,9 @@ MESSAGES_PER_PARTITION = 125_000
 
 BUCKETS = 8
 """A batch that is read by key has at most this many partitions, or more if `SCANNED` allows."""
+
+ARCHIVED_PER_PARTITION = 500_000
+"""The same for messages in the files of an archive, which are read four times as fast."""
 
 SCANNED = 2_000_000
 """How many rows the server may scan for more partitions than `BUCKETS`: about 0.6 s of its time.
@@ -140,6 +145,17 @@ class ClaimedPartition(MessagePartition):
     batch: Batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArchivedPartition(MessagePartition):
+    """Messages of a stream in the files of its archive.
+
+    Attributes:
+        segments: where they are.
+    """
+
+    segments: tuple[Segment, ...]
+
+
 @dataclass(frozen=True)
 class OffsetPartition(InputPartition):
     """An input partition of the offset source.
@@ -179,38 +195,69 @@ def cut_into_partitions(
 
 
 class _RangeOf(NamedTuple):
-    """A range of one of several streams."""
+    """A range of one of several streams, in the files of its archive or in Postgres."""
 
     lo: int
     hi: int
     stream: str
+    is_archived: bool
 
 
 def cut_streams(
-    ranges: dict[str, list[Range]], streams: dict[str, Stream], options: OffsetSourceOptions
+    ranges: dict[str, list[Range]],
+    streams: dict[str, Stream],
+    archives: Mapping[str, Sequence[Segment]],
+    options: OffsetSourceOptions,
 ) -> list[OffsetPartition]:
     """Partitions of equal size that together read the ranges of all streams, stream by stream.
 
     Args:
         ranges: the ranges of each stream, by its name.
         streams: the streams, by their names.
+        archives: the segments of each stream that are in files, in order.
         options: the query's options.
     """
-    line = [_RangeOf(each.lo, each.hi, name) for name in ranges for each in ranges[name]]
+    line = [
+        each for name in ranges for each in _by_place(name, ranges[name], archives.get(name, ()))
+    ]
     total = sum(each.hi - each.lo for each in line)
-    shares = split(line, partition_count(total, options)) if total else []
+    archived = sum(each.hi - each.lo for each in line if each.is_archived)
+    usual = (total - archived) / MESSAGES_PER_PARTITION + archived / ARCHIVED_PER_PARTITION
+    shares = split(line, partition_count(total, options, math.ceil(usual))) if total else []
+
+    def part(
+        index: int, name: str, is_archived: bool, mine: Iterable[_RangeOf]
+    ) -> MessagePartition:
+        about = (index, streams[name].stream_id, streams[name].kind, name)
+        ranges = Ranges(Range(each.lo, each.hi, 0, 0) for each in mine)
+        if not is_archived:
+            return MessagePartition(*about, ranges)
+        lo, hi = ranges[0].lo, ranges[-1].hi
+        segments = tuple(each.within(lo, hi) for each in overlapping(archives[name], lo, hi))
+        return ArchivedPartition(*about, ranges, segments=segments)
+
     return [
         OffsetPartition(
             tuple(
-                MessagePartition(
-                    *(index, streams[name].stream_id, streams[name].kind, name),
-                    Ranges(Range(each.lo, each.hi, 0, 0) for each in mine),
-                )
-                for name, mine in groupby(share, key=lambda each: each.stream)
+                part(index, *place, mine)
+                for place, mine in groupby(share, key=lambda each: (each.stream, each.is_archived))
             )
         )
         for index, share in enumerate(shares)
     ]
+
+
+def _by_place(stream: str, ranges: list[Range], segments: Sequence[Segment]) -> Iterable[_RangeOf]:
+    """The ranges of a stream, cut where a segment that is in files begins or ends."""
+    for each in ranges:
+        lo = each.lo
+        for segment in overlapping(segments, each.lo, each.hi):
+            if lo < segment.lo:
+                yield _RangeOf(lo, segment.lo, stream, False)
+            begin, lo = max(lo, segment.lo), min(each.hi, segment.hi)
+            yield _RangeOf(begin, lo, stream, True)
+        if lo < each.hi:
+            yield _RangeOf(lo, each.hi, stream, False)
 
 
 R = TypeVar("R", Range, KnownRange, _RangeOf)
@@ -234,10 +281,20 @@ def split(ranges: list[R], count: int) -> list[list[R]]:
     return shares
 
 
-def partition_count(total: int, options: SourceOptions | OffsetSourceOptions | TableOptions) -> int:
-    """How many partitions this many messages are read in."""
+def partition_count(
+    total: int,
+    options: SourceOptions | OffsetSourceOptions | TableOptions,
+    usual: int | None = None,
+) -> int:
+    """How many partitions this many messages are read in.
+
+    Args:
+        total: the number of messages.
+        options: the query's options.
+        usual: the number of partitions where the options say nothing; None: by `total`.
+    """
     most = options.max_records_per_partition or total or 1
-    least = options.min_partitions or -(-total // MESSAGES_PER_PARTITION)
+    least = options.min_partitions or usual or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
-from spark_pgqueue.postgres.connection import PIN_PATH
 from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueError
+from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
 R = TypeVar("R", bound=tuple)
-
-BATCH_BYTES = 8 << 20
-"""About the size of an Arrow batch. A task holds a few of them in memory."""
 
 RANGES_PER_STATEMENT = 20_000
 """A statement with this many ranges has about 500 kB of text."""
@@ -242,26 +239,6 @@ def _select(
                 yield _as_spark(batch, constant, target)
 
 
-def set_up(cursor: dbapi.Cursor) -> None:
-    """Prepare the transaction for statements with `ranges_sql`."""
-    # Only one plan is right, whatever the statistics say: an index scan for each range, in order.
-    # The settings are local to the transaction, because a transaction pooler keeps no others.
-    cursor.execute(
-        f"select {PIN_PATH}, "
-        + ", ".join(
-            f"pg_catalog.set_config('{setting}', '{value}', true)"
-            for setting, value in (
-                ("max_parallel_workers_per_gather", "0"),
-                ("enable_seqscan", "off"),
-                ("enable_bitmapscan", "off"),
-                ("enable_sort", "off"),
-            )
-        )
-    )
-    cursor.fetchall()
-    cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
-
-
 def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
     """The ranges in lists, one for each statement."""
     for first in range(0, len(ranges), RANGES_PER_STATEMENT):
@@ -286,19 +263,6 @@ def select_sql(partition: MessagePartition, ranges: tuple[Range, ...], columns: 
         types = {name: "int8" if name == "shift" else "int4" for name in wanted}
         source = ranges_sql(partition.stream_id, told, **types) + " where true"
     return f"select {', '.join(listed)} from {source}{_bucket_sql(partition)}"
-
-
-def expression(column: str, kind: str) -> str:
-    """The SQL of a message's column, read from m of `ranges_sql`."""
-    if column == "data" and kind == "binary":
-        return "m.data_bytes as data"
-    if column == "headers":
-        # One array with names and values in turn is cheaper than two arrays, above all for nulls.
-        return (
-            "case when m.headers is not null then array(select x from "
-            "jsonb_each_text(m.headers) h, unnest(array[h.key, h.value]) x) end as headers"
-        )
-    return f"m.{column}"
 
 
 def _bucket_sql(partition: MessagePartition) -> str:
@@ -387,23 +351,3 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema
         return batch[field.name]
 
     return pa.RecordBatch.from_arrays([column(field) for field in target], schema=target)
-
-
-def headers_map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
-    """Headers as Spark's map, from an array with names and values in turn."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pairs.null_count == len(pairs):
-        return pa.nulls(len(pairs), type_)
-    names, values = (
-        pairs.values.take(pa.array(range(first, len(pairs.values), 2), pa.int64()))
-        for first in (0, 1)
-    )
-    return pa.MapArray.from_arrays(
-        pc.call_function("divide", [pairs.offsets, pa.scalar(2, pa.int32())]),
-        names,
-        values,
-        type=type_,
-        mask=pairs.is_null(),
-    )

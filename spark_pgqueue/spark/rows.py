@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 from spark_pgqueue.postgres.errors import UNFIT_DATA, PgQueueError
@@ -208,22 +207,6 @@ def multirange(seqs: pa.Int64Array) -> str:
     starts = [first, *behind.filter(is_gap).to_pylist()]
     ends = [*before.filter(is_gap).to_pylist(), last]
     return "{" + ",".join(f"[{lo},{hi + 1})" for lo, hi in zip(starts, ends, strict=True)) + "}"
-
-
-def numbers(ranges: Sequence[tuple[int, int]]) -> pa.Int64Array:
-    """The numbers of ascending ranges lo <= number < hi, at least one; there may be many."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    ends = list(accumulate(hi - lo for lo, hi in ranges))
-    ones = pa.repeat(pa.scalar(1, pa.int64()), ends[-1])
-    places = pc.call_function("cumulative_sum", [ones])
-    # For each range, the difference between its numbers and their places, which count from 1.
-    ahead = [hi - 1 - end for (_, hi), end in zip(ranges, ends, strict=True)]
-    runs = pa.RunEndEncodedArray.from_arrays(
-        pa.array(ends, pa.int64()), pa.array(ahead, pa.int64())
-    )
-    return pc.call_function("add", [places, pc.call_function("run_end_decode", [runs])])
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,14 +1,14 @@
 """Reading tables: the driver plans a table, and executors read its partitions.
 
 What the database knows about messages, such as their state, comes as ranges of numbers with columns
-(`pgqueue.scan_...`). The content of messages comes from the stream's table, by COPY into Arrow, and
-never changes. So a planned table shows one state of the queue, however long the reading takes.
+(`pgqueue.scan_...`). Their content comes by COPY into Arrow, and never changes. So a planned table
+shows one state of the queue, however long the reading takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translated
+from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.spark.consumer import Stream
-from spark_pgqueue.spark.filters import Filters
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import (
     MESSAGES_PER_PARTITION,
@@ -29,16 +29,14 @@ from spark_pgqueue.spark.partitions import (
 )
 from spark_pgqueue.spark.reading import (
     count_messages,
-    expression,
     going_on,
-    headers_map,
     ranges_sql,
     report_loss,
-    set_up,
     slices,
 )
-from spark_pgqueue.spark.tables import HELD, TABLES, Table
+from spark_pgqueue.spark.tables import HELD, TABLES, Table, Where
 from spark_pgqueue.spark.versions import arrow_schema
+from spark_pgqueue.spark.where import blamed_on, check_types, messages_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,8 +79,8 @@ class Scan:
 
     options: TableOptions
     stream: Stream | None
+    where: Where | None
     schema: StructType
-    filters: Filters = field(default_factory=Filters)
 
     @property
     def table(self) -> Table:
@@ -91,17 +89,33 @@ class Scan:
     @property
     def held(self) -> list[str]:
         """The wanted columns that are stored with a message."""
-        return [name for name in self.schema.names if self.table.of_messages and name in HELD]
+        return [name for name in self.schema.names if name in HELD]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that option where names."""
+        return self.where.columns if self.where else ()
 
     @property
     def told(self) -> list[str]:
         """The columns that the database knows of ranges, or of rows that are no messages."""
-        names = [*self.schema.names, *(name for name, _ in self.filters.told)]
-        return [name for name in dict.fromkeys(names) if name not in ("seq", *self.held)]
+        names = dict.fromkeys([*self.schema.names, *self.named])
+        return [name for name in names if name not in ("seq", *HELD)]
 
     @property
-    def reads_messages(self) -> bool:
-        return bool(self.held)
+    def read(self) -> list[str]:
+        """The columns that are stored with a message, and wanted, or named by option where."""
+        return [name for name in HELD if name in (*self.held, *self.named)]
+
+    @property
+    def judges_messages(self) -> bool:
+        """Whether messages of one range may differ in whether option where holds."""
+        return any(name in ("seq", *HELD) for name in self.named)
+
+    @property
+    def condition(self) -> str:
+        """The where clause of statements for ranges, or for rows that are no messages."""
+        return f" where ({self.where.condition})" if self.where and not self.judges_messages else ""
 
 
 def plan(scan: Scan) -> list[TablePartition]:
@@ -116,9 +130,11 @@ def plan(scan: Scan) -> list[TablePartition]:
 
 def _plan(cursor: dbapi.Cursor, scan: Scan) -> list[TablePartition]:
     options, stream = scan.options, scan.stream
+    if scan.where is not None:
+        check_types(cursor, scan.table, scan.where, stream.kind if stream else "")
     if stream is None or options.table == "stats":
         return [TablePartition()]
-    if scan.reads_messages:
+    if scan.read:
         _check_rights(cursor, scan, stream)
     if scan.table.shared_out:
         return _share_out(cursor, scan)
@@ -139,8 +155,6 @@ def _share_out(cursor: dbapi.Cursor, scan: Scan) -> list[TablePartition]:
         " from pgqueue.scan_parts($1, $2, nullif($3::text, ''), $4, $5)",
         (options.stream, options.table, options.consumer or "", size, options.min_partitions or 1),
     )
-    wanted = dict(scan.filters.told).get("consumer")
-    found = [each for each in found if wanted is None or each[0] in wanted]
     total = sum(each[-1] for each in found)
     size = max(1, min(size, total // (options.min_partitions or 1)))
     parts: list[list[Place]] = []
@@ -176,8 +190,7 @@ def read_table(scan: Scan, part: TablePartition) -> Iterator[pa.RecordBatch]:
     target = arrow_schema(scan.schema)
     if not scan.table.of_messages:
         rows = _asked(scan.options, lambda cursor: _rows(cursor, scan, part.places))
-        rows = scan.filters.of(rows).select(target.names).cast(target).combine_chunks()
-        return iter(rows.to_batches())
+        return iter(rows.select(target.names).cast(target).combine_chunks().to_batches())
     ranges, known = part.ranges, part.known
     if part.places:
         known = _asked(scan.options, lambda cursor: _looked_up(cursor, scan, part.places))
@@ -185,13 +198,13 @@ def read_table(scan: Scan, part: TablePartition) -> Iterator[pa.RecordBatch]:
     if known is None or not ranges:
         return iter(())
     rows = _Rows(known, target)
-    if not scan.reads_messages:
+    if not scan.held and not scan.judges_messages:
         return map(rows.of, _unfolded(ranges))
-    return _read_messages(scan, ranges, rows)
+    return _read_messages(scan, ranges, known, rows)
 
 
 def _read_messages(
-    scan: Scan, ranges: tuple[KnownRange, ...], rows: _Rows
+    scan: Scan, ranges: tuple[KnownRange, ...], known: pa.Table, rows: _Rows
 ) -> Iterator[pa.RecordBatch]:
     options, stream = scan.options, scan.stream
     assert stream is not None
@@ -202,41 +215,45 @@ def _read_messages(
         nonlocal left, last, seen
         left = _behind(left, *last) if seen else left
         patience = options.retry_timeout.total_seconds()
-        with kept_connection(options.url, patience) as conn, conn.cursor() as cursor:
+        with (
+            blamed_on(options.where),
+            kept_connection(options.url, patience) as conn,
+            conn.cursor() as cursor,
+        ):
             set_up(cursor)
             for some in slices(left):
                 only = some[0].no if len(some) == 1 else None
-                cursor.execute(_select_sql(scan, stream, some))
+                cursor.execute(_select_sql(scan, stream, some, known))
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
                         no = batch["no"][-1].as_py() if only is None else only
                         made = rows.of(batch, only)
-                        if scan.table.outlives:
+                        if scan.table.outlives and not scan.judges_messages:
                             read.append(_numbers(batch, only))
                         last, seen = (no, batch["seq"][-1].as_py()), seen + batch.num_rows
                         yield made
 
     yield from going_on(rest, options.url, f"table {options.table} of stream {options.stream}")
+    if scan.judges_messages:
+        if scan.table.outlives or not scan.read:
+            return  # it asked the condition of numbers, also of those without a message
+        seen = _asked(options, lambda cursor: count_messages(cursor, stream.stream_id, ranges))
     total = sum(each.hi - each.lo for each in ranges)
-    if scan.table.outlives:
-        if not scan.filters.conditions and seen < total:
-            yield from map(rows.of, _missing(ranges, read))
-    else:
-        if scan.filters.conditions:
-            seen = _asked(options, lambda cursor: count_messages(cursor, stream.stream_id, ranges))
-        if seen < total:
-            report_loss(total - seen, options.stream or "", options.fail_on_data_loss)
+    if seen < total and scan.table.outlives:
+        yield from map(rows.of, _missing(ranges, read))
+    elif seen < total:
+        report_loss(total - seen, options.stream or "", options.fail_on_data_loss)
 
 
-def _select_sql(scan: Scan, stream: Stream, ranges: tuple[KnownRange, ...]) -> str:
+def _select_sql(scan: Scan, stream: Stream, ranges: tuple[KnownRange, ...], known: pa.Table) -> str:
     wanted = ["m.seq", *(expression(name, stream.kind) for name in scan.held)]
     if len(ranges) > 1:
-        wanted.append("r.no")
-    conditions = "".join(f" and {each}" for each in scan.filters.conditions)
-    return (
-        f"select {', '.join(wanted)} from {ranges_sql(stream.stream_id, ranges, no='int4')}"
-        f" where true{conditions}"
-    )
+        wanted.append("no")
+    if scan.where is not None and scan.judges_messages:
+        source = messages_sql(scan.table, scan.where, stream, ranges, known, bool(scan.read))
+    else:
+        source = ranges_sql(stream.stream_id, ranges, no="int4")
+    return f"select {', '.join(wanted)} from {source}"
 
 
 def _missing(
@@ -355,19 +372,18 @@ def _behind(ranges: tuple[KnownRange, ...], no: int, seq: int) -> tuple[KnownRan
 
 def _known(cursor: dbapi.Cursor, scan: Scan, place: Place | None) -> pa.Table:
     """The ranges of a table, or of a place of it, with the wanted known columns."""
-    options, filters = scan.options, scan.filters
-    wanted = "".join(f", {name}" for name in scan.told)
+    options, wanted = scan.options, "".join(f", {name}" for name in scan.told)
     if place is not None:
         source = f"pgqueue.scan_{options.table}($1, $2, $3, $4, $5::text::int8multirange)"
-        within = filters.within(place.from_seq, place.to_seq)
+        within = f"{{[{place.from_seq or ''},{place.to_seq or ''})}}"
         given = (options.stream, place.consumer, place.from_place, place.to_place, within)
     elif options.table == "messages":
-        source = "pgqueue.scan_messages($1, $2::text::int8multirange, $3::text::text[])"
-        given = (options.stream, filters.within(None, None), "{" + ",".join(scan.told) + "}")
+        source = "pgqueue.scan_messages($1, null, $2::text::text[])"
+        given = (options.stream, "{" + ",".join(scan.told) + "}")
     else:
-        source = f"pgqueue.scan_{options.table}($1, nullif($2::text, ''), $3::text::int8multirange)"
-        given = (options.stream, options.consumer or "", filters.within(None, None))
-    return filters.of(_fetched(cursor, f"select lo, hi{wanted} from {source}", given))
+        source = f"pgqueue.scan_{options.table}($1, nullif($2::text, ''))"
+        given = (options.stream, options.consumer or "")
+    return _fetched(cursor, f"select lo, hi{wanted} from {source}{scan.condition}", given)
 
 
 def _looked_up(cursor: dbapi.Cursor, scan: Scan, places: Sequence[Place]) -> pa.Table:
@@ -384,16 +400,16 @@ def _rows(cursor: dbapi.Cursor, scan: Scan, places: Sequence[Place]) -> pa.Table
     if options.table == "stats":
         return _fetched(
             cursor,
-            f"select {columns} from pgqueue.consumer_stats where coalesce(stream = nullif($1::text,"
-            " ''), $1 = '') and coalesce(consumer = nullif($2::text, ''), $2 = '')",
+            f"select {columns} from (select * from pgqueue.consumer_stats where coalesce(stream ="
+            " nullif($1::text, ''), $1 = '') and coalesce(consumer = nullif($2::text, ''), $2 = ''"
+            f")) m{scan.condition}",
             (options.stream or "", options.consumer or ""),
         )
-    statement = f"select {columns} from pgqueue.scan_publications($1, $2, $3)"
-    found = [
+    statement = f"select {columns} from pgqueue.scan_publications($1, $2, $3){scan.condition}"
+    return pa.concat_tables(
         _fetched(cursor, statement, (options.stream, each.from_place, each.to_place))
         for each in places
-    ]
-    return pa.concat_tables(found)
+    )
 
 
 def _fetched(cursor: dbapi.Cursor, sql: str, parameters: tuple = ()) -> pa.Table:
@@ -406,6 +422,7 @@ def _asked(options: TableOptions, ask: Callable[[dbapi.Cursor], T]) -> T:
 
     def attempt() -> T:
         with (
+            blamed_on(options.where),
             kept_connection(options.url, patience=0) as conn,
             conn.cursor() as cursor,
             translated(TABLE_NAMES.get),
@@ -424,7 +441,7 @@ def _check_rights(cursor: dbapi.Cursor, scan: Scan, stream: Stream) -> None:
     if not allowed:
         raise PgQueueError(
             f"the role may not read what messages of stream {scan.options.stream} hold: "
-            f"{', '.join(scan.held)}",
+            f"{', '.join(scan.read)}",
             hint='leave these out: option("columns", ...), and option("includeHeaders", "false"); '
             "or let the role read them: `pgqueue grant consumer ROLE`",
             sqlstate=NO_PERMISSION,

@@ -21,7 +21,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.staging import Staged, Target
+from spark_pgqueue.spark.staged import Staged
+from spark_pgqueue.spark.staging import Target
 from spark_pgqueue.spark.versions import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
 class PgQueueStreamWriter(DataSourceStreamArrowWriter):
     """Writes a micro-batch, exactly once by the query's id and the batch's number."""
 
-    def __init__(self, options: SinkOptions, schema: StructType):
-        self._target = Target(options, schema)
+    def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
+        self._target = Target(options, schema, begins)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor.
 
         Raises:
-            PgQueueError: a row does not fit the stream, or Postgres stayed away too long.
+            PgQueueError: a row does not fit the stream or the table, or Postgres stayed away too
+                long.
         """
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None

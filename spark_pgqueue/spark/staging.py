@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
@@ -22,6 +22,7 @@ from spark_pgqueue.postgres.errors import (
     sqlstate_of,
     translate,
 )
+from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
@@ -32,36 +33,15 @@ from spark_pgqueue.spark.rows import (
     ahead,
     joined,
     naming_the_column,
-    numbers,
     to_messages,
     to_staged_chunks,
 )
+from spark_pgqueue.spark.staged import Staged, all_staged
+from spark_pgqueue.spark.table_target import TableTarget, drop
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
-
-
-@dataclass(frozen=True)
-class Staged(WriterCommitMessage):
-    """The message of a task to the driver.
-
-    Attributes:
-        sink: the sink's identity.
-        staged: the ids of the task's staged chunks.
-        rows: how many rows the chunks have.
-        actions: the actions of other rows, with their messages.
-        query_id: the id of the Spark query that writes; None where that is not known.
-        is_repeated: whether the task staged nothing because the batch, or a later one, was
-            published before.
-    """
-
-    sink: str
-    staged: tuple[int, ...]
-    rows: int
-    actions: tuple[tuple[Action, str], ...] = ()
-    query_id: str | None = None
-    is_repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,17 +62,26 @@ class TargetStream:
 
 
 class Target:
-    """The destination of rows, and their columns."""
+    """The destination of rows, and their columns.
 
-    def __init__(self, options: SinkOptions, schema: StructType):
+    Args:
+        options: the sink's options.
+        schema: the columns of the rows.
+        begins: whether rows will be staged. A writer that only commits asks the database nothing
+            before that.
+    """
+
+    def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
         self._options = options
         self._patience = options.retry_timeout.total_seconds()
-        self._columns = check_columns(schema, options)
+        self._table = None if options.table is None else TableTarget(options, schema)
+        schema = schema if self._table is None else self._table.others
+        self._columns = check_columns(schema, options, self._table is not None)
         self._is_routed = "stream" in self._columns and options.action is None
         self._is_binary = "data" in self._columns and isinstance(
             schema.fields[self._columns.index("data")].dataType, BinaryType
         )
-        self._stream, self._write_no = self._begin()
+        self._stream, self._write_no = self._begin() if begins else (None, None)
 
     def stage(
         self,
@@ -113,14 +102,17 @@ class Target:
                 before. For a query's batch, the rows are staged and counted instead, to see whether
                 the batch is the same.
         """
-        sends = self._options.action is None
+        sends = self._options.action is None and "data" in self._columns
         is_repeated = sends and skip_published and self._is_published(sink, batch)
         staged, rows, actions = [], 0, Actions(self._options)
         streams: dict[str, TargetStream] = {}
+        table = self._table and self._table.task(sink, batch, skip_published)
         try:
             for rows_read in ahead(joined(batches)):
-                sent, with_action = self._split(rows_read.rename_columns(self._columns))
-                with naming_the_column(rows_read.rename_columns(self._columns)):
+                read = rows_read if table is None else table.add(rows_read)
+                read = read.rename_columns(self._columns)
+                sent, with_action = self._split(read)
+                with naming_the_column(read):
                     actions.add(with_action)
                     parts = [] if is_repeated else list(self._by_stream(sent, streams))
                 for target, some in parts:
@@ -139,7 +131,11 @@ class Target:
         except Exception:
             self._unstage(sink, batch, staged)
             raise
-        return Staged(sink, tuple(staged), rows, actions.staged(), query_id, is_repeated)
+        home = None if self._is_routed or self._stream is None else self._stream.stream_id
+        return Staged(
+            *(sink, tuple(staged), rows, actions.staged(), query_id, is_repeated, home),
+            table and table.staged(),
+        )
 
     def abort(self, messages: list[Staged | None], batch: int) -> None:
         """Delete what the tasks of a failed write have staged; what is left, `maintain` deletes."""
@@ -147,6 +143,13 @@ class Target:
         staged = [each for task in tasks for each in task.staged]
         if staged:
             self._unstage(tasks[0].sink, batch, staged)
+        writes = {task.table.write_no for task in tasks if task.table is not None}
+        if self._table is not None and self._table.write_no:  # where no task came to its end
+            writes.add(self._table.write_no)
+        if writes:
+            statements = Statements(self._options.url, patience=0)
+            drop(statements, writes)
+            statements.close()
 
     def _unstage(self, sink: str, batch: int, staged: list[int]) -> None:
         """Delete staged chunks of this attempt if that can be done at once: the write has failed
@@ -172,11 +175,13 @@ class Target:
         tasks = [message for message in messages if message is not None]
         staged = [each for task in tasks for each in task.staged]
         actions = merged(task.actions for task in tasks)
-        if not staged and not actions:
-            return not any(task.is_repeated for task in tasks)
+        tables = [task.table for task in tasks if task.table is not None]
+        table = all_staged(tables)
+        if not staged and not actions and table is None:
+            return not any(each.is_repeated for each in (*tasks, *tables))
         statements = Statements(self._options.url, patience=0, names=self._name)
         rows = sum(task.rows for task in tasks)
-        home = None if self._is_routed or self._stream is None else self._stream.stream_id
+        home = next((task.home for task in tasks if task.staged), None)
         compares = self._options.compare_repeats != "count"
         sent = 0
 
@@ -185,7 +190,10 @@ class Target:
             statements.connection()
             sent += 1
             done = []
-            with statements.transaction():
+            refusals = self._table.refusals(table.table) if self._table and table else nullcontext()
+            with refusals, statements.transaction():
+                if self._table is not None and table is not None:
+                    done.append(self._table.apply(statements, table, tasks[0].sink, batch))
                 if staged:
                     done += statements.row(
                         "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s, %s)",
@@ -200,7 +208,9 @@ class Target:
             return any(done) or sent > 1
 
         try:
-            return with_backoff(publish, self._options.url, self._patience)
+            is_done = with_backoff(publish, self._options.url, self._patience)
+            drop(statements, {table.write_no} if table is not None else set())
+            return is_done
         finally:
             statements.close()
 
@@ -361,7 +371,9 @@ class Target:
         options = self._options
         statements = Statements(options.url, patience=self._patience, repeat=True, names=self._name)
         try:
-            if options.action is not None:
+            if self._table is not None:
+                self._table.begin(statements)
+            if options.action is not None or (self._table and "data" not in self._columns):
                 statements.row("select pgqueue.schema_version()")
                 return None, None
             if options.stream is None:

@@ -234,24 +234,45 @@ TABLES = {
 }
 
 
-def find_for(options: TableOptions) -> Stream | None:
-    """The stream of a table, None for all streams; also checks that the consumer exists.
+@dataclass(frozen=True)
+class Where:
+    """Option where, as the database has read it.
+
+    Attributes:
+        condition: the expression, as to be asked of a row that has the columns of the table.
+        columns: the columns that it names.
+    """
+
+    condition: str
+    columns: tuple[str, ...]
+
+
+def find_for(options: TableOptions) -> tuple[Stream | None, Where | None]:
+    """The stream of a table, None for all streams, and option where; the consumer exists.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ011 for
-            another schema version; or Postgres cannot be reached.
+        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ003 for an
+            option where that is not allowed; PQ011 for another schema version; or Postgres cannot
+            be reached.
     """
     # No patience: this is load(), and a user who mistyped the host waits for the error.
     statements = Statements(options.url, patience=0, names=TABLE_NAMES.get)
+    stream, where = None, None
     try:
         if options.stream is None:
             statements.row("select pgqueue.schema_version()")
-            return None
-        if options.consumer is None:
+        elif options.consumer is None:
             found = "select stream_id, kind from pgqueue.open_stream(%s)"
-            return Stream(*statements.row(found, [options.stream]))
-        found = "select stream_id, kind from pgqueue.open_consumer(%s, %s)"
-        return Stream(*statements.row(found, [options.stream, options.consumer]))
+            stream = Stream(*statements.row(found, [options.stream]))
+        else:
+            found = "select stream_id, kind from pgqueue.open_consumer(%s, %s)"
+            stream = Stream(*statements.row(found, [options.stream, options.consumer]))
+        if options.where is not None:
+            found = "select condition, columns from pgqueue.scan_where(%s, %s)"
+            names = [each.name for each in TABLES[options.table].columns]
+            condition, columns = statements.row(found, [options.where, names])
+            where = Where(condition, tuple(columns))
+        return stream, where
     finally:
         statements.close()
 

@@ -198,9 +198,10 @@ def json_of(outcome: Outcome) -> str | None:
 
 
 def name_of(messages: Sequence[Message]) -> str:
-    """The name of messages in the log."""
-    first = messages[0].seq
-    return f"message {first}" if len(messages) == 1 else f"{len(messages)} messages from {first}"
+    """The name of messages in the log, and which delivery it is."""
+    first = messages[0]
+    said = "message" if len(messages) == 1 else f"{len(messages)} messages from"
+    return f"{said} {first.seq} (delivery {first.deliver_count})"
 
 
 def is_async(handler: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import socket
@@ -133,7 +134,7 @@ class Consumer:
         if is_async(handler):
             return asyncio.run(self.run_async(handler, **options))
         chosen = _options(options)
-        _check_handler(handler)
+        _check_handler(handler, chosen)
         hooks = Hooks(chosen)
         timeout = None if chosen.timeout is None else chosen.timeout.total_seconds()
         with self._polling(chosen, hooks) as (poller, queue, wake):
@@ -167,7 +168,7 @@ class Consumer:
             as `run`. The errors are the same, too.
         """
         chosen = _options(options)
-        _check_handler(handler)
+        _check_handler(handler, chosen)
         if not is_async(handler):
             raise PgQueueError(
                 "handler must be awaited: an async function", hint="for others there is `run`"
@@ -310,6 +311,26 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(**given)
 
 
-def _check_handler(handler: Any) -> None:
+def _check_handler(handler: Any, options: Options) -> None:
+    """Refuse a handler that no call would reach: each message would become a dead letter.
+
+    Raises:
+        PgQueueError: it is no function, or does not take what it is called with.
+    """
     if not callable(handler):
         raise PgQueueError(f"handler must be a function, not {type(handler).__name__}")
+    given = ["a list of messages" if options.batch is not None else "a message"]
+    if options.transactional:
+        given.append("a connection")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # of some functions in C nobody knows it
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        name = getattr(handler, "__name__", type(handler).__name__)
+        raise PgQueueError(
+            f"the handler {name}{signature} is called with {' and '.join(given)}: {error}",
+            hint="with the option transactional, it takes a connection, too; with batch, a list",
+        ) from None

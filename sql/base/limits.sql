@@ -12,6 +12,18 @@ create or replace function _pgqueue.limit_take() returns int language sql immuta
 -- New publications that may wait while runs of the same urgency are ready.
 create or replace function _pgqueue.limit_waiting() returns int language sql immutable parallel safe as 'select 16';
 
+-- Messages of publications that move to the archive at once: their sizes are read.
+create or replace function _pgqueue.limit_archived()
+returns bigint language sql immutable parallel safe as 'select 1000000';
+
+-- Publications that leave an archive at once.
+create or replace function _pgqueue.limit_unarchived()
+returns bigint language sql immutable parallel safe as 'select 10000';
+
+-- Numbers of messages that an exporter reads at once.
+create or replace function _pgqueue.limit_exported()
+returns bigint language sql immutable parallel safe as 'select 250000';
+
 -- Takes of one claim, while the taken messages are for other consumers or for later; but a claim has two passes.
 create or replace function _pgqueue.limit_takes() returns int language sql immutable parallel safe as 'select 100';
 
@@ -180,6 +192,10 @@ returns int language sql immutable parallel safe as 'select 1885826426';
 -- The locks of the numbers of streams.
 create or replace function _pgqueue.lock_class_seqs()
 returns int language sql immutable parallel safe as 'select 1885826427';
+
+-- The locks of the exporters of streams.
+create or replace function _pgqueue.lock_class_export()
+returns int language sql immutable parallel safe as 'select 1885826428';
 
 -- The channel that notifies of a stream's publications.
 create or replace function _pgqueue.channel(p_stream_id int) returns text language sql immutable parallel safe

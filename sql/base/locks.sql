@@ -18,83 +18,96 @@
 --        The installer then locks tables: it waits for them for 40 ms at a time, and for 30 s in all (upgrade.sql).
 -- 2. bindings  The table pgqueue.bindings, share row exclusive. Guards the graph of bound streams and their limits.
 --        bind, unbind, drop_stream, and alter_stream when it changes a limit.
--- 3. batch  The row of a batch in sink_batches, by its primary key. Makes a batch of a sink happen once.
+-- 3. target  A table that a query writes to, row exclusive. Keeps its columns as they are until the batch is over.
+--        apply_table_batch waits for others that change the table, as Postgres does.
+-- 4. batch  The row of a batch in sink_batches, by its primary key. Makes a batch of a sink happen once.
 --        begin_batch() waits until another commit of the same batch is over. maintain deletes old batches, and passes
 --        over those that others hold.
--- 4. reservation  A row of reservations. Guards numbers of a stream that are taken and not published.
+-- 5. merge  Advisory, by the hash of the table's oid. Lets one batch at a time merge into a table: two of them would
+--        lock its rows in different orders. begin_table_batch() waits.
+-- 6. target row  A row of such a table. apply_table_batch waits for others that hold it, as Postgres does, and takes
+--        rows in the order of the merge keys.
+-- 7. table write  A row of table_writes, by its primary key. Lets one task make the table of staged rows.
+--        open_table_write waits for it. drop_table_write and maintain pass over the row.
+-- 8. reservation  A row of reservations. Guards numbers of a stream that are taken and not published.
 --        use_reservation() takes them in the order of their ids, and waits for another commit or for maintain.
 --        maintain passes over those that others hold.
--- 5. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. note_stream()
+-- 9. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. note_stream()
 --        waits for another batch of the query that notes the same stream. maintain passes over those of others.
--- 6. seqs  Advisory, by the id of the stream. Lets one call after the other take many numbers, so that those of a
+-- 10. seqs  Advisory, by the id of the stream. Lets one call after the other take many numbers, so that those of a
 --        call are one range. take_seqs() waits for a second, then goes on without the lock. It lets go of the lock
 --        when it has the numbers.
--- 7. dedup  A row of dedup_keys, by its primary key. Makes a message with a dedup key be published once. A producer
+-- 11. dedup  A row of dedup_keys, by its primary key. Makes a message with a dedup key be published once. A producer
 --        waits, as Postgres does, for an open transaction that sent the same key, or deletes it (maintain). Keys are
 --        taken in their order, the streams of a batch in the order of their ids. maintain passes over keys that
 --        others hold.
--- 8. publish  Advisory, by the id of the stream, shared. Tells consumers which transactions may still publish
+-- 12. publish  Advisory, by the id of the stream, shared. Tells consumers which transactions may still publish
 --        (log/gaps.sql). Each producer takes it before its publication id. No function of the queue takes it
 --        alone, so no producer waits, but where another program holds the lock alone.
--- 9. chunk  A row of staged_chunks. Guards what a task has staged. publish_chunks() deletes it and waits for
+-- 13. chunk  A row of staged_chunks. Guards what a task has staged. publish_chunks() deletes it and waits for
 --        maintain, as Postgres does; maintain deletes chunks that were left behind, and passes over others' chunks.
--- 10. maintain  Advisory, by the id of the stream. Lets one maintain at a time trim a stream and change its segments
+-- 14. maintain  Advisory, by the id of the stream. Lets one maintain at a time trim a stream and change its segments
 --        (retain()). A second one passes over the stream; drop_stream waits, in tries. It also guards the rows of
 --        segments, trims and retention; set_retention holds a row of retention, which retain() passes over.
--- 11. history  Advisory, by the id of the stream. Keeps old publications while a transaction relies on them:
+-- 15. history  Advisory, by the id of the stream. Keeps old publications while a transaction relies on them:
 --        create_consumer, seek and replay share it. trim() takes it alone if nobody has it, and else trims nothing.
--- 12. stream  A row of streams. Guards the settings of a stream, its schedules, and its tables while they are
+-- 16. stream  A row of streams. Guards the settings of a stream, its schedules, and its tables while they are
 --        changed. alter_stream, bind, unbind, recover and create_consumer (by the foreign key) wait; in tries
 --        drop_stream, create_schedule and the like, and alter_consumer with a limit of the backlog. capture and
 --        release share it, and wait for 100 ms at a time; maintain shares it if it can. tend_segments() passes over
 --        the stream.
--- 13. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
+-- 17. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
 --        and the like wait, in tries. run_schedules() sends nothing while somebody else has it.
--- 14. settings  A row of consumers. Guards the settings of a consumer. create_consumer (by the unique name), pause,
+-- 18. settings  A row of consumers. Guards the settings of a consumer. create_consumer (by the unique name), pause,
 --        resume, and create_schedule and the like wait; in tries alter_consumer and drop_consumer.
--- 15. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
+-- 19. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
 --        reader_claim, reader_resume, reader_ack, reader_release and reader_fork wait.
 --        forget_readers() passes over it.
--- 16. claim  A row of claims. Guards the set of messages that a claim has. nack, defer, dead_letter, ack of messages,
+-- 20. claim  A row of claims. Guards the set of messages that a claim has. nack, defer, dead_letter, ack of messages,
 --        the functions of checkpoint readers and settle_messages wait, in the order of ids; cancel in tries; extend,
 --        reader_extend, and ack of a whole claim as Postgres does. What releases expired claims (expire(),
 --        release_due(), forget_readers()) passes over those that are being settled.
--- 17. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips and
+-- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips and
 --        group_workers: who has it takes publications, deals keys and makes runs ready. These wait: claims
 --        that find nothing ready; all claims of a consumer with ordering=stream, per_key_interval, max_in_flight or
 --        rate_limit, or whose backlog may be full; claims by receive_where that go on with the lock; nack, defer,
 --        redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions, leave_group, note_offset;
 --        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek, cancel
---        and drop_consumer, for 10 s. claim(), claim_new(), skip(), take_for_group() and forget_readers() try, and do
---        without it.
--- 18. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
+--        and drop_consumer, for 10 s. claim(), start_taking(), skip(), take_for_group() and forget_readers() try,
+--        and do without it.
+-- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
 --        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
 --        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
--- 19. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
+-- 23. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
--- 20. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
+-- 24. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
 --        those that others hold. The runs of a claim belong to who has its lock. Whatever changes all runs of a
 --        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer.
--- 21. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
+-- 25. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
 --        names the same query.
--- 22. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
+-- 26. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
 --        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
 --        the partition for the next time.
--- 23. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+-- 27. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
 --        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
 --        insert it waits for the first.
--- 24. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
--- 25. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
+-- 28. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
+-- 29. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
 --        exclusive on pgqueue.messages, behind which all senders wait. maintain waits for 50 ms and passes over the
 --        step. create_stream waits.
--- 26. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
+-- 30. staged rows  A table of staged rows, access exclusive. drop_table_write waits a second for those that use it, and
+--        maintain 50 ms.
+-- 31. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 27. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 32. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
--- 28. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
+-- 33. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
 --        tries to have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for
 --        it.
+-- 34. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
+--        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
+--        stream.
 --
 -- Exceptions: functions that wait for a place while they hold a later one. "f: run before claim" means: f takes a run,
 -- then waits for a claim, which is an earlier place.

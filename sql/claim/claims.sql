@@ -209,7 +209,7 @@ begin
             if v_next then
                 v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from,
                                               v_cursor.slots_to, p_max, v_timeout);
-                if v_slot.claim_id is null then
+                if v_slot.claim_id is null and (p_max > 1 or v_cursor.slots_size > 1) then
                     v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                 end if;
                 if v_slot.claim_id is not null then
@@ -343,7 +343,11 @@ begin
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
         if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
-            v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
+            if p_consumer.quick and p_max <= _pgqueue.limit_slice_size() then
+                v_served := _pgqueue.claim_new_slot(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
+            else
+                v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+            end if;
             v_served.done := v_served.message_count > 0;
         end if;
     end if;

@@ -7,6 +7,8 @@
 --     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
 --     end of its transaction, and trimming goes on only while nobody has that lock.
+--   * Where the stream has an archive, the segments were written to its files. Then the publication moves to
+--     archive_publications.
 --   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a live
 --     claim (skip()).
 -- When no publication of a segment is left, the segment is emptied (log/segments.sql).
@@ -39,10 +41,11 @@ end $$;
 create or replace function _pgqueue.trim_at_once() returns int language sql immutable parallel safe as 'select 10000';
 
 -- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
--- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it).
+-- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
+-- that is not in the archive of its stream yet may not go.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
-               aged boolean, done boolean)
+               aged boolean, done boolean, may_go boolean)
 language sql stable
 as $$
     with sized as (
@@ -67,7 +70,13 @@ as $$
         from later l join pgqueue.retention r using (stream_id)
         where l.closed_at is not null and not l.emptied
     )
-    select segment, lo, hi, closed_publication, last_publication, over, aged, done from judged
+    select segment, lo, hi, closed_publication, last_publication, over, aged, done,
+           last_publication is not null
+           and (not exists (select from pgqueue.archives a
+                            where a.stream_id = p_stream_id and a.uri is not null and not a.dropped)
+                or exists (select from pgqueue.archive_segments a
+                           where a.stream_id = p_stream_id and a.segment = judged.segment))
+    from judged
     where over or aged or done order by lo
 $$;
 
@@ -94,7 +103,7 @@ begin
            coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
            max(last_publication) as upto, min(closed_publication) as late_from
     into v_due
-    from _pgqueue.due_segments(p_stream_id) d where last_publication is not null;
+    from _pgqueue.due_segments(p_stream_id) d where may_go;
     if v_due.upto is null then
         perform _pgqueue.note_holders(p_stream_id);
         return;
@@ -121,7 +130,7 @@ begin
     v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
                                            clock_timestamp() - v_rules.keep_for, v_decided);
     if v_trim.o_ids <> '{}' then
-        perform _pgqueue.note_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count);
+        perform _pgqueue.note_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived);
     end if;
     o_count := v_trim.o_count;
     update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
@@ -133,20 +142,24 @@ begin
     end if;
 end $$;
 
--- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them. The look is one
--- statement.
+-- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them, or moves them to the
+-- archive, if all their messages are there. The look is one statement.
 --   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
 --   p_decided      publications that are visible or dead, known before the look
 -- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
--- many messages they had; and the id to go on from; null: that was the last.
+-- many messages they had; the id to go on from, null: that was the last; and the ids of which no message is lost. (More
+-- than 60 lines: one statement, as of one moment.)
 create or replace function _pgqueue.delete_publications(p_stream_id int, p_from bigint, p_upto bigint,
                                                         p_now int8multirange, p_aged int8multirange,
                                                         p_before timestamptz, p_decided int8multirange,
-                                                        out o_ids int8multirange, out o_count bigint, out o_next bigint)
+                                                        out o_ids int8multirange, out o_count bigint, out o_next bigint,
+                                                        out o_archived int8multirange)
 language plpgsql
 set enable_seqscan = off  -- what other streams' consumers have is not read, whatever the statistics say
 set jit = off
 as $$
+declare
+    v_archive int8multirange := _pgqueue.archive_ranges(p_stream_id);
 begin
     with consumer as materialized (
         select c.consumer_id, k.next_publication, _pgqueue.gap_ids(k) as gaps
@@ -154,11 +167,17 @@ begin
         cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = c.consumer_id
                             order by version desc limit 1) k
         where c.stream_id = p_stream_id
+    ), next as materialized (
+        select publication_id, message_count, seqs, published_at,
+               sum(message_count) over (order by publication_id range between unbounded preceding and 1 preceding)
+                   as before
+        from (select * from pgqueue.publications
+              where stream_id = p_stream_id and publication_id >= p_from and publication_id <= p_upto
+              order by publication_id
+              fetch first (_pgqueue.trim_at_once()) rows with ties) p
     ), looked as materialized (
-        select publication_id, message_count, seqs, published_at from pgqueue.publications
-        where stream_id = p_stream_id and publication_id >= p_from and publication_id <= p_upto
-        order by publication_id
-        fetch first (_pgqueue.trim_at_once()) rows with ties
+        -- what moves to the archive is read, for its size
+        select * from next where v_archive = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
     ), around as materialized (
         select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
     ), owed as materialized (
@@ -183,7 +202,19 @@ begin
         delete from pgqueue.publications p
         using judged j
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
-        returning p.publication_id, p.message_count
+        returning p.*
+    ), moving as materialized (
+        select w.*, row_number() over () as i
+        from (select g.*, bool_and(g.seqs <@ v_archive) over (partition by g.publication_id) as whole from gone g) w
+        where w.whole
+    ), sized as materialized (
+        select _pgqueue.data_bytes(p_stream_id, array_agg(seqs order by i)) as bytes from moving having count(*) > 0
+    ), moved as (
+        insert into pgqueue.archive_publications
+            (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
+        select m.publication_id, m.message_count, z.bytes[m.i], m.published_at, m.stream_id, m.part, m.seqs, m.consumers
+        from moving m cross join sized z
+        returning publication_id
     )
     select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
                             + (int8multirange(int8range(p_from, max(publication_id)))
@@ -191,11 +222,15 @@ begin
                               * p_decided
                      from gone), '{}'),
            coalesce((select sum(message_count) from gone), 0),
-           case when count(*) >= _pgqueue.trim_at_once()
+           case when (count(*) >= _pgqueue.trim_at_once() or count(*) < (select count(*) from next))
                and max(publication_id) < least(p_upto, (select from_publication - 1 from owed))
-                then max(publication_id) + 1 end
-    into o_ids, o_count, o_next
+                then max(publication_id) + 1 end,
+           (select range_agg(int8range(publication_id, publication_id, '[]'))
+            from (select publication_id from gone except select publication_id from moved) l)
+    into o_ids, o_count, o_next, o_archived
     from looked;
+    -- a dead one is not lost, either
+    o_archived := case when v_archive = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
 end $$;
 
 -- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
@@ -241,6 +276,9 @@ begin
                                    where m.consumer_id = c.consumer_id and m.seqs && int8range(d.lo, d.hi))
                      union all
                      select 'transactions or sinks that have not published it' where d.last_publication is null
+                     union all
+                     select 'the archive, to which no exporter has written it'
+                     where d.last_publication is not null and not d.may_go
                      union all
                      select unnest(p_others)
                      order by 1) as by
@@ -296,7 +334,7 @@ begin
     o_count := v_trim.o_count;
     update pgqueue.retention set maintained_at = clock_timestamp()
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
-    o_more := v_trim.o_more or o_dead > 0 or o_count > 0;
+    o_more := _pgqueue.expire_archive(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
     -- not while it has locks of consumers
     if (o_count = 0 and not v_trim.o_skipped)
        or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then

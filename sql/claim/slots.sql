@@ -173,26 +173,6 @@ begin
     end loop;
 end $$;
 
--- The first messages of a set, in p_count parts of p_size messages each.
-create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint)
-returns int8multirange[]
-language plpgsql immutable
-as $$
-declare
-    v_lo    bigint := lower(p_seqs);
-    v_parts int8multirange[] := '{}';
-begin
-    if p_seqs = int8multirange(range_merge(p_seqs)) then
-        return array(select int8multirange(int8range(v_lo + i * p_size, v_lo + (i + 1) * p_size))
-                     from generate_series(0, p_count - 1) i order by i);
-    end if;
-    for i in 1..p_count loop
-        v_parts := v_parts || _pgqueue.below(p_seqs, _pgqueue.bound_of(p_seqs, p_size));
-        p_seqs := p_seqs - v_parts[i];
-    end loop;
-    return v_parts;
-end $$;
-
 -- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than
 -- a slot stay in the line, and so do messages with a priority below 0. Returns the cursor. Needs the consumer's lock;
 -- the consumer has no free slots.
@@ -201,12 +181,14 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_place pgqueue.line_place := p_cursor.scan_from[1];
-    v_want  bigint := p_max::bigint * coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
-    v_front record;
-    v_parts int8multirange[];
-    v_from  bigint;
-    v_to    bigint;
+    v_place    pgqueue.line_place := p_cursor.scan_from[1];
+    v_want     int := coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
+    v_front    record;
+    v_cut      int8multirange[];
+    v_rest     int8multirange;
+    v_parts    int8multirange[] := '{}';
+    v_arrivals bigint[] := '{}';
+    v_priority int;
 begin
     if p_cursor.scan_lanes_from is not null or (v_place.lane <= 0) is not true
        or (select sum(f.message_count) >= 2 * p_max
@@ -216,35 +198,22 @@ begin
                  order by line_no, first_seq limit 2) f) is not true then
         return p_cursor;
     end if;
-    v_front := _pgqueue.take_front(p_cursor, v_want);
-    if v_front.o_seqs is null then
-        return p_cursor;
+    while cardinality(v_parts) < v_want loop  -- what was taken at different times is cut together
+        v_front := _pgqueue.take_front(p_cursor, (v_want - cardinality(v_parts)) * p_max::bigint);
+        exit when v_front.o_seqs is null;
+        v_priority := (v_front.o_first).priority;
+        v_cut := _pgqueue.parts(v_front.o_seqs, p_max, least(v_want - cardinality(v_parts),
+                                                             _pgqueue.cardinality(v_front.o_seqs) / p_max));
+        v_parts := v_parts || v_cut;
+        v_arrivals := v_arrivals || array_fill((v_front.o_first).arrival_no, array[cardinality(v_cut)]);
+        v_rest := v_front.o_seqs - coalesce((select range_agg(p) from unnest(v_cut) p), '{}');
+        perform _pgqueue.store_run(v_front.o_first, v_rest);
+        exit when v_rest <> '{}';
+    end loop;
+    if v_parts <> '{}' then
+        p_cursor := _pgqueue.begin_block(p_cursor, nextval('pgqueue.claim_numbers'));
+        p_cursor := _pgqueue.lay_slots(p_cursor, v_arrivals, v_priority, p_max, v_parts);
+        p_cursor.slots_ahead := cardinality(v_parts);
     end if;
-    v_parts := _pgqueue.parts(v_front.o_seqs, p_max, least(v_want, _pgqueue.cardinality(v_front.o_seqs)) / p_max);
-    perform _pgqueue.store_run(v_front.o_first,
-                               v_front.o_seqs - coalesce((select range_agg(p) from unnest(v_parts) p), '{}'));
-    if v_parts = '{}' then
-        return p_cursor;
-    end if;
-    with cut as (
-        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs)
-        select nextval('pgqueue.claim_numbers'), (v_front.o_first).arrival_no, p_cursor.consumer_id,
-               (v_front.o_first).priority, p_max, p.seqs
-        from (select seqs from unnest(v_parts) with ordinality u (seqs, i) order by i) p
-        returning slot
-    )
-    select min(slot), max(slot) + 1 into v_from, v_to from cut;
-    p_cursor := _pgqueue.begin_block(p_cursor, v_from);
-    p_cursor.slots_from := least(p_cursor.slots_from, v_from);
-    p_cursor.slots_to := v_to;
-    p_cursor.slots_priority := (v_front.o_first).priority;
-    p_cursor.slots_size := p_max;
-    p_cursor.slots_ahead := cardinality(v_parts);
-    p_cursor.slots_until := least(
-        p_cursor.lease_probe,
-        case when p_cursor.gaps <> '{}' and not p_cursor.take_was_cut then p_cursor.gaps_probe end,
-        (select not_visible_until from pgqueue.consumer_messages
-         where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
-         order by not_visible_until limit 1));
     return p_cursor;
 end $$;

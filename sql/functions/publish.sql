@@ -133,3 +133,17 @@ begin
     end if;
     return query select unnest(coalesce(v_first, v_taken));
 end $$;
+
+-- Returns the server of a key, where a stream is on several servers: a number from 0 to below p_servers.
+-- It is the first four bytes of the SHA-256 of the key in UTF-8, as a number without a sign, modulo p_servers. Clients
+-- in other languages and Spark compute the same.
+--   p_key      null: the message has no key, and may go by its data
+--   p_servers  how many servers there are, from 1
+-- Returns null for no key. Errors: PQ003. Locks: none.
+create or replace function pgqueue.server_of(p_key text, p_servers int) returns int
+language plpgsql immutable parallel safe
+as $$
+begin
+    perform _pgqueue.check_number('p_servers', p_servers, 1, 2147483647);
+    return ('x' || encode(substr(sha256(convert_to(p_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint % p_servers;
+end $$;

@@ -185,6 +185,9 @@ begin
     delete from pgqueue.schedules where stream_id = v_id;
     delete from pgqueue.schedule_turns where stream_id = v_id;
     delete from pgqueue.segments where stream_id = v_id;
+    perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = v_id;
+    delete from pgqueue.archive_segments where stream_id = v_id;
+    delete from pgqueue.archives where stream_id = v_id;
     delete from pgqueue.trims where stream_id = v_id;
     delete from pgqueue.decided where stream_id = v_id;  -- lock: decided
     delete from pgqueue.incarnations where stream_id = v_id;

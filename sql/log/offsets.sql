@@ -101,11 +101,13 @@ begin
     return coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0);
 end $$;
 
--- Reads an offset of a stream from JSON. Errors: PQ003 when the value is not an offset, PQ005 when it is of another
--- stream or incarnation, or beyond the last publication. (More than 60 lines: one check after the other, in the order
--- of the value's parts.)
-create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_argument text, p_offset jsonb)
-returns pgqueue.reading_offset
+-- Reads an offset of a stream from JSON. (More than 60 lines: one check after the other, in the order of the value's
+-- parts.)
+--   p_archive  whether its reader reads the archive, too
+-- Errors: PQ003 when the value is not an offset, PQ005 when it is of another stream or incarnation, or beyond the last
+-- publication.
+create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_argument text, p_offset jsonb,
+                                                 p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
@@ -123,6 +125,7 @@ begin
     end if;
     v_offset.next_publication := _pgqueue.offset_number(p_argument, 'next', p_offset -> 'next', 1, p_offset);
     v_offset.messages := _pgqueue.offset_number(p_argument, 'messages', p_offset -> 'messages', 0, p_offset);
+    v_offset.in_archive := p_archive is true;
     v_offset.old_ids := '{}';
     v_offset.new_ids := '{}';
     v_offset.cut_publications := '{}';
@@ -268,7 +271,7 @@ create or replace function _pgqueue.check_not_trimmed(p_stream pgqueue.streams, 
 language plpgsql
 as $$
 declare
-    v_gone int8multirange := (_pgqueue.trimmed(p_stream.stream_id)).o_publications;
+    v_gone int8multirange := (_pgqueue.trimmed(p_stream.stream_id, p_from.in_archive)).o_publications;
 begin
     if v_gone = '{}' then
         return;
@@ -280,8 +283,11 @@ begin
         raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read',
                         p_argument, _pgqueue.cardinality(v_gone), quote_literal(p_stream.name)
             using errcode = 'PQ010', column = p_argument,
-                  hint = 'This reader has lost these messages. Begin anew, at "earliest" for all that there is; '
-                         'and keep messages longer, see set_retention.';
+                  hint = case when not p_from.in_archive
+                                   and v_gone <@ (_pgqueue.trimmed(p_stream.stream_id)).o_archive
+                              then 'They are in the archive: Spark reads them, without a consumer.'
+                              else 'This reader has lost these messages. Begin anew, at "earliest" for all that there '
+                                   'is; and keep messages longer, see set_retention.' end;
     end if;
 end $$;
 
@@ -293,9 +299,9 @@ begin
     return (select coalesce(range_agg(_pgqueue.below(
                        p.seqs, _pgqueue.bound_of(p.seqs, least(c.n, _pgqueue.cardinality(p.seqs))))), '{}')
             from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
-            cross join lateral (select range_agg(seqs) as seqs from pgqueue.publications
-                                where stream_id = p_stream_id and publication_id = c.publication_id
-                                  and consumers is null) p
+            cross join lateral (select range_agg(seqs) as seqs
+                                from _pgqueue.readable(p_stream_id, p_offset.in_archive) x
+                                where x.publication_id = c.publication_id and x.consumers is null) p
             where p.seqs is not null);  -- trimmed, see check_not_trimmed()
 end $$;
 
@@ -311,8 +317,8 @@ begin
     with publication as materialized (
         select p.message_count, p.seqs
         from unnest(v_ids) r
-        cross join lateral (select * from pgqueue.publications
-                            where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r)
+        cross join lateral (select * from _pgqueue.readable(p_stream_id, p_to.in_archive)
+                            where publication_id >= lower(r) and publication_id < upper(r)
                             offset 0) p  -- or else, without statistics, all of the stream is read once and joined
         where p.consumers is null
     ), all_of_them as (

@@ -17,7 +17,7 @@
 
 -- What is before an offset that is given as text; see seen_from() for the results. Needs the history's lock. Errors:
 -- PQ003; PQ005, also when the offset has read a publication that this snapshot does not see, and has to.
-create or replace function _pgqueue.seen_by(p_stream_id int, p_offset text, p_argument text,
+create or replace function _pgqueue.seen_by(p_stream_id int, p_offset text, p_argument text, p_archive boolean,
                                             out o_seen int8multirange, out o_next bigint, out o_publishers text[],
                                             out o_cut int8multirange)
 language plpgsql
@@ -33,7 +33,7 @@ begin
     exception when invalid_text_representation or untranslatable_character or program_limit_exceeded then
         perform _pgqueue.refuse_offset(p_argument, 'no JSON', to_jsonb(p_offset));
     end;
-    v_offset := _pgqueue.parse_offset(_pgqueue.stream_of(p_stream_id), p_argument, v_json);
+    v_offset := _pgqueue.parse_offset(_pgqueue.stream_of(p_stream_id), p_argument, v_json, p_archive);
     o_seen := int8multirange(int8range(1, v_offset.next_publication)) - _pgqueue.unread(v_offset);
     -- the next publication itself may be cut, and none after it
     o_next := greatest(v_offset.next_publication, (select max(c) + 1 from unnest(v_offset.cut_publications) c));
@@ -64,12 +64,12 @@ begin
 end $$;
 
 -- The offset at a position (log/positions.sql). Errors: PQ003. Locks: the history, shared.
-create or replace function _pgqueue.offset_at(p_stream pgqueue.streams, p_start text, p_argument text)
-returns pgqueue.reading_offset
+create or replace function _pgqueue.offset_at(p_stream pgqueue.streams, p_start text, p_argument text,
+                                              p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql
 as $$
 declare
-    v_seen   record := _pgqueue.seen_from(p_stream.stream_id, p_start, p_argument);
+    v_seen   record := _pgqueue.seen_from(p_stream.stream_id, p_start, p_argument, p_archive);
     v_offset pgqueue.reading_offset;
 begin
     v_offset.next_publication := v_seen.o_next;
@@ -77,14 +77,14 @@ begin
     v_offset.old_ids := int8multirange(int8range(1, v_seen.o_next)) - v_seen.o_seen;
     v_offset.new_ids := '{}';
     v_offset.messages := 0;
+    v_offset.in_archive := p_archive is true;
     select coalesce(array_agg(c.publication_id order by c.publication_id), '{}'),
            coalesce(array_agg(c.n order by c.publication_id), '{}')
     into v_offset.cut_publications, v_offset.cut_messages
     from (select p.publication_id, sum(_pgqueue.cardinality(p.seqs * v_seen.o_cut))::bigint as n
           from unnest(v_offset.old_ids) g
-          cross join lateral (select * from pgqueue.publications
-                              where stream_id = p_stream.stream_id and publication_id >= lower(g)
-                                and publication_id < upper(g) offset 0) p
+          cross join lateral (select * from _pgqueue.readable(p_stream.stream_id, p_archive)
+                              where publication_id >= lower(g) and publication_id < upper(g) offset 0) p
           where v_seen.o_cut is not null and p.seqs && v_seen.o_cut and p.consumers is null
           group by p.publication_id) c;
     return v_offset;
@@ -111,8 +111,8 @@ create or replace function _pgqueue.max_under_way() returns int language sql imm
 
 -- What a position says: a time, infinite for earliest and latest, or a number. Errors: PQ003.
 --   p_argument  the name of the argument, for errors
-create or replace function _pgqueue.position(p_stream_id int, p_position text, p_argument text, out o_time timestamptz,
-                                             out o_seq bigint)
+create or replace function _pgqueue.position(p_stream_id int, p_position text, p_argument text, p_archive boolean,
+                                             out o_time timestamptz, out o_seq bigint)
 language plpgsql stable
 as $$
 declare
@@ -135,6 +135,10 @@ begin
         return;
     end if;
     execute format('select min(seq) from pgqueue.messages_%s', p_stream_id) into v_first;
+    if p_archive then
+        v_first := least(v_first, (select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a
+                                   cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id));
+    end if;
     if o_seq not between coalesce(v_first, 1) and v_next then
         raise exception '%, as a number, is seq % to seq %, the first message that there is to the next one, not %',
                         p_argument, coalesce(v_first, 1), v_next, quote_literal(p_position)
@@ -144,6 +148,7 @@ end $$;
 
 -- What is before a position.
 --   p_argument  the name of the argument, for errors
+--   p_archive   for a reader that reads the archive, too; false: for consumers, and for readers of Postgres alone
 -- Returns the state of one moment (READ COMMITTED: some moment of the call; else the caller's snapshot):
 --   o_seen        the publication ids that count as seen: visible ones and dead ones
 --   o_next        all ids from here on are after the position. An id below it that is missing in o_seen is after the
@@ -154,7 +159,8 @@ end $$;
 -- Errors: PQ003; PQ005 for an offset of another stream or state. Locks: the history (see lock_history()), which the
 -- caller holds for as long as it relies on the result.
 create or replace function _pgqueue.seen_from(p_stream_id int, p_position text, p_argument text,
-                                              out o_seen int8multirange, out o_next bigint, out o_publishers text[],
+                                              p_archive boolean default false, out o_seen int8multirange,
+                                              out o_next bigint, out o_publishers text[],
                                               out o_cut int8multirange)
 language plpgsql
 as $$
@@ -164,13 +170,13 @@ begin
     perform _pgqueue.lock_history(p_stream_id);
     if p_position ~ E'^\\s*{' then
         select s.* into o_seen, o_next, o_publishers, o_cut
-        from _pgqueue.seen_by(p_stream_id, p_position, p_argument) s;
+        from _pgqueue.seen_by(p_stream_id, p_position, p_argument, p_archive) s;
     else
         select s.* into o_seen, o_next, o_publishers, o_cut
-        from _pgqueue.seen_at(p_stream_id, p_position, p_argument) s;
+        from _pgqueue.seen_at(p_stream_id, p_position, p_argument, p_archive) s;
     end if;
     -- trimmed publications are missing, but neither under way nor dead: they are before every position
-    v_trimmed := (_pgqueue.trimmed(p_stream_id)).o_publications - o_seen;
+    v_trimmed := (_pgqueue.trimmed(p_stream_id, p_archive)).o_publications - o_seen;
     if v_trimmed <> '{}' then
         o_seen := o_seen + v_trimmed;
         if upper(o_seen) > o_next then
@@ -182,7 +188,7 @@ end $$;
 
 -- The same for a position that is not an offset, without regard to trimmed publications. Needs the history's lock.
 -- (More than 60 lines: each kind of position corrects what the one before it said, in this order.)
-create or replace function _pgqueue.seen_at(p_stream_id int, p_position text, p_argument text,
+create or replace function _pgqueue.seen_at(p_stream_id int, p_position text, p_argument text, p_archive boolean,
                                             out o_seen int8multirange, out o_next bigint, out o_publishers text[],
                                             out o_cut int8multirange)
 language plpgsql
@@ -193,15 +199,18 @@ declare
     v_cut      record;
     v_near     record;
 begin
-    v_position := _pgqueue.position(p_stream_id, p_position, p_argument);
+    v_position := _pgqueue.position(p_stream_id, p_position, p_argument, p_archive);
     if v_position.o_time = '-infinity' then
         v_below := 1;
     elsif v_position.o_time = 'infinity' then
         v_below := null;
     else
-        v_below := _pgqueue.below_position(p_stream_id, v_position.o_time, v_position.o_seq);
+        v_below := _pgqueue.below_position(p_stream_id, v_position.o_time, v_position.o_seq, p_archive);
     end if;
     select d.o_seen, d.o_publishers into o_seen, o_publishers from _pgqueue.decided(p_stream_id, v_below) d;
+    if p_archive then
+        o_seen := o_seen + (_pgqueue.trimmed(p_stream_id)).o_archive * int8multirange(int8range(1, v_below));
+    end if;
     o_next := coalesce(upper(o_seen), 1);
     if v_position.o_seq is not null then
         -- the numbers around it
@@ -211,12 +220,12 @@ begin
                max(n.publication_id) as last
         into v_cut
         from (select distinct publication_id
-              from (select publication_id, seqs from pgqueue.publications
-                    where stream_id = p_stream_id and publication_id >= v_below
-                    order by publication_id limit _pgqueue.max_under_way()) near
+              from _pgqueue.first_readable(p_stream_id, p_archive, v_below, 9223372036854775807,
+                                           _pgqueue.max_under_way()) near
               where lower(seqs) < v_position.o_seq) n
-        cross join lateral (select range_agg(seqs) as seqs, max(upper(seqs)) - 1 as last from pgqueue.publications
-                            where stream_id = p_stream_id and publication_id = n.publication_id) p;
+        cross join lateral (select range_agg(seqs) as seqs, max(upper(seqs)) - 1 as last
+                            from _pgqueue.readable(p_stream_id, p_archive) r
+                            where r.publication_id = n.publication_id) p;
         o_seen := o_seen + coalesce(v_cut.seen, '{}');
         o_next := greatest(v_below, v_cut.last + 1);
         o_cut := v_cut.cut;
@@ -233,13 +242,11 @@ begin
                max(publication_id) filter (where published_at < v_position.o_time) as last
         into v_near
         from (select publication_id, max(published_at) as published_at
-              from ((select publication_id, published_at from pgqueue.publications
-                     where stream_id = p_stream_id and publication_id < v_below
-                     order by publication_id desc fetch first 1000 rows with ties)
+              from (select publication_id, published_at
+                    from _pgqueue.last_readable(p_stream_id, p_archive, v_below, 1000)
                     union all
-                    (select publication_id, published_at from pgqueue.publications
-                     where stream_id = p_stream_id and publication_id >= v_below
-                     order by publication_id fetch first 1000 rows with ties)) n
+                    select publication_id, published_at
+                    from _pgqueue.first_readable(p_stream_id, p_archive, v_below, 9223372036854775807, 1000)) n
               group by publication_id) p;
         o_seen := o_seen + v_near.before - v_near.since;
         if v_near.last >= o_next then
@@ -251,7 +258,8 @@ end $$;
 
 -- An id below which all publications were noted before a time, or have lower numbers only; found by halves. The result
 -- is not exact about publications that were under way at once: the caller looks at those near it.
-create or replace function _pgqueue.below_position(p_stream_id int, p_time timestamptz, p_seq bigint) returns bigint
+create or replace function _pgqueue.below_position(p_stream_id int, p_time timestamptz, p_seq bigint,
+                                                   p_archive boolean default false) returns bigint
 language plpgsql
 as $$
 declare
@@ -270,9 +278,8 @@ begin
                    case when p_seq is null then min(published_at) < p_time
                         else max(upper(seqs)) <= p_seq end as is_before
             into v_look
-            from (select publication_id, published_at, seqs from pgqueue.publications
-                  where stream_id = p_stream_id and publication_id >= v_mid and publication_id < v_hi
-                  order by publication_id limit case when p_seq is null then 1 else 64 end) p;
+            from _pgqueue.first_readable(p_stream_id, p_archive, v_mid, v_hi,
+                                         case when p_seq is null then 1 else 64 end) p;
             if v_look.is_before then
                 v_lo := v_look.last;
             else
@@ -282,9 +289,7 @@ begin
         exit when p_seq is null;
         -- many publications that were published late would look like the place
         select min(publication_id) into v_back
-        from (select publication_id, seqs from pgqueue.publications
-              where stream_id = p_stream_id and publication_id <= v_lo
-              order by publication_id desc limit _pgqueue.max_under_way()) p
+        from _pgqueue.last_readable(p_stream_id, p_archive, v_lo + 1, _pgqueue.max_under_way()) p
         where upper(seqs) > p_seq;
         exit when v_back is null;
         v_lo := 0;

@@ -32,10 +32,12 @@ begin
 end $$;
 
 -- Walks publications of a set of ids, in the order of ids, until p_max messages are full.
+--   p_archive  whether in the archive, too
 --   p_rows  at most this many publications, or parts of them
 -- Returns the publications that were read whole; the one that was cut, and how many of its messages were read; how
 -- many messages were read in all; the last id that was walked; and whether a limit ended the walk.
-create or replace function _pgqueue.walk(p_stream_id int, p_ids int8multirange, p_max bigint, p_rows int,
+create or replace function _pgqueue.walk(p_stream_id int, p_archive boolean, p_ids int8multirange, p_max bigint,
+                                         p_rows int,
                                          out o_read int8multirange, out o_cut bigint, out o_cut_messages bigint,
                                          out o_messages bigint, out o_last bigint, out o_limited boolean)
 language plpgsql
@@ -45,10 +47,8 @@ begin
     with part as materialized (
         select p.*
         from unnest(p_ids) r
-        cross join lateral (select publication_id, message_count, consumers from pgqueue.publications
-                            where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r)
-                            order by publication_id
-                            fetch first p_rows rows with ties) p
+        cross join lateral (select publication_id, message_count, consumers
+                            from _pgqueue.first_readable(p_stream_id, p_archive, lower(r), upper(r), p_rows)) p
         order by p.publication_id
         fetch first p_rows rows with ties
     ), publication as materialized (
@@ -105,7 +105,7 @@ begin
         end if;
     end if;
     if _pgqueue.unread(v_offset) <> '{}' then
-        v_walk := _pgqueue.walk(p_stream.stream_id, _pgqueue.unread(v_offset)
+        v_walk := _pgqueue.walk(p_stream.stream_id, v_offset.in_archive, _pgqueue.unread(v_offset)
                                 * int8multirange(int8range(1, v_upto + 1)), v_left, _pgqueue.limit_read());
         v_offset := _pgqueue.close_gaps(v_offset, v_walk.o_read,
                                         case when not v_walk.o_limited
@@ -137,7 +137,8 @@ begin
         v_cut := p_offset.cut_publications[1];
         -- 0: trimmed, see check_not_trimmed()
         select greatest(coalesce(sum(message_count), 0) - p_offset.cut_messages[1], 0) into v_rest
-        from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_cut and consumers is null;
+        from _pgqueue.readable(p_stream.stream_id, p_offset.in_archive)
+        where publication_id = v_cut and consumers is null;
         p_offset.messages := p_offset.messages + least(v_rest, v_left);
         if v_rest > v_left then
             p_offset.cut_messages[1] := p_offset.cut_messages[1] + v_left;
@@ -208,8 +209,9 @@ declare
 begin
     while v_left > 0 and v_walked < _pgqueue.limit_read() and p_offset.next_publication <= p_upto loop
         v_room := _pgqueue.max_offset_ranges() - (select count(*) from unnest(_pgqueue.unread(p_offset)));
-        v_walk := _pgqueue.walk(p_stream.stream_id, int8multirange(int8range(p_offset.next_publication, p_upto, '[]')),
-                                v_left, v_rows::int);
+        v_walk := _pgqueue.walk(p_stream.stream_id, p_offset.in_archive,
+                                int8multirange(int8range(p_offset.next_publication, p_upto, '[]')), v_left,
+                                v_rows::int);
         exit when v_walk.o_last is null;
         v_end := coalesce(v_walk.o_cut, v_walk.o_last + 1);
         v_holes := case when v_end > p_offset.next_publication

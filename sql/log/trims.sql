@@ -1,25 +1,33 @@
 -- What was trimmed of a stream.
 
 -- Notes publications and messages that were trimmed.
+--   p_archived  of the publications, those that are in the archive
 create or replace function _pgqueue.note_trim(p_stream_id int, p_publications int8multirange, p_seqs int8multirange,
-                                              p_count bigint) returns void
+                                              p_count bigint,
+                                              p_archived int8multirange default '{}') returns void
 language sql
 as $$
-    insert into pgqueue.trims as t (stream_id, publication_ids, seqs, message_count, trimmed_at)
-    values (p_stream_id, p_publications, p_seqs, p_count, clock_timestamp())
+    insert into pgqueue.trims as t (stream_id, publication_ids, seqs, message_count, trimmed_at, archive_ids)
+    values (p_stream_id, p_publications, p_seqs, p_count, clock_timestamp(), p_archived)
     on conflict (stream_id) do update
     set publication_ids = t.publication_ids + excluded.publication_ids, seqs = t.seqs + excluded.seqs,
-        message_count = t.message_count + excluded.message_count, trimmed_at = excluded.trimmed_at
+        message_count = t.message_count + excluded.message_count, trimmed_at = excluded.trimmed_at,
+        archive_ids = t.archive_ids + (excluded.archive_ids - t.publication_ids)  -- what was lost before is lost
 $$;
 
--- The publication ids and the messages that were trimmed from a stream; both sets are empty when nothing was. A
+-- The publication ids and the messages that were trimmed from a stream; the sets are empty when nothing was; and
+-- of the publications those that are in the archive. A
 -- publication that is neither visible nor in this set was rolled back, or is not committed yet.
-create or replace function _pgqueue.trimmed(p_stream_id int, out o_publications int8multirange,
-                                            out o_seqs int8multirange)
+--   p_archive  whether the caller reads the archive, too: then what is there is not gone
+create or replace function _pgqueue.trimmed(p_stream_id int, p_archive boolean default false,
+                                            out o_publications int8multirange, out o_seqs int8multirange,
+                                            out o_archive int8multirange)
 language plpgsql stable
 as $$
 begin
-    select publication_ids, seqs into o_publications, o_seqs from pgqueue.trims where stream_id = p_stream_id;
+    select case when p_archive then publication_ids - archive_ids else publication_ids end, seqs, archive_ids
+    into o_publications, o_seqs, o_archive from pgqueue.trims where stream_id = p_stream_id;
     o_publications := coalesce(o_publications, '{}');
     o_seqs := coalesce(o_seqs, '{}');
+    o_archive := coalesce(o_archive, '{}');
 end $$;

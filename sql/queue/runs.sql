@@ -20,7 +20,7 @@
 --   from                  to                                function         file
 --   new                   unfiltered, ready, line, delayed  take_plain       queue/take.sql
 --   new                   unfiltered, ready, line, delayed  look             queue/take.sql
---   new                   claimed, ready                    claim_new        queue/take.sql
+--   new                   claimed, ready                    claim_new        queue/claim_new.sql
 --   unfiltered            ready, line, delayed, gone        apply_filter     queue/filters.sql
 --   unfiltered            as its caller says                unfiltered       queue/filters.sql
 --   ready, piece          claimed, dead                     serve_ready      queue/line.sql
@@ -48,7 +48,7 @@
 --   claimed               claimed                           quarantine       spark/quarantine.sql
 --   unclaimed             as its caller says                take_unclaimed   claim/owed.sql
 --   unclaimed             unfiltered, ready, line, delayed  change_lanes     queue/key_limits.sql
---   slot                  ready                             flush            queue/slots.sql
+--   new, slot             ready                             put_in_line      queue/slots.sql
 --   ready                 as its caller says                take_front       claim/slots.sql
 --   ready                 slot                              cut              claim/slots.sql
 --   slot                  claimed                           promote          base/slots.sql

@@ -11,6 +11,25 @@ create or replace function _pgqueue.has_slots(p_cursor pgqueue.consumer_cursors)
 language sql immutable
 as $$ select p_cursor.slots_from is not null and p_cursor.slots_to > p_cursor.slots_from $$;
 
+-- Stores messages that were never delivered as ready runs of a consumer with ordering=none. Returns their place.
+create or replace function _pgqueue.put_in_line(p_consumer_id int, p_priority int, p_arrival_no bigint,
+                                                p_seqs int8multirange) returns pgqueue.line_place
+language plpgsql
+as $$
+declare
+    v_run pgqueue.consumer_messages;
+begin
+    v_run.consumer_id := p_consumer_id;
+    v_run.state := 'ready';
+    v_run.lane := -p_priority;
+    v_run.priority := p_priority;
+    v_run.deliver_count := 0;
+    v_run.arrival_no := p_arrival_no;
+    v_run.line_no := p_arrival_no;
+    perform _pgqueue.store_run(v_run, p_seqs);
+    return (v_run.lane, v_run.line_no, lower(p_seqs))::pgqueue.line_place;
+end $$;
+
 -- Puts the free slots of a consumer back into the line, as ready runs, but those that somebody is claiming. How many
 -- slots are cut next time goes by how many of these were used. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.flush(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
@@ -18,7 +37,6 @@ language plpgsql
 as $$
 declare
     v_part   record;
-    v_run    pgqueue.consumer_messages;
     v_free   bigint := 0;
     v_places pgqueue.line_place[] := '{}';
 begin
@@ -35,15 +53,8 @@ begin
         )
         select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots from gone group by 1, 2
     loop
-        v_run.consumer_id := p_cursor.consumer_id;
-        v_run.state := 'ready';
-        v_run.lane := -v_part.priority;
-        v_run.priority := v_part.priority;
-        v_run.deliver_count := 0;
-        v_run.arrival_no := v_part.arrival_no;
-        v_run.line_no := v_part.arrival_no;
-        perform _pgqueue.store_run(v_run, v_part.seqs);
-        v_places := v_places || (v_run.lane, v_run.line_no, lower(v_part.seqs))::pgqueue.line_place;
+        v_places := v_places || _pgqueue.put_in_line(p_cursor.consumer_id, v_part.priority, v_part.arrival_no,
+                                                     v_part.seqs);
         v_free := v_free + v_part.slots;
     end loop;
     p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);
@@ -92,6 +103,60 @@ begin
                                     where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
                                     order by slot limit 1), p_from);
     p_cursor.slots_block := p_from;
+    return p_cursor;
+end $$;
+
+-- The first messages of a set, in p_count parts of p_size messages each.
+create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint)
+returns int8multirange[]
+language plpgsql immutable
+as $$
+declare
+    v_lo    bigint := lower(p_seqs);
+    v_parts int8multirange[] := '{}';
+begin
+    if p_seqs = int8multirange(range_merge(p_seqs)) then
+        return array(select int8multirange(int8range(v_lo + i * p_size, v_lo + (i + 1) * p_size))
+                     from generate_series(0, p_count - 1) i order by i);
+    end if;
+    for i in 1..p_count loop
+        v_parts := v_parts || _pgqueue.below(p_seqs, _pgqueue.bound_of(p_seqs, p_size));
+        p_seqs := p_seqs - v_parts[i];
+    end loop;
+    return v_parts;
+end $$;
+
+-- Stores free slots: messages that come next in the line, of which nothing that is ready comes before. Returns the
+-- cursor. Needs the consumer's lock. The block has begun (begin_block()).
+--   p_arrivals  the arrival_no of each slot
+--   p_size      messages of a slot
+--   p_parts     the messages of each slot
+create or replace function _pgqueue.lay_slots(p_cursor pgqueue.consumer_cursors, p_arrivals bigint[], p_priority int,
+                                              p_size int, p_parts int8multirange[])
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    with laid as (
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs)
+        select nextval('pgqueue.claim_numbers'), p.arrival_no, p_cursor.consumer_id, p_priority, p_size, p.seqs
+        from (select arrival_no, seqs from unnest(p_arrivals, p_parts) with ordinality u (arrival_no, seqs, i)
+              order by i) p
+        returning slot
+    )
+    select max(slot) + 1 into p_cursor.slots_to from laid;
+    -- also a slot that a claim takes now: that claim may be rolled back
+    p_cursor.slots_from := (select slot from pgqueue.slots
+                            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
+                            order by slot limit 1);
+    p_cursor.slots_priority := p_priority;
+    p_cursor.slots_size := p_size;
+    p_cursor.slots_until := least(
+        p_cursor.lease_probe,
+        case when p_cursor.gaps <> '{}' and not p_cursor.take_was_cut then p_cursor.gaps_probe end,
+        (select not_visible_until from pgqueue.consumer_messages
+         where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+         order by not_visible_until limit 1));
     return p_cursor;
 end $$;
 

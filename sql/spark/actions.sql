@@ -21,7 +21,7 @@
 --   ack          the message is done. details: its result, where the consumer keeps history
 --   nack         the message is delivered again, as a failure: not before delay is over, or as the consumer's settings
 --                say; reason: its last error. In an ordered consumer the later messages of the key in the same claim
---                go back too, and did not fail. Only for messages that a claim holds
+--                go back too, and did not fail. Only for messages that a claim of a query holds
 --   dead_letter  the message is given up, with reason (by default rejected) and details
 --   p_query_id   the Spark query whose write this is, where that is known
 --   p_replayed   whether a micro-batch that has the messages keeps them when it is read again
@@ -77,7 +77,7 @@ begin
             _pgqueue.named_by(v_one.actions),
             (select sum(hash_record_extended(row(action, seqs), 0))
              from (select action, range_agg(seqs) as seqs from unnest(v_one.actions) group by action) a),
-            null, null)) then
+            null, null, '')) then
             v_begun := v_begun || v_one.actions;
         end if;
     end loop;

@@ -9,14 +9,16 @@ as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
 -- of those numbers would then be taken for repetitions and dropped. A sink belongs to the role (session_user) that did
 -- its last batch. Members of that role may use it too, and members of another role that both are in, which cannot log
 -- in: so a role may have its successor. So may the owner of the schema. Where the role is gone, the sink belongs to
--- whoever comes next. Publishing and each kind of action (spark/actions.sql) have a role of their own.
-create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean)
+-- whoever comes next. Publishing, writing tables and each kind of action (spark/actions.sql) have a role of their own.
+create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean,
+                                               p_in_table boolean default false)
 returns void
 language plpgsql stable
 as $$
 declare
     v_owner text := (select done_by from pgqueue.sink_batches
                      where sink = p_sink and (consumer_id = 0) = p_published and revived = p_revived
+                       and (target <> '') = p_in_table
                      order by published_at desc limit 1);
 begin
     if v_owner <> session_user and exists (select from pg_roles where rolname = v_owner)
@@ -36,32 +38,36 @@ begin
 end $$;
 
 -- Whether a batch of a sink, or a later one, was published. For arguments see is_published.
-create or replace function _pgqueue.is_done(p_sink text, p_stream_id int, p_batch bigint) returns boolean
+create or replace function _pgqueue.is_done(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
+returns boolean
 language sql stable
 as $$
     select exists (select from pgqueue.sink_batches
-                   where sink = p_sink and batch >= p_batch and consumer_id = 0
-                     and (stream_id = coalesce(p_stream_id, 0) or _pgqueue.is_query(p_sink)))
+                   where sink = p_sink and batch >= p_batch and consumer_id = 0 and (target <> '') = (p_target <> '')
+                     and ((stream_id = coalesce(p_stream_id, 0) and target = p_target) or _pgqueue.is_query(p_sink)))
 $$;
 
 -- Whether a batch of a sink, or a later one, was published.
 --   p_stream_id  to this stream; null: to several
+--   p_target     written to this table, as open_table names it, and not to a stream
 -- Errors: 42501 for the sink of another role.
-create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint) returns boolean
+create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
+returns boolean
 language plpgsql stable
 as $$
 begin
-    perform _pgqueue.check_sink(p_sink, true, false);
-    return _pgqueue.is_done(p_sink, p_stream_id, p_batch);
+    perform _pgqueue.check_sink(p_sink, true, false, p_target <> '');
+    return _pgqueue.is_done(p_sink, p_stream_id, p_batch, p_target);
 end $$;
 
 -- Where a batch was published to, for people.
-create or replace function _pgqueue.target_name(p_stream_id int) returns text
+create or replace function _pgqueue.target_name(p_batch pgqueue.sink_batches) returns text
 language sql stable
 as $$
-    select case p_stream_id when 0 then 'the streams of column stream'
-                            else 'stream ' || quote_literal((select name from pgqueue.streams
-                                                             where stream_id = p_stream_id)) end
+    select case when p_batch.target <> '' then 'table ' || p_batch.target
+                when p_batch.stream_id = 0 then 'the streams of column stream'
+                else 'stream ' || quote_literal((select name from pgqueue.streams
+                                                 where stream_id = p_batch.stream_id)) end
 $$;
 
 -- Whether a part of a sink's batch was done before, and is run again. A batch write with a txnAppId may repeat any
@@ -78,14 +84,15 @@ declare
 begin
     if not _pgqueue.is_query(p_new.sink) then
         return exists (select from pgqueue.sink_batches b
-                       where b.sink = p_new.sink and b.stream_id = p_new.stream_id
+                       where b.sink = p_new.sink and b.stream_id = p_new.stream_id and b.target = p_new.target
                          and b.consumer_id = p_new.consumer_id and b.revived = p_new.revived
                          and b.batch >= p_new.batch);
     end if;
     select b.* into v_last from pgqueue.sink_batches b
     where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
+      and (b.target <> '') = (p_new.target <> '')
     order by b.batch desc, b.stream_id = p_new.stream_id and b.consumer_id = p_new.consumer_id desc limit 1;
-    v_same := v_last.stream_id = p_new.stream_id;
+    v_same := v_last.stream_id = p_new.stream_id and v_last.target = p_new.target;
     if v_last.sink is null or v_last.batch < p_new.batch
        -- its actions on another consumer
        or (v_last.batch = p_new.batch and v_last.consumer_id <> p_new.consumer_id) then
@@ -99,14 +106,15 @@ begin
             then format('batch %s of query %s comes after its batch %s was published', p_new.batch, p_new.sink,
                         v_last.batch)
         when v_same and v_last.message_count <> p_new.message_count
-            then format('batch %s of query %s was published with %s messages, and has %s now', p_new.batch, p_new.sink,
-                        v_last.message_count, p_new.message_count)
+            then format('batch %s of query %s was published with %s %s, and has %s now', p_new.batch, p_new.sink,
+                        v_last.message_count, case p_new.target when '' then 'messages' else 'rows' end,
+                        p_new.message_count)
         when v_same then format('batch %s of query %s was published with other messages than it has now', p_new.batch,
                                 p_new.sink)
         else format('batch %s of query %s was published before', p_new.batch, p_new.sink) end
         || case when v_same then ''
-                else format(': that was to %s, and this is to %s', _pgqueue.target_name(v_last.stream_id),
-                            _pgqueue.target_name(p_new.stream_id)) end
+                else format(': that was to %s, and this is to %s', _pgqueue.target_name(v_last),
+                            _pgqueue.target_name(p_new)) end
         using errcode = 'PQ010',
               hint = case
                   when not v_same
@@ -130,7 +138,7 @@ create or replace function _pgqueue.begin_batch(p_new pgqueue.sink_batches) retu
 language plpgsql
 as $$
 begin
-    perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived);
+    perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived, p_new.target <> '');
     if _pgqueue.is_repeat(p_new) then
         return false;
     end if;
@@ -138,11 +146,12 @@ begin
     if _pgqueue.await(
            format('batch %s of sink %s', p_new.batch, p_new.sink),
            'with begun as (insert into pgqueue.sink_batches '
-           'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest '
+           '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target) '
+           'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target '
            'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
            'on conflict do nothing returning 1) select count(*) from begun',  -- lock: batch
            null, to_jsonb(p_new)) = '0' then  -- meanwhile
-        perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived);
+        perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived, p_new.target <> '');
         perform _pgqueue.is_repeat(p_new);
         return false;
     end if;

@@ -210,7 +210,7 @@ begin
                  having count(*) = cardinality(p_staged) and p_compare);
     -- first, so that a second commit of the batch waits here
     if not _pgqueue.begin_batch(row(p_sink, coalesce(p_stream_id, 0), 0, false, p_batch, p_rows, v_digest, null,
-                                     null)) then
+                                     null, '')) then
         return false;
     end if;
     -- then the rest of each reservation, in one order

@@ -39,7 +39,8 @@ create table if not exists pgqueue.trims (
     publication_ids int8multirange not null,
     seqs            int8multirange not null,
     message_count   bigint         not null,
-    trimmed_at      timestamptz    not null
+    trimmed_at      timestamptz    not null,
+    archive_ids     int8multirange not null default '{}'  -- those that are in the archive, or dead
 );
 
 -- The messages that were taken from a consumer before it was done with them.

@@ -59,7 +59,8 @@ begin
     if to_regtype('pgqueue.reading_offset') is null then
         create type pgqueue.reading_offset as (
             next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange,
-            new_publishers text[], cut_publications bigint[], cut_messages bigint[], messages bigint);
+            new_publishers text[], cut_publications bigint[], cut_messages bigint[], messages bigint,
+            in_archive boolean);  -- its reader reads the archive, too
     end if;
 end $$;
 

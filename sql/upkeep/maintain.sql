@@ -3,12 +3,12 @@
 
 -- Deletes what failed writers left, trims what retention need not keep, and forgets abandoned readers.
 -- It deletes staged chunks of batches that were published without them; staged chunks and reservations older than
--- p_staged_age, with their messages; all but the last ten batches of each sink; notes of batch writes without a
--- txnAppId, whose names are used once; dedup keys whose window passed; history that its consumer keeps no longer; and
--- entries of keys for per_key_capacity that are done. It deletes no published message, only messages that a reservation
--- still has. It makes the triggers of new partitions of captured tables, for statements that write straight to them. It
--- notes up to which publication all are visible or dead. It drops the tables of dropped streams. And it trims streams
--- with a retention (claim/retention.sql).
+-- p_staged_age, with their messages; rows for tables that are staged for as long; all but the last ten batches of each
+-- sink; notes of batch writes without a txnAppId, whose names are used once; dedup keys whose window passed; history
+-- that its consumer keeps no longer; and entries of keys for per_key_capacity that are done. It deletes no published
+-- message, only messages that a reservation still has. It makes the triggers of new partitions of captured tables, for
+-- statements that write straight to them. It notes up to which publication all are visible or dead. It drops the tables
+-- of dropped streams. And it trims streams with a retention (claim/retention.sql).
 -- One call does a bounded part of all that, which takes a moment: while it answers that something is unfinished, call
 -- it again. maintain_all() does so, and so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
@@ -61,7 +61,8 @@ begin
     -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept
     -- while other streams are looked at, and no stream that always has more to do keeps the others from their turn.
     for v_stream_id in
-        select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.segments) s
+        select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.segments
+                               union select stream_id from pgqueue.archives) s
         where stream_id = any (v_turn.o_ids)
         order by random()
     loop
@@ -83,6 +84,9 @@ begin
             perform _pgqueue.chore('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
         end if;
     end loop;
+    perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
+                           jsonb_build_array(w.write_no, w.staged_by))
+    from _pgqueue.left_table_writes(p_staged_age) w;
     -- sometimes also when there is more to do: so that it need not be done for the others to have their turn
     perform nextval('pgqueue.maintain_turns') where v_unfinished = 0 or random() < 0.1;
     v_unfinished := v_unfinished + v_turn.o_later;
@@ -174,7 +178,7 @@ begin
         select b.ctid from pgqueue.sink_batches b
         where b.batch <= (select max(m.batch) from pgqueue.sink_batches m
                           where m.sink = b.sink and m.stream_id = b.stream_id and m.consumer_id = b.consumer_id
-                            and m.revived = b.revived) - 10
+                            and m.revived = b.revived and m.target = b.target) - 10
            or (b.consumer_id > 0 and not exists (select from pgqueue.consumers c where c.consumer_id = b.consumer_id))
            or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_age)
         for update skip locked));  -- lock: batch

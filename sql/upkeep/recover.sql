@@ -58,6 +58,8 @@ begin
     end loop;
     perform _pgqueue.pass_over_missing(o.c, o.name)
     from (select c, s.name from pgqueue.consumers c join pgqueue.streams s using (stream_id) order by c.consumer_id) o;
+    -- their files may be another server's now
+    delete from pgqueue.archive_attempts;
     insert into pgqueue.servers (system_identifier, timeline)
     select s.system_identifier, s.timeline from _pgqueue.server() s;
 end $$;

@@ -1,6 +1,7 @@
 -- Retention: how long the messages of a stream are kept.
 
 -- Sets how long the messages of a stream are kept; without limits: for ever, the default.
+-- Each call sets all limits anew: an argument that is left out is no limit, whatever an earlier call has set.
 -- A message may go as soon as one of the limits allows it, and goes when maintain() is called. Messages go in segments
 -- of about an eighth of what is kept, so up to that much more is stored.
 --   p_for       from its publication

@@ -14,6 +14,7 @@ from spark_pgqueue.postgres import connection, schema
 from tests.benchmarks.capture import capture
 from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
+from tests.benchmarks.into_tables import into_tables
 from tests.benchmarks.positions import positions
 from tests.benchmarks.publish import publish
 from tests.benchmarks.queries import queries
@@ -23,6 +24,7 @@ from tests.benchmarks.settings import settings
 from tests.benchmarks.sink import sink
 from tests.benchmarks.sizes import sizes
 from tests.benchmarks.source import source
+from tests.benchmarks.spark import JDBC
 from tests.benchmarks.tables import tables
 from tests.benchmarks.worker import worker
 
@@ -35,6 +37,7 @@ BENCHMARKS = {
         source,
         tables,
         sink,
+        into_tables,
         queries,
         retention,
         reading,
@@ -60,7 +63,8 @@ def main(
     report = Report(quick)
     home = Path(tempfile.mkdtemp(prefix="pgqueue-bench-"))
     try:
-        with embedded.start(home / "postgres", settings=SETTINGS) as server:
+        tcp = {"listen_addresses": "127.0.0.1"} if JDBC.exists() else {}
+        with embedded.start(home / "postgres", settings={**SETTINGS, **tcp}) as server:
             with connection.connect(server.url) as conn:
                 schema.install(conn)
                 (version,) = conn.execute("show server_version").fetchone() or ("",)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 
+JDBC = Path(os.environ.get("PGQUEUE_BENCH_JDBC", "/usr/share/java/postgresql.jar"))
+"""The driver for Spark's JDBC, of Debian's package libpostgresql-jdbc-java, where it is there."""
+
 
 def session(home: Path) -> SparkSession:
     """A local Spark of two cores."""
@@ -37,6 +40,7 @@ def session(home: Path) -> SparkSession:
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.sql.streaming.checkpointLocation", str(home / "checkpoints"))
         .config("spark.log.level", "ERROR")
+        .config("spark.jars", str(JDBC) if JDBC.exists() else "")
         .getOrCreate()
     )
     spark_pgqueue.register(spark)

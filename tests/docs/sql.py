@@ -19,7 +19,10 @@ PAGE = SQL / "guide" / "reference.md"
 
 # In the order of the page: a topic, the pages that show it in use, and its files.
 TOPICS: dict[str, tuple[str, str]] = {
-    "Streams": ("settings retention", "functions/streams.sql upkeep/retention.sql"),
+    "Streams": (
+        "settings retention",
+        "functions/streams.sql upkeep/retention.sql upkeep/archive.sql",
+    ),
     "Consumers": ("settings positions", "functions/consumers.sql functions/positions.sql"),
     "Sending": ("sending-once priorities defer-and-expiry", "functions/publish.sql"),
     "Receiving": (
@@ -47,14 +50,16 @@ TOPICS: dict[str, tuple[str, str]] = {
     ),
     "For the Spark source": (
         "",
-        "spark/source.sql spark/admission.sql spark/checkpoint.sql spark/quarantine.sql"
-        " publish/backlog.sql inspect/backlog.sql base/checks.sql",
+        "spark/source.sql spark/archive.sql spark/admission.sql spark/checkpoint.sql"
+        " spark/quarantine.sql publish/backlog.sql inspect/backlog.sql base/checks.sql",
     ),
     "For the Spark sink": (
         "",
-        "spark/batches.sql spark/unstage.sql spark/sink.sql spark/actions.sql",
+        "spark/batches.sql spark/unstage.sql spark/sink.sql spark/actions.sql"
+        " spark/table_sink.sql spark/table_apply.sql",
     ),
-    "For tables in Spark": ("", "inspect/scanning.sql"),
+    "For tables in Spark": ("", "inspect/scanning.sql inspect/where.sql"),
+    "For the exporter of an archive": ("", "upkeep/export.sql"),
 }
 
 _WIDTH = 120

@@ -403,6 +403,8 @@ CALLS = {
     "set_retention": Kind(
         "select pgqueue.set_retention(%s, p_messages => 1)", stream
     ),
+    "set_archive": Kind("select pgqueue.set_archive(%s, '/nowhere')", stream),
+    "drop_archive": Kind("select pgqueue.drop_archive(%s)", stream),
     "bind": Kind("select pgqueue.bind(%s, '*', %s)", both_streams, needs="other"),
     "unbind": Kind("select pgqueue.unbind(%s, '*', %s)", both_streams, needs="bound"),
     "drop_stream": Kind(
@@ -558,4 +560,13 @@ WRITES_NOTHING = {
     "peek", "peek_at", "was_truncated", "still_publishing",
 }  # fmt: skip
 OF_A_SESSION = {"start_waiting", "stop_waiting", "listen_done"}  # they write nothing, but listen
+OF_TABLES = {
+    "open_table",
+    "open_table_write",
+    "begin_table_batch",
+    "apply_table_batch",
+    "drop_table_write",
+}  # they touch no message; tests/sql/test_table_sink.py lets them meet each other
+# Files are written between them: sql/test_archive.py kills exporters at each step.
+OF_AN_EXPORTER = {"lock_export", "begin_export", "end_export", "forget_leftover"}
 OF_THE_SERVER = {"create_roles"}  # roles belong to all databases of the server

@@ -34,12 +34,16 @@ SECTIONS = {
     "How-to: Spark": {
         "Recipes": "spark_pgqueue/guide/cookbook",
         "Write and settle from a query": "spark_pgqueue/guide/writing",
+        "Write into tables": "spark_pgqueue/guide/into-tables",
         "Read a stream without a consumer": "spark_pgqueue/guide/streams",
+        "Archive old messages": "spark_pgqueue/guide/archive",
         "Query the queue's tables": "spark_pgqueue/guide/tables",
         "Keep checkpoints": "spark_pgqueue/guide/checkpoints",
         "Get past a poison message": "spark_pgqueue/guide/poison-batches",
         "Watch a query": "spark_pgqueue/guide/watching",
         "Scale a query": "spark_pgqueue/guide/scale",
+        "Define a pipeline": "spark_pgqueue/guide/pipelines",
+        "Use several servers": "spark_pgqueue/guide/servers",
     },
     "How-to: operation": {
         "Connect, permit, upgrade, back up": "sql/guide/operations",

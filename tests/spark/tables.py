@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.datasource import Filter
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_pgqueue.spark.datasource import PgQueueDataSource
@@ -15,12 +14,11 @@ from spark_pgqueue.spark.datasource import PgQueueDataSource
 class Look:
     """A table, planned: what is read of it is of the queue as it was then."""
 
-    def __init__(self, url: str, *filters: Filter, **options: Any):
+    def __init__(self, url: str, **options: Any):
         given = {name.lower(): str(value) for name, value in {"url": url, **options}.items()}
         source = PgQueueDataSource(given)
         self.schema = source.schema()
         reader = source.reader(self.schema)
-        self.left = list(reader.pushFilters(list(filters))) if filters else []
         self.parts = reader.partitions()
         self._reader = cloudpickle.loads(cloudpickle.dumps(reader))
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.spark
 NAMES = [
     "register",
     "in_key_order",
+    "server_column",
     pytest.param("watch", marks=pytest.mark.longer),
     pytest.param("history", marks=pytest.mark.longer),
 ]

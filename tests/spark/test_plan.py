@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.spark.consumer import Consumer
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import (
@@ -27,7 +28,6 @@ from spark_pgqueue.spark.rows import (
     ahead,
     joined,
     multirange,
-    numbers,
     to_messages,
     to_staged_chunks,
 )

@@ -38,8 +38,7 @@ spark_pgqueue.register(spark, **eval(register))
 options = {{"url": url, "stream": "s"}}
 spark.range(10).selectExpr("cast(id as string) as data").write.format("pgqueue").options(
     **options).mode("append").save()
-spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-found = spark.read.format("pgqueue").options(**options, table="messages", pushdown="true").load()
+found = spark.read.format("pgqueue").options(**options, table="messages", where="seq > 0").load()
 assert found.count() == 10
 frame = spark.readStream.format("pgqueue").options(**options, consumer="c").load()
 copy = frame.selectExpr("data").writeStream.format("pgqueue").option("url", url)

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
+import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
@@ -399,7 +400,7 @@ def test_available_now_gets_past_a_long_line_that_it_may_not_have(queue: Queue):
     assert queue.data() == numbers(1, 3)
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("ordering", ["none", pytest.param("key", marks=pytest.mark.longer)])
 def test_a_batch_in_several_leaves_leaves_the_others_alone(queue: Queue, ordering):
     """Retention may be about to empty those, and waits for whoever touches them."""
     queue.create("s", "c", ordering=ordering)
@@ -603,6 +604,12 @@ def test_create_consumer_starts_at_the_end_or_at_a_time(queue: Queue):
     frame = queue.load("s", "timed", createConsumer="true", startingPosition=between)
     queue.collect(frame, "timed").awaitTermination()
     assert sorted(queue.data()) == numbers(11, 20)
+    here = json.dumps(json.loads(spark_pgqueue.offsets(queue.url, "s"))["s"])
+    queue.send("s", 21, 25)
+    queue.seen.clear()
+    frame = queue.load("s", "from here", createConsumer="true", startingPosition=here)
+    queue.collect(frame, "from here").awaitTermination()
+    assert sorted(queue.data()) == numbers(21, 25)
 
 
 class TestBadInput:

@@ -145,6 +145,7 @@ def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):
     assert len(queue.sent("s")) == 7
 
 
+@pytest.mark.longer
 def test_what_sparks_tables_and_paths_mean(queue: Queue):
     """saveAsTable and toTable write the option stream; a table of the catalog keeps no option."""
     queue.create("s", "c")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres import connection, schema
 from tests.sql import checker
 from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, value
+from tests.sql.table_writes import target
 
 
 @pytest.fixture
@@ -38,3 +42,25 @@ def session(url: str) -> Iterator[Session]:
 def reader(conn: Conn, stream: int) -> Reader:
     """A new checkpoint of the consumer c, which is made for it."""
     return Reader(conn, consumer(conn))
+
+
+@pytest.fixture
+def bills(conn: Conn) -> dict[str, Any]:
+    """The table public.bills, and a write that merges rows into it and deletes some."""
+    conn.execute(
+        "create table public.bills (id bigint primary key, amount numeric(10, 2), version int)"
+    )
+    columns = {"id": "bigint", "amount": "decimal(10,2)", "version": "int", "gone": "boolean"}
+    return target("public.bills", columns, ["id"], sequence_by="version", delete_when="gone")
+
+
+@pytest.fixture
+def writer(conn: Conn, url: str) -> Iterator[Conn]:
+    """A role that may publish, and nothing else."""
+    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {name} login password '{name}'".encode())
+    schema.grant(conn, "producer", name)
+    with connection.connect(make_conninfo(url, user=name, password=name)) as writer:
+        yield writer
+    conn.execute(f"drop owned by {name}".encode())
+    conn.execute(f"drop role {name}".encode())

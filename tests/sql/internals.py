@@ -487,6 +487,15 @@ def lock_dead_letter(conn: psycopg.Connection, seq: int) -> None:
     conn.execute("select from pgqueue.dead_messages where seqs @> %s::bigint for update", [seq])
 
 
+def age_writes(conn: psycopg.Connection, writes: list[int], age: str) -> None:
+    """Let writes to tables have begun earlier."""
+    conn.execute(
+        "update pgqueue.table_writes set staged_at = staged_at - %s::interval"
+        " where write_no = any (%s)",
+        [age, writes],
+    )
+
+
 def lock_sink_batches(conn: psycopg.Connection) -> None:
     """Let no batch of a sink be published until the end of the transaction."""
     conn.execute("lock table pgqueue.sink_batches in share mode")

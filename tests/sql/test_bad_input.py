@@ -182,6 +182,12 @@ CASES: list[Case] = [
     ("scan_archived('no', 'c', 1, 2)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("scan_archived('t', 'no', 1, 2)", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("scan_publications('no', 1, 2)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("server_of('k', 0)", "PQ003", ["p_servers is 1 to 2147483647, not 0"]),
+    ("server_of('k', null)", "PQ003", ["p_servers", "not null"]),
+    ("scan_where(null, '{seq}')", "PQ003", ["p_where", "an expression over columns", "null"]),
+    ("scan_where(' ', '{seq}')", "PQ003", ["p_where", "1 to 4096 bytes", "' '"]),
+    ("scan_where('seq > 0 or ' || repeat('seq', 2000), '{seq}')", "PQ003", ["p_where", "1 to 4096 bytes"]),
+    ("scan_where('seq > 0', null)", "PQ003", ["p_where", "no column seq"]),
     ("read_dead('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("read_dead('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("read_dead('t', 'c', p_max => 0)", "PQ003", ["p_max", "not 0"]),
@@ -420,6 +426,20 @@ CASES: list[Case] = [
     ("set_retention('t', p_done => null)", "PQ003", ["p_done", "true or false", "null"]),
     ("set_retention('t', '1 day', p_unread => 'lose')", "PQ003", ["p_unread", "keep or drop", "'lose'"]),
     ("set_retention('t', '1 day', p_unread => null)", "PQ003", ["p_unread", "keep or drop", "null"]),
+    ("set_archive('no', '/a')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("set_archive('t', 'a')", "PQ003", ["p_uri", "absolute path", "'a'"]),
+    ("set_archive('t', 's3://me:secret@b/a')", "PQ003", ["p_uri has a user or a password"]),
+    ("set_archive('t', '/a', '0')", "PQ003", ["p_keep", "'00:00:00'", *AGE]),
+    ("drop_archive('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    *(
+        (f"{call}", "PQ008", ["another exporter has ended this attempt"])
+        for call in (
+            "export_slices(null)",
+            f"export_slices('{READER}')",
+            f"export_ranges('{READER}', 0, 1, 0, 1)",
+            f"end_export('{READER}', '[]')",
+        )
+    ),
     ("set_retention('t', p_done => true, p_unread => 'drop')", "PQ003", ["p_unread", "no age, count or size"]),
     ("maintain(null)", "PQ003", ["p_staged_age", "null", *TIMEOUT]),
     ("maintain('0')", "PQ003", ["p_staged_age", "'00:00:00'", *TIMEOUT]),
@@ -546,6 +566,36 @@ CASES: list[Case] = [
     ("unstage(null, 0, '{}')", "PQ003", ["p_sink", "null"]),
     ("unstage('s', -1, '{}')", "PQ003", ["p_batch is 0 to 1000000000000"]),
     ("unstage('s', 0, null)", "PQ003", ["p_staged", "null"]),
+    # tables: what a target may be is in test_table_targets.py
+    ("open_table(null)", "PQ003", ["p_target is an object with table, columns", "null"]),
+    ("open_table('[]')", "PQ003", ["p_target", "[]"]),
+    ("open_table('{\"table\": \"public.x\"}')", "PQ003", ["p_target", "columns with name and type"]),
+    ("open_table('{\"table\": \"public.x\", \"columns\": [{\"name\": \"a\"}]}')", "PQ003", ["p_target"]),
+    ("open_table('{\"table\": \"x\", \"columns\": []}')", "PQ003", ["p_table", "such as public.bills", "'x'"]),
+    ("open_table('{\"table\": \"pgqueue.streams\", \"columns\": []}')", "PQ003", ["a table of the queue"]),
+    ("open_table('{\"table\": \"public.x\", \"columns\": []}', 'nobody')", "PQ003", ["p_role is a role", "'nobody'"]),
+    ("open_table('{\"table\": \"public.x\", \"columns\": []}', null)", "PQ003", ["p_role is a role", "null"]),
+    ("open_table_write(0, 's', 0, '{\"columns\": []}')", "PQ003", ["p_write_no", "not 0"]),
+    ("open_table_write(null, 's', 0, '{\"columns\": []}')", "PQ003", ["p_write_no", "null"]),
+    ("open_table_write(1, null, 0, '{\"columns\": []}')", "PQ003", ["p_sink", "null"]),
+    ("open_table_write(1, 's', -1, '{\"columns\": []}')", "PQ003", ["p_batch is 0 to 1000000000000"]),
+    ("open_table_write(1, 's', 0, null)", "PQ003", ["p_target", "null"]),
+    ("open_table_write(1, 's', 0, '{\"columns\": []}', 'nobody')", "PQ003", ["p_role is a role", "'nobody'"]),
+    ("begin_table_batch(1, null, 0, 'public.x', 1)", "PQ003", ["p_sink", "null"]),
+    ("begin_table_batch(1, 's', -1, 'public.x', 1)", "PQ003", ["p_batch is 0 to 1000000000000"]),
+    ("begin_table_batch(1, 's', 0, '', 1)", "PQ003", ["p_table", "''"]),
+    ("begin_table_batch(1, 's', 0, 'public.x', -1)", "PQ003", ["p_rows", "-1"]),
+    ("begin_table_batch(null, 's', 0, 'public.x', 1)", "PQ008", ["its staged rows for table public.x are gone"]),
+    ("apply_table_batch(1, 's', 0, 'x', '{}', 0)", "PQ003", ["p_table is a name of open_table()", "'x'"]),
+    ("apply_table_batch(1, 's', 0, null, '{}', 0)", "PQ003", ["p_table", "null"]),
+    ("apply_table_batch(1, 's', 0, 'public.x', null, 0)", "PQ003", ["p_chunks", "null"]),
+    ("apply_table_batch(1, 's', 0, 'public.x', '{}', 0, null)", "PQ003", ["p_path", "null"]),
+    ("apply_table_batch(1, 's', 0, 'public.x', '{}', 0)", "PQ008", ["table public.x was dropped"]),
+    ("apply_table_batch(1, 's', -1, 'pg_catalog.pg_class', '{}', 0)", "PQ003", ["p_batch is 0 to 1000000000000"]),
+    ("apply_table_batch(1, null, 0, 'pg_catalog.pg_class', '{}', 0)", "PQ003", ["p_sink", "null"]),
+    ("apply_table_batch(1, 's', 0, 'pg_catalog.pg_class', '{}', -1)", "PQ003", ["p_rows", "-1"]),
+    ("apply_table_batch(null, 's', 0, 'pg_catalog.pg_class', '{}', 1)", "PQ008", ["are gone"]),
+    ("drop_table_write(null)", "PQ003", ["p_write_no", "null"]),
     ("publish_staged(null, 0, {t}, array[{staged}], 1)", "PQ003", ["p_sink", "null"]),
     ("publish_staged('s', null, {t}, array[{staged}], 1)", "PQ003", ["p_batch", "null"]),
     ("publish_staged('s', 0, null, array[{staged}], 1)", "PQ008", ["batch 0", "0 of 1 staged"]),
@@ -725,6 +775,20 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "create_schedule.p_replace": "a boolean, null is false",
         **dict.fromkeys(
             [
+                f"{name}.p_archive"
+                for name in (
+                    "start_offset",
+                    "end_offset",
+                    "read_to",
+                    "read_plan",
+                    "offset_lag",
+                    "size_between",
+                )
+            ],
+            "a boolean, null is false",
+        ),
+        **dict.fromkeys(
+            [
                 f"{name}.{argument}"
                 for name in ("read_dead", "redrive", "purge_dead")
                 for argument in ("p_seqs", "p_reason", "p_before")
@@ -779,6 +843,12 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "capture_script": "called by capture and release",
         "note_captures": "goes by what it finds",
         "was_truncated": "false for an unknown stream",
+        "archive_files": "no rows for an unknown stream",
+        "export_streams": "has no arguments",
+        "lock_export": "locks a number",
+        "begin_export": "no row for an unknown stream",
+        "export_leftovers": "no rows for an unknown stream",
+        "forget_leftover": "does nothing for an unknown attempt",
     }
     functions = conn.execute(
         "select proname, proargnames[1:pronargs] from pg_proc"

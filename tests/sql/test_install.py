@@ -212,6 +212,7 @@ def test_what_people_call_and_views_ask_runs_as_the_owner_with_a_pinned_path(con
     assert public_functions(conn, f"not {pinned}") == [procedure]
     as_caller = [f.partition("(")[0] for f in public_functions(conn, "not prosecdef")]
     assert as_caller == [
+        "pgqueue.apply_table_batch",
         "pgqueue.capture",
         "pgqueue.change_capture",
         "pgqueue.create_roles",

@@ -43,7 +43,14 @@ GUARDED = {
 }
 """Tables whose rows nobody locks without another lock, for which all others wait first."""
 
-OF_CALLERS = {"capture.sql", "capture_triggers.sql", "upgrade.sql", "schema.sql", "indexes.sql"}
+OF_CALLERS = {
+    "capture.sql",
+    "capture_triggers.sql",
+    "upgrade.sql",
+    "schema.sql",
+    "indexes.sql",
+    "table_apply.sql",
+}
 """Files that wait with the rights of others than the schema's owner, or before await() is there."""
 
 CALLS = {
@@ -76,6 +83,8 @@ CALLS = {
     "alter_stream": "'s', '{{\"max_bytes\": 1000}}'",
     "drop_stream": "'s'",
     "set_retention": "'s', p_messages => 5",
+    "set_archive": "'s', '/archive'",
+    "drop_archive": "'s'",
     "bind": "'s', 'a', 't'",
     "unbind": "'s', '#', 't'",
     "create_consumer": "'s', 'new', 'earliest', p_settings => '{{\"max_backlog\": 5}}'",
@@ -286,9 +295,13 @@ def test_all_functions_that_may_wait_are_called(conn: Conn) -> None:
         "publish_written", "begin_write", "stage", "plan_partitions", "revive_messages", "create_roles", "listen_done",
         # which pass over what others hold
         "unstage",
+        # of a table, where the batch waits as publish_staged, and tests/sql/test_table_sink.py has the rest
+        "open_table", "open_table_write", "begin_table_batch", "apply_table_batch", "drop_table_write",
         # which read; those with an offset lock the history, as seek does
         "end_after", "end_offset", "export_lines", "offset_lag", "peek", "peek_at", "read",
         "read_plan", "read_to", "size_between", "start_offset",
+        # which try to have the export lock
+        "lock_export", "begin_export", "end_export", "forget_leftover",
         # which wait for publications, not for locks
         "start_waiting", "still_publishing", "stop_waiting",
         # capture, whose waits are its own

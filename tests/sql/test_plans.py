@@ -189,7 +189,9 @@ def traffic(conn: Conn, rounds: int, behind: bool) -> list[int]:
     return costs
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["alone", "others"])
+@pytest.mark.parametrize(
+    "behind", [False, pytest.param(True, marks=pytest.mark.longer)], ids=["alone", "others"]
+)
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
     conn: Conn, url: str, stream: int, ordering: str, behind: bool

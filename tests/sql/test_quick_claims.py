@@ -108,7 +108,7 @@ def look_rarely(conn: Conn) -> str:
 
 
 def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
-    """It is never stored as ready, if it is not enough for two claims."""
+    """It is never stored as ready: what the claim leaves are slots."""
     look_rarely(conn)
     consumer(conn)
     send(conn)
@@ -118,7 +118,7 @@ def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
     assert done == (NOTHING, NOTHING, (1, 0, 1), NOTHING), "the claim is a slot"
     sent = [send(conn) for _ in range(5)]
     done = written(conn, lambda: claim_one(conn))
-    assert done == ((1, 0, 1), NOTHING, (1, 0, 1), NOTHING), "all are cut into slots"
+    assert done == (NOTHING, NOTHING, (1, 0, 1), NOTHING), "all others become slots"
     done = written(conn, lambda: claim_one(conn))
     assert done == (NOTHING, NOTHING, NOTHING, NOTHING), "a slot is claimed"
     assert acked(conn, "s", "c") == sent[2:]

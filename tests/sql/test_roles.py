@@ -29,6 +29,7 @@ CALLERS = {
     "open_consumer": "consumer observer admin",
     "outcome": "producer consumer observer admin",
     "listen_done": "producer consumer",
+    "server_of": "producer consumer observer admin",
     # publishing
     "send": "producer",
     "send_batch": "producer",
@@ -70,6 +71,7 @@ CALLERS = {
     "offset_lag": "consumer",
     "size_between": "consumer",
     "open_streams": "consumer",
+    "archive_files": "consumer admin",
     # groups
     "lease_partitions": "consumer",
     "leave_group": "consumer",
@@ -105,6 +107,11 @@ CALLERS = {
     "unstage": "producer",
     "settle_messages": "consumer",
     "revive_messages": "admin",
+    "open_table": "producer",
+    "open_table_write": "producer",
+    "begin_table_batch": "producer",
+    "apply_table_batch": "producer",
+    "drop_table_write": "producer",
     # looking
     "peek": "consumer admin",
     "peek_at": "consumer admin",
@@ -119,6 +126,7 @@ CALLERS = {
     "scan_dead": "consumer observer admin",
     "scan_archived": "consumer observer admin",
     "scan_publications": "consumer observer admin",
+    "scan_where": "consumer observer admin",
     # dead letters
     "read_dead": "consumer observer admin",
     "redrive": "admin",
@@ -128,6 +136,17 @@ CALLERS = {
     "alter_stream": "admin",
     "drop_stream": "admin",
     "set_retention": "admin",
+    # the archive
+    "set_archive": "admin",
+    "drop_archive": "admin",
+    "export_streams": "admin",
+    "lock_export": "admin",
+    "begin_export": "admin",
+    "export_slices": "admin",
+    "export_ranges": "admin",
+    "end_export": "admin",
+    "export_leftovers": "admin",
+    "forget_leftover": "admin",
     "bind": "admin",
     "unbind": "admin",
     "test_topic": "admin",
@@ -170,6 +189,7 @@ VIEWS = (
     "message_history",
     "stream_stats",
     "stream_retention",
+    "stream_archives",
     "group_stats",
     "captures",
 )
@@ -179,7 +199,7 @@ RELATIONS = {
     "producer": {"written": {"insert (stream_id, seq, key, data, data_bytes, headers)"}},
     "consumer": {"messages_{s}": {"select"}},
     "observer": {view: {"select"} for view in VIEWS},
-    "admin": {view: {"select"} for view in VIEWS},
+    "admin": {view: {"select"} for view in VIEWS} | {"messages_{s}": {"select"}},
     "stranger": {},
 }
 
@@ -399,6 +419,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     value(conn, "create_group", "s", "g", 1)
     value(conn, "bind", "s", "#", "before")
     value(conn, "create_schedule", "s", "h", "@daily", p_data="x")
+    value(conn, "set_archive", "s", "/archive")
     for _ in "dead", "done", "claimed":
         value(conn, "send", "s", "x")
         claim = claim_of(call(conn, "receive", "s", "c"))

@@ -345,7 +345,7 @@ def test_send_lines(run, queue, monkeypatch):
     assert queue.receive("j", "c", 9) is None
 
 
-def test_a_consumer_is_moved_replayed_and_paused(run, queue):
+def test_a_consumer_is_moved_replayed_and_paused(run, queue, url):
     queue.send_batch("s", ["one", "two"])
     assert run("consumer", "seek", "s", "c", "latest") == "2 messages forgotten\n"
     assert run("receive", "s", "c") == ""
@@ -356,6 +356,13 @@ def test_a_consumer_is_moved_replayed_and_paused(run, queue):
     assert run("receive", "s", "c") == "1\t\tone\n"
     run("consumer", "create", "s", "d", "--start", "seq 2")
     assert run("receive", "s", "d") == "2\t\ttwo\n"
+    here = json.loads(spark_pgqueue.offsets(url, "s"))["s"]
+    queue.send("s", "three")
+    run("consumer", "create", "s", "e", "--start", json.dumps(here))
+    assert run("receive", "s", "e") == "3\t\tthree\n"
+    assert run("consumer", "seek", "s", "c", json.dumps(here)) == "0 messages forgotten\n"
+    queue.seek("s", "d", here)
+    assert run("receive", "s", "d") == "3\t\tthree\n"
     assert "and not earliest" in run("consumer", "seek", "s", "c", "soon", code=2)
     assert "the next one, not 'seq 9'" in run("consumer", "seek", "s", "c", "seq 9", code=1)
 
@@ -521,6 +528,20 @@ def test_maintaining_goes_on_until_interrupted(queue, url):
         process.communicate(timeout=10)
 
 
+def test_maintaining_ends_with_an_error_that_does_not_pass(queue, url):
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    with connection.connect(url) as conn:
+        conn.execute(f"create role {role} login".encode())
+        try:
+            command = [sys.executable, "-m", "spark_pgqueue", "maintain", "--every", "50ms"]
+            command += ["--url", make_conninfo(url, user=role)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        finally:
+            conn.execute(f"drop role {role}".encode())
+    assert done.returncode == 1
+    assert done.stderr.count("permission denied") == 1
+
+
 def watched(url, *command):
     """What a command shows on a terminal that goes on, until Ctrl-C."""
     ours, theirs = pty.openpty()
@@ -682,7 +703,7 @@ def test_an_empty_list_says_so(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("consumer create s d --start yesterday", "and not earliest, latest or 'seq N'"),
+        ("consumer create s d --start yesterday", "and not earliest, latest, 'seq N' or an OFFSET"),
         ("nack 1 --delay 0s", "'0s' is not a duration longer than 0 with a unit"),
     ],
 )

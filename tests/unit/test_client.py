@@ -685,6 +685,18 @@ def test_another_schema_version_is_refused(url):
     assert caught.value.sqlstate == "PQ011"
 
 
+def test_another_schema_version_is_refused_by_each_new_connection(queue, url):
+    """... so a program that an upgrade cut off does not go on with functions that it misreads."""
+    assert queue.streams()
+    with connection.connect(url) as conn:
+        conn.execute("update pgqueue.installed set version = version + 1")
+    terminate_backend_of(queue, url)
+    with pytest.raises(PgQueueError, match="the connection to Postgres was lost"):
+        queue.streams()
+    with pytest.raises(PgQueueError, match="needs version"):
+        queue.streams()
+
+
 def test_the_url_is_checked_and_its_password_not_shown():
     with pytest.raises(PgQueueError, match="no connection") as caught:
         spark_pgqueue.connect(f"postgresql://u:{SECRET}@127.0.0.1:1/d", patience=0)

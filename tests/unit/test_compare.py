@@ -101,6 +101,7 @@ class Misses(Rows):
         return super().ack(conn, delivery, consumer) - 1
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("side", "said"),
     [

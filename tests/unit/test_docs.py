@@ -39,9 +39,10 @@ VALUES = {
     "failOnDataLoss": "true", "includeHeaders": "true", "createConsumer": "true",
     "startingPosition": "latest", "ordering": "key", "shareConsumer": "true",
     "quarantineAfter": "1", "checkpointLocation": "/c", "retryTimeout": "1s",
-    "table": "stats", "columns": "seq", "pushdown": "true", "group": "g",
+    "table": "stats", "columns": "seq", "where": "seq > 1", "group": "g",
     "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
-    "compareRepeats": "count",
+    "compareRepeats": "count", "mergeKeys": "id", "sequenceBy": "at", "deleteWhen": "gone",
+    "archive": "auto", "archiveOptions": "{}",
 }  # fmt: skip
 
 STREAMS = {"stream", "streams", "streamPattern"}

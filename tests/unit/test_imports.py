@@ -20,7 +20,7 @@ PACKAGE = "spark_pgqueue"
 FLOORS = (
     ("printable", "version"),
     ("postgres",),
-    ("client", "serving", "tracing"),
+    ("client", "archive", "servers", "serving", "tracing"),
     ("worker", "spark", "watching", "metrics"),
     ("web",),
     ("",),  # the package's own __init__.py

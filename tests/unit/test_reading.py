@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -177,6 +178,8 @@ def test_tail_follows_until_it_is_ended(queue, url):
         env={**os.environ, "PGQUEUE_URL": url},
         stdout=subprocess.PIPE,
         text=True,
+        # where the tests run in a shell's background, Ctrl-C is ignored, and by children too
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         with connection.connect(url) as conn:

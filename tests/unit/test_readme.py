@@ -149,6 +149,8 @@ HEADLINES = {
         "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 2),
     "receive and acknowledge 1 at a time, 1 worker": (
         "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 0),
+    "the same in one call, `receive(p_ack => ...)`": (
+        "1 worker, messages at a time: 1 / 10 / 100 / 10,000; *one call*", 0),
     "FIFO by key, 10 at a time, 1 worker": (
         "5,000 keys, 1 worker, messages at a time: 1 / 10 / 100", 1),
 }  # fmt: skip

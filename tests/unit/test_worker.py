@@ -752,6 +752,7 @@ def run(url, monkeypatch, tmp_path):
         "got = []\nnumber = 3\ndef note(message): got.append(message.data)\n"
         "def note_all(messages, connection): connection.execute('select 1')\n"
         "def judge(message): assert message.data == 'good'\n"
+        "def nothing(): pass\n"
         "class Inner:\n    handle = staticmethod(note)\n"
     )
     (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
@@ -759,7 +760,7 @@ def run(url, monkeypatch, tmp_path):
     return lambda *arguments: CliRunner().invoke(cli.app, ["work", *map(str, arguments)])
 
 
-def test_work_on_the_command_line(queue, run):
+def test_work_on_the_command_line(queue, run, caplog):
     queue.send_batch("s", ["x"] * 5)
     done = run("given_handlers:note", "s", "c", "--concurrency", 2, "--wait", "50ms")
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "5 messages handled")
@@ -769,7 +770,10 @@ def test_work_on_the_command_line(queue, run):
     assert run("given_handlers:Inner.handle", "s", "c", "--wait", "50ms").exit_code == 0
     queue.alter_consumer("s", "c", {"max_deliver_count": 3})
     queue.send_batch("s", ["good", "bad"])
-    done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
+    with caplog.at_level(logging.WARNING):
+        done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
+    for delivery in (1, 2, 3):
+        assert f"message 12 (delivery {delivery}): AssertionError" in caplog.text
     assert done.stderr.splitlines()[-1] == "1 message handled; 3 calls failed"
     assert json.loads(done.stdout) == {"stream": "s", "consumer": "c", "handled": 1, "failed": 3}
     queue.purge_dead("s", "c")
@@ -782,8 +786,10 @@ def test_work_on_the_command_line(queue, run):
         ("given_handlers", "the handler 'given_handlers' is not MODULE:NAME"),
         ("no_such_module:note", "cannot be imported: ModuleNotFoundError"),
         ("given_broken:note", "No module named 'nothing_like_this'"),
-        ("given_handlers:nothing", "the module given_handlers has no nothing"),
+        ("given_handlers:absent", "the module given_handlers has no absent"),
         ("given_handlers:number", "given_handlers:number is no function, but int"),
+        ("given_handlers:nothing", "the handler nothing() is called with a message: too many"),
+        ("given_handlers:note_all", "is called with a message: missing a required argument"),
     ],
 )
 def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run, handler, said):
@@ -793,3 +799,24 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run, handler, sa
     assert done.stderr.startswith("pgqueue: ")
     assert said in done.stderr
     assert left(queue) == (1, 0, 0)
+
+
+def test_a_handler_that_takes_something_else_is_refused_before_any_message(queue, url):
+    queue.send("s", "x")
+    worker = Consumer(url, "s", "c")
+
+    async def awaited(): ...
+
+    for handler, options, called in (
+        (lambda: None, {}, "a message"),
+        (lambda message: None, {"transactional": True}, "a message and a connection"),
+        (lambda message, connection: None, {"batch": 2}, "a list of messages"),
+        (lambda message, *, extra: None, {}, "a message"),
+        (awaited, {}, "a message"),
+    ):
+        with pytest.raises(PgQueueError, match=f"is called with {called}: "):
+            worker.run(handler, **options, wait=timedelta(0))
+    assert left(queue) == (1, 0, 0)
+    for handler in (lambda *all: None, lambda message, more=1: None, print):
+        queue.send("s", "x")
+        assert worker.run(handler, wait=timedelta(0)) >= 1

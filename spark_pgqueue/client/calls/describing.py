@@ -8,7 +8,8 @@ from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.groups import GroupCalls
 from spark_pgqueue.client.calls.schedules import ScheduleCalls
 from spark_pgqueue.client.calls.seeing import SeeCalls
-from spark_pgqueue.client.results import ConsumerDescription, Position, StreamDescription
+from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
+from spark_pgqueue.client.results import Position
 
 
 class DescribeCalls(SeeCalls, ScheduleCalls, GroupCalls):

@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.results import Binding, Capture, Retention, Stream
+from spark_pgqueue.client.results import Archive, Binding, Capture, Retention, Stream
 
 
 class StreamCalls(Calls):
@@ -116,7 +116,8 @@ class StreamCalls(Calls):
     ) -> None:
         """Set how long the messages of a stream are kept; without any limit, for ever.
 
-        A message may be trimmed as soon as one limit allows it; `maintain` trims it.
+        A message may be trimmed as soon as one limit allows it; `maintain` trims it. Each call sets
+        all limits anew: an argument that is left out is no limit, whatever an earlier call has set.
 
             >>> queue.set_retention("orders", keep_for=timedelta(days=7), unread="drop")
 
@@ -157,6 +158,52 @@ class StreamCalls(Calls):
             " where stream = coalesce(%s::text, stream) order by stream",
             [stream],
             row_factory=class_row(Retention),
+        )
+
+    def set_archive(
+        self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
+    ) -> None:
+        """Have the old messages of a stream written to files, before retention takes them away.
+
+        `pgqueue archive run` writes the files. Spark reads them, without a consumer.
+
+            >>> queue.set_archive("orders", "/var/lib/orders-archive", keep_for=timedelta(days=365))
+
+        Args:
+            stream: the stream's name.
+            uri: a folder that the exporter and all readers reach: `/path`, `s3://bucket/path` and
+                the like; None to archive no more, and keep what is there.
+            keep_for: how long files are kept, from their last message; None for ever.
+        """
+        self._value(
+            "select pgqueue.set_archive(%s::text, %s::text, %s::interval)",
+            arguments.text("stream", stream),
+            arguments.maybe(arguments.text, "uri", uri),
+            arguments.maybe(arguments.duration, "keep_for", keep_for),
+        )
+
+    def drop_archive(self, stream: str) -> None:
+        """End the archive of a stream, with all that is in it.
+
+        `maintain` takes it away, and the next `pgqueue archive run` deletes the files.
+
+            >>> queue.drop_archive("orders")
+        """
+        self._value("select pgqueue.drop_archive(%s::text)", arguments.text("stream", stream))
+
+    def archives(self, stream: str | None = None) -> list[Archive]:
+        """What is in the archive of a stream, or in those of all streams.
+
+        >>> queue.archives()
+        []
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, uri, keep_for, segments, messages, bytes, newest_at, archived_at,"
+            " waiting, waiting_since, attempts, advice from pgqueue.stream_archives"
+            " where stream = coalesce(%s::text, stream) order by stream",
+            [stream],
+            row_factory=class_row(Archive),
         )
 
     def bind(self, stream: str, topic: str, to_stream: str) -> None:

@@ -24,7 +24,7 @@ from spark_pgqueue.command_line.arguments import (
     header,
     json_value,
     moment,
-    place,
+    position,
 )
 from spark_pgqueue.command_line.input import batches, payload_of, standard_input
 from spark_pgqueue.command_line.output import (
@@ -189,8 +189,8 @@ def tail(
         Any,
         typer.Option(
             "--from",
-            parser=place,
-            metavar=POSITION + "|OFFSET",
+            parser=position,
+            metavar=POSITION,
             help="Messages from now on, all that there are, those published since TIME (ISO 8601, "
             "local unless it has a zone), or those after an offset, as JSON.",
         ),

@@ -19,6 +19,7 @@ from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import told
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
@@ -64,7 +65,7 @@ def maintain(
     """Trim messages, and delete the chunks of failed writers. Run it regularly.
 
     With --every it goes on until it is interrupted, also while the database is away, and prints
-    only what it did.
+    only what it did. It ends with an error that does not pass, such as a missing right.
     """
     while True:
         begun = time.monotonic()
@@ -74,7 +75,7 @@ def maintain(
                     if count or every is None:
                         told(as_json, f"{what}: {count} deleted", what=what, deleted=count)
         except (PgQueueError, psycopg.Error) as error:
-            if every is None:
+            if every is None or not is_worth_a_retry(error):
                 raise
             print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
         if every is None:

@@ -3,12 +3,12 @@
 FOREIGN = {
     "dsn": "use url: Spark hides its value in explain() and logs",
     "uri": "use url",
-    "dbtable": "use stream",
+    "dbtable": "use stream; or table, when writing",
     **dict.fromkeys(
         ("host", "port", "database", "dbname"),
         "put it into url: postgresql://user@host:5432/dbname",
     ),
-    "query": "use stream, and where() on what is read",
+    "query": "use stream and table, and option where",
     **dict.fromkeys(("driver", "fetchsize", "batchsize"), "leave it out: JDBC is not used here"),
     "path": "use stream: load, save and start take no path here",
     "numpartitions": "use minPartitions, when reading",
@@ -16,9 +16,9 @@ FOREIGN = {
     "before, to write with fewer",
     "maxfilespertrigger": "use maxMessagesPerTrigger, when reading",
     # of spark.read
-    "table": "it is for spark.read, which looks into a queue",
+    "table": "it is for spark.read, which looks into a queue, and for writing",
     "columns": 'it goes with table, for spark.read: option("table", "pending")',
-    "pushdown": 'it goes with table, for spark.read: option("table", "pending")',
+    "where": 'it goes with table, for spark.read: option("table", "pending")',
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
     "topic": "use stream",

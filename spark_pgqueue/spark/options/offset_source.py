@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
+from spark_pgqueue.archive.folders import parse_options as file_system
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.options.admission import (
@@ -27,6 +29,7 @@ from spark_pgqueue.spark.options.checking import (
     RETRY_TIMEOUT,
     STREAMING,
     Connecting,
+    Option,
     check_partitions,
     option,
     options_of,
@@ -44,6 +47,7 @@ from spark_pgqueue.spark.options.values import (
     boolean,
     duration,
     offsets,
+    one_of,
     pattern,
     timestamp,
     unlike_names,
@@ -133,6 +137,27 @@ class OffsetSourceOptions(Connecting):
         "stream must have, with one partition. The lag is visible there, and retention waits for "
         "the query. By default nothing is stored there.",
         only=STREAMING,
+    )
+    archive: str = option(
+        one_of("auto", "never"),
+        "auto or never",
+        "Where the query reads messages that are in the archive of a stream: in its files (auto); "
+        "or, where Postgres stores them, there (never): then the stream begins with the first "
+        "message that Postgres stores.",
+        default="auto",
+    )
+    archive_options: dict[str, Any] | None = field(
+        repr=False,
+        metadata={
+            "option": Option(
+                file_system,
+                "a JSON object",
+                "Arguments for the class of the archive's file system in pyarrow.fs, such as "
+                '{"endpoint_override": "http://minio:9000"}. By default pyarrow goes by the uri of '
+                "the archive, and by the environment of the executors.",
+                is_secret=True,
+            )
+        },
     )
     include_headers: bool = use(INCLUDE_HEADERS)
     retry_timeout: timedelta = use(RETRY_TIMEOUT)

@@ -57,12 +57,40 @@ class SinkOptions(Connecting):
         "For rows with an action, the consumer of their messages. A column consumer that is not "
         "null takes precedence.",
     )
+    table: str | None = option(
+        a_name,
+        "a table with its schema, quoted as in SQL, such as public.bills",
+        "The table to write rows into, once. All columns are the table's; or, where there is a "
+        "struct column row, its fields are, and the other columns are those of messages and "
+        "actions. By default no rows are for a table.",
+    )
+    merge_keys: tuple[str, ...] | None = option(
+        names,
+        "names of columns of the DataFrame, with commas between them",
+        "Merge by these columns of a unique index of table: a row with a new key is inserted, "
+        "another updates the columns that the DataFrame has. By default rows are appended.",
+        needs=("table",),
+    )
+    sequence_by: str | None = option(
+        a_name,
+        "a column's name, of numbers or times that are never null",
+        "The highest value of a key wins, stored rows included. By default a batch has one row for "
+        "each key, and the latest batch wins.",
+        needs=("table", "mergeKeys"),
+    )
+    delete_when: str | None = option(
+        a_name,
+        "a boolean column's name",
+        "A row where the column is true deletes the row of its key. The column is not stored. By "
+        "default no row is deleted.",
+        needs=("table", "mergeKeys"),
+    )
     txn_app_id: str | None = option(
         a_name,
         "a name",
         "The name of the writing application. Its writes are published once for each txnVersion "
-        "and stream, and their actions happen once for each consumer. A write with the last "
-        "published txnVersion or a lower one writes nothing, and logs a warning. By default a "
+        "and stream or table, and their actions happen once for each consumer. A write with the "
+        "last published txnVersion or a lower one writes nothing, and logs a warning. By default a "
         "write that is repeated is published again.",
         needs=("txnVersion",),
         only=BATCH,
@@ -79,8 +107,8 @@ class SinkOptions(Connecting):
         "content or count",
         "How a micro-batch is compared that is run again after it was published: its rows must be "
         "the same in number and in data, key and headers, or the query fails with PQ010. count "
-        "compares the number alone, for a query whose rows differ each time (uuid, rand). By "
-        "default content.",
+        "compares the number alone, for a query whose rows differ each time (uuid, rand). Rows of "
+        "a table are always compared by number. By default content.",
         only=STREAMING,
     )
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
@@ -98,6 +126,17 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "option consumers is for rows that are sent, and with option action no row is",
             hint="remove consumers; option consumer names the consumer whose messages these are",
         )
+    for name, needed in (
+        ("mergeKeys", options.merge_keys),
+        ("sequenceBy", options.sequence_by),
+        ("deleteWhen", options.delete_when),
+    ):
+        for other, there in (("table", options.table), ("mergeKeys", options.merge_keys)):
+            if needed is not None and there is None:
+                raise PgQueueError(
+                    f"option {name} needs option {other}",
+                    hint="table names the table to write, mergeKeys the columns of its key",
+                )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise PgQueueError(
             "options txnAppId and txnVersion must be given together",
@@ -120,6 +159,10 @@ SINK_OPTIONS = (*CONNECTION, *options_of(SinkOptions))
 
 SINK_NAMES = {
     "p_stream": "option stream",
+    "p_table": "option table",
+    "p_merge_keys": "option mergeKeys",
+    "p_sequence_by": "option sequenceBy",
+    "p_delete_when": "option deleteWhen",
     "p_consumers": "option consumers",
     "p_sink": "option txnAppId",
     "p_batch": "option txnVersion",

@@ -109,7 +109,8 @@ class SourceOptions(Connecting):
     )
     starting_position: str | None = option(
         position,
-        "earliest, latest, or a timestamp with time zone such as 2026-01-31T12:00:00Z",
+        "earliest, latest, a timestamp with time zone such as 2026-01-31T12:00:00Z, seq and a "
+        "number, or an offset of the stream",
         "Where a consumer made by createConsumer starts. By default latest.",
         needs=("createConsumer",),
     )

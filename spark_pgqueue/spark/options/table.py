@@ -54,7 +54,8 @@ class TableOptions(Connecting):
     table: str = option(
         a_table,
         "messages, pending, claimed, dead, archived, publications or stats",
-        "The table to read.",
+        "The table of a queue to read. (For df.write and df.writeStream, table names the table to "
+        "write.)",
         required=True,
     )
     stream: str | None = option(
@@ -79,13 +80,12 @@ class TableOptions(Connecting):
         INCLUDE_HEADERS,
         help="Whether there is a column headers. The option has no effect with columns.",
     )
-    pushdown: bool = option(
-        boolean,
-        BOOLEAN,
-        "Let the database filter by seq, key and inserted_at, and by columns that are known "
-        "without reading a message, such as consumer, reason and state. Needs "
-        "spark.sql.python.filterPushdown.enabled=true in the session.",
-        default=False,
+    where: str | None = option(
+        a_name,
+        "an expression of SQL over columns of the table",
+        "Read only the rows for which the database finds this true. The expression may have any "
+        "column of the table, literals, operators, types, and functions of Postgres that only "
+        "compute. By default all rows.",
     )
     min_partitions: int | None = use(MIN_PARTITIONS)
     max_records_per_partition: int | None = use(MAX_RECORDS_PER_PARTITION)
@@ -171,5 +171,9 @@ def _of_a_stream(given: Mapping[str, str]) -> str | None:
 
 TABLE_OPTIONS = (*CONNECTION, *options_of(TableOptions))
 
-TABLE_NAMES = {"p_stream": "option stream", "p_consumer": "option consumer"}
+TABLE_NAMES = {
+    "p_stream": "option stream",
+    "p_consumer": "option consumer",
+    "p_where": "option where",
+}
 """The names that the user knows for the arguments of SQL functions."""

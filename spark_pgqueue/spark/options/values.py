@@ -119,10 +119,16 @@ compared: Callable[[str], str] = one_of("content", "count")
 
 
 def position(text: str) -> str:
-    """Earliest, latest, or a time with a time zone. Raises ValueError."""
+    """Earliest, latest, a time with a time zone, "seq 17" or an offset. Raises ValueError."""
     position = text.strip()
     if position.lower() in ("earliest", "latest"):
         return position.lower()
+    if re.fullmatch("seq +[0-9]{1,18}", position):
+        return position
+    if position.startswith("{"):
+        if not {"stream", "incarnation"} <= json.loads(position).keys():
+            raise ValueError
+        return position
     if datetime.fromisoformat(position).tzinfo is None:
         raise ValueError
     return position

@@ -1,0 +1,222 @@
+"""The exporter: it writes the closed segments of streams to the files of their archives.
+
+`sql/upkeep/export.sql` has the steps, and what a crash leaves after each of them. The transaction
+with the export lock has a connection of its own; it holds no snapshot, so it keeps no old rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.archive import layout
+from spark_pgqueue.archive.folders import folder
+from spark_pgqueue.postgres.adbc import kept_connection, let_go
+from spark_pgqueue.postgres.errors import PgQueueError, translated
+from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
+from spark_pgqueue.postgres.statements import Statements
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from adbc_driver_manager import dbapi
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A segment that is in the archive now.
+
+    Attributes:
+        stream: the stream's name.
+        segment: the segment's number.
+        messages: how many messages it has.
+        files: in how many files they are.
+        bytes: the size of the files.
+    """
+
+    stream: str
+    segment: int
+    messages: int
+    files: int
+    bytes: int
+
+
+class _Attempt(NamedTuple):
+    """What `pgqueue.begin_export` returns."""
+
+    attempt: Any
+    segment: int
+    uri: str
+    folder: str
+    kind: str
+
+
+def _silent(step: str, about: Any) -> None: ...
+
+
+def export(
+    url: str | None,
+    options: Mapping[str, Any] | None = None,
+    told: Callable[[str, Any], None] = _silent,
+) -> list[Exported]:
+    """Write all segments that are closed, and delete files that nothing refers to.
+
+    A stream that another exporter is at work on is passed over. An error of one stream does not
+    keep the others from their turn.
+
+    Args:
+        url: the database, as an owner of the schema or a role with pgqueue_admin.
+        options: see `folders.folder`.
+        told: called at each step, with "leftover", "begun", "slice", "written" or "exported", and
+            what the step is about.
+
+    Returns:
+        the segments that were written.
+
+    Raises:
+        PgQueueError: the first error, when each stream had its turn.
+    """
+    lock, work = Statements(url, patience=0), Statements(url, patience=0)
+    done: list[Exported] = []
+    errors: list[Exception] = []
+    try:
+        for stream_id, stream in work.rows(
+            "select stream_id, stream from pgqueue.export_streams()"
+        ):
+            exporter = _Exporter(url, lock, work, stream_id, options, told)
+            try:
+                while (each := exporter.export_next(stream)) is not None:
+                    done.append(each)
+            except Exception as error:
+                errors.append(error)
+    finally:
+        for each in (lock, work):
+            each.close()
+        let_go(url)
+    if errors:
+        raise errors[0]
+    return done
+
+
+class _Exporter:
+    """Exports one stream.
+
+    Args:
+        lock: the connection that has the export lock in a transaction.
+        work: the connection for all other statements.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        lock: Statements,
+        work: Statements,
+        stream_id: int,
+        options: Mapping[str, Any] | None,
+        told: Callable[[str, Any], None],
+    ):
+        self._url, self._lock, self._work = url, lock, work
+        self._stream_id, self._options, self._told = stream_id, options, told
+
+    def export_next(self, stream: str | None) -> Exported | None:
+        """Export a segment; None when there is no other, or another exporter is at work."""
+        with self._lock.transaction():
+            if not self._has_lock():
+                return None
+            self._delete_leftovers()
+            found = self._work.rows(
+                "select attempt, segment, uri, folder, kind from pgqueue.begin_export(%s)",
+                [self._stream_id],
+            )
+            if not found or stream is None:
+                return None
+            attempt = _Attempt(*found[0])
+            self._told("begun", attempt)
+            with folder(attempt.uri, self._options) as (system, path):
+                files = layout.write(
+                    system,
+                    f"{path}/{attempt.folder}/{attempt.attempt}",
+                    attempt.kind,
+                    self._rows(attempt),
+                )
+            self._told("written", files)
+            (messages,) = self._lock.row(
+                "select pgqueue.end_export(%s, %s)",
+                [attempt.attempt, Jsonb([each._asdict() for each in files])],
+            )
+        size = sum(each.bytes for each in files)
+        exported = Exported(stream, attempt.segment, messages, len(files), size)
+        self._told("exported", asdict(exported))
+        return exported
+
+    def _has_lock(self) -> bool:
+        """Whether this exporter has the lock, which it takes if nobody has it."""
+        (has_it,) = self._lock.row("select pgqueue.lock_export(%s)", [self._stream_id])
+        return has_it
+
+    def _delete_leftovers(self) -> None:
+        for attempt, uri, below in self._work.rows(
+            "select attempt, uri, folder from pgqueue.export_leftovers(%s)", [self._stream_id]
+        ):
+            with folder(uri, self._options) as (system, path):
+                layout.delete(system, f"{path}/{below}", str(attempt))
+            self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
+            self._told("leftover", attempt)
+
+    def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
+        """The messages of the segment, with what their publications say."""
+        for lo, hi, first, last in self._work.rows(
+            "select lo, hi, from_publication, to_publication from pgqueue.export_slices(%s)",
+            [attempt.attempt],
+        ):
+            self._has_lock()  # no server ends a transaction that says something now and then
+            with translated(), kept_connection(self._url) as conn, conn.cursor() as cursor:
+                cursor.execute(
+                    f"select * from pgqueue.export_ranges('{attempt.attempt}', {lo}, {hi}, {first},"
+                    f" {last})"
+                )
+                publications = layout.Publications(cursor.fetch_arrow_table(), attempt.kind)
+                for messages in self._messages(cursor, attempt.kind, lo, hi):
+                    rows = publications.added_to(messages)
+                    if rows is None:
+                        break
+                    yield rows
+            if not publications.is_complete:
+                raise PgQueueError(
+                    f"messages of segment {attempt.segment} are published, and not stored",
+                    hint="the database was restored from a dump beside maintain(): call recover()",
+                )
+            self._told("slice", (lo, hi))
+
+    def _messages(
+        self, cursor: dbapi.Cursor, kind: str, lo: int, hi: int
+    ) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        names = layout.schema(kind).names[:5]
+        target = pa.schema([layout.schema(kind).field(name) for name in names])
+        set_up(cursor)
+        cursor.execute(
+            f"select {', '.join(expression(name, kind) for name in names)}"
+            f" from pgqueue.messages_{self._stream_id} m"
+            f" where m.seq >= {lo} and m.seq < {hi} order by m.seq"
+        )
+        for batch in cursor.fetch_record_batch():
+            yield _as_stored(batch, target)
+
+
+def _as_stored(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """The columns of COPY with the types of the file."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays(
+        [
+            headers_map(batch["headers"], field.type)
+            if field.name == "headers"
+            else batch[field.name].cast(field.type)
+            for field in target
+        ],
+        schema=target,
+    )

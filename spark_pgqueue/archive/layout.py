@@ -1,0 +1,208 @@
+"""The files of an archive.
+
+A segment is in one folder, `<uri>/<incarnation>/<segment>`, and its messages are in the files
+`<attempt>-<n>.parquet` there, from n = 1 on. The messages are sorted by seq within a file and from
+file to file. guide/archive.md describes the columns, for other programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from spark_pgqueue.archive.folders import make_durable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+FILE_MESSAGES, FILE_BYTES = 1_000_000, 1 << 30
+"""A file is closed when it has so many messages, or so many bytes before they are compressed."""
+
+GROUP_MESSAGES, GROUP_BYTES = 25_000, 64 << 20
+"""The same for a row group. A task reads whole row groups, of which it may need a part."""
+
+
+class ArchiveFile(NamedTuple):
+    """A file of an archive, as the manifest has it.
+
+    Attributes:
+        name: below the folder of its segment.
+        lo: the first number in it.
+        hi: the number after the last one in it.
+        messages: how many messages it has.
+        bytes: its size.
+    """
+
+    name: str
+    lo: int
+    hi: int
+    messages: int
+    bytes: int
+
+
+def schema(kind: str) -> pa.Schema:
+    """The columns of a file.
+
+    Args:
+        kind: of the stream: text, json or binary.
+    """
+    import pyarrow as pa
+
+    moment = pa.timestamp("us", "UTC")
+    return pa.schema(
+        [
+            pa.field("seq", pa.int64(), nullable=False),
+            pa.field("key", pa.string()),
+            pa.field("data", pa.binary() if kind == "binary" else pa.string(), nullable=False),
+            pa.field("headers", pa.map_(pa.string(), pa.string())),
+            pa.field("inserted_at", moment, nullable=False),
+            pa.field("publication_id", pa.int64(), nullable=False),
+            pa.field("published_at", moment, nullable=False),
+            pa.field("deliver_at", moment),
+            pa.field("expires_at", moment),
+            pa.field("priority", pa.int32(), nullable=False),
+            pa.field("consumers", pa.list_(pa.string())),
+        ]
+    )
+
+
+def write(
+    system: FileSystem, prefix: str, kind: str, rows: Iterable[pa.Table]
+) -> list[ArchiveFile]:
+    """Write the messages of a segment, and say what the footers of the files have.
+
+    Args:
+        system: the file system.
+        prefix: the path of the files, up to the attempt.
+        kind: of the stream.
+        rows: the messages in order, in tables that fit into memory.
+    """
+    import pyarrow as pa
+    from pyarrow import fs, parquet
+
+    is_local = isinstance(system, fs.LocalFileSystem)
+    folder, _, attempt = prefix.rpartition("/")
+    if is_local:
+        system.create_dir(folder)
+    names: list[str] = []
+    groups = map(pa.concat_tables, _cut(rows, GROUP_MESSAGES, GROUP_BYTES))
+    for tables in _cut(groups, FILE_MESSAGES, FILE_BYTES):
+        names.append(f"{attempt}-{len(names) + 1}.parquet")
+        with (
+            system.open_output_stream(f"{folder}/{names[-1]}") as stream,
+            parquet.ParquetWriter(
+                stream,
+                schema(kind),
+                compression="zstd",
+                sorting_columns=[parquet.SortingColumn(0)],
+            ) as writer,
+        ):
+            for table in tables:
+                writer.write_table(table, row_group_size=len(table))
+        if is_local:
+            make_durable(f"{folder}/{names[-1]}")
+    return [footer(system, folder, name) for name in names]
+
+
+def footer(system: FileSystem, folder: str, name: str) -> ArchiveFile:
+    """A file, as its footer says, which is read anew."""
+    from pyarrow import parquet
+
+    path = f"{folder}/{name}"
+    found = parquet.read_metadata(path, filesystem=system)
+    seqs = [found.row_group(i).column(0).statistics for i in range(found.num_row_groups)]
+    size = system.get_file_info(path).size
+    return ArchiveFile(
+        *(name, min(each.min for each in seqs), max(each.max for each in seqs) + 1),
+        *(found.num_rows, size),
+    )
+
+
+def delete(system: FileSystem, folder: str, attempt: str) -> None:
+    """Delete the files of an attempt; those that are gone already are no error."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    found = system.get_file_info(selector)
+    mine = [each for each in found if each.base_name.startswith(f"{attempt}-")]
+    for each in mine:
+        system.delete_file(each.path)
+    if found and len(mine) == len(found) and isinstance(system, fs.LocalFileSystem):
+        system.delete_dir(folder)
+
+
+class Publications:
+    """What the publications of a slice say of its messages.
+
+    Args:
+        ranges: as `pgqueue.export_ranges` returns them.
+        kind: of the stream.
+    """
+
+    def __init__(self, ranges: pa.Table, kind: str):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self._schema, self._ranges, self._done = schema(kind), ranges.combine_chunks(), 0
+        lo, hi = (self._ranges[name].combine_chunks() for name in ("lo", "hi"))
+        sizes = pc.call_function("subtract", [hi, lo])
+        ends = pc.call_function("cumulative_sum", [sizes])
+        runs = pa.RunEndEncodedArray.from_arrays(ends, _counted(len(ranges)))
+        self._which = pc.call_function("run_end_decode", [runs])
+        # The number of a message is its place in the slice, and how far its range is ahead of that.
+        ahead = pc.call_function(
+            "subtract", [lo, pc.call_function("subtract", [ends, sizes])]
+        ).take(self._which)
+        self._seqs = pc.call_function("add", [_counted(len(ahead)), ahead])
+
+    def added_to(self, messages: pa.RecordBatch) -> pa.Table | None:
+        """The rows of the next messages, without those that no publication has.
+
+        None where a message is missing among them.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        seqs = self._seqs.slice(self._done, len(messages))
+        if not messages["seq"].equals(seqs):
+            wanted = pc.SetLookupOptions(value_set=self._seqs)
+            messages = messages.filter(pc.call_function("is_in", [messages["seq"]], wanted))
+            seqs = self._seqs.slice(self._done, len(messages))
+            if not messages["seq"].equals(seqs):
+                return None
+        which = self._which.slice(self._done, len(messages))
+        self._done += len(messages)
+        columns = {name: messages[name] for name in messages.schema.names}
+        for name in self._ranges.column_names[2:]:
+            columns[name] = self._ranges[name].take(which)
+        return pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all messages have had their turn."""
+        return self._done == len(self._seqs)
+
+
+def _counted(count: int) -> pa.Int64Array:
+    """The numbers from 0 to below `count`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ones = pa.repeat(pa.scalar(1, pa.int64()), count)
+    return pc.call_function("subtract", [pc.call_function("cumulative_sum", [ones]), 1])
+
+
+def _cut(tables: Iterable[pa.Table], most: int, most_bytes: int) -> Iterator[Iterator[pa.Table]]:
+    """Tables in groups: a group ends when it has enough rows, or enough bytes."""
+    rest = (each for each in tables if len(each))
+    for first in rest:
+
+        def group(table: pa.Table = first) -> Iterator[pa.Table]:
+            rows, size = len(table), table.nbytes
+            yield table
+            while rows < most and size < most_bytes and (more := next(rest, None)) is not None:
+                rows, size = rows + len(more), size + more.nbytes
+                yield more
+
+        yield group()

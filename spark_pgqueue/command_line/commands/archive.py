@@ -1,0 +1,126 @@
+"""Commands of `pgqueue archive`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from typing import Annotated, Any
+
+import psycopg
+import typer
+
+from spark_pgqueue import client
+from spark_pgqueue.archive.exporter import export
+from spark_pgqueue.archive.folders import parse_options
+from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.arguments import AnyStream, Json, StreamName, Url, Yes, duration
+from spark_pgqueue.command_line.input import confirm
+from spark_pgqueue.command_line.output import count_of, show, told
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
+from spark_pgqueue.printable import printable
+
+archive_app: typer.Typer = typer.Typer(help="Write old messages to Parquet files.", **PLAIN)
+app.add_typer(archive_app, name="archive")
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        return parse_options(text)
+    except ValueError:
+        raise typer.BadParameter("it is no JSON object") from None  # it may hold a secret
+
+
+@archive_app.command("set")
+def archive_set(
+    stream: StreamName,
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", show_default=False, help="/path, s3://bucket/path, ...")
+    ],
+    keep: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="How long files are kept: 365d."),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Have the old messages of a stream written to files, before retention takes them away."""
+    with connect(url) as queue:
+        queue.set_archive(stream, uri, keep_for=keep)
+        told(as_json, stream=stream, uri=uri)
+
+
+@archive_app.command("stop")
+def archive_stop(stream: StreamName, as_json: Json = False, url: Url = None) -> None:
+    """Archive no more of a stream; what is in files stays readable, for ever."""
+    with connect(url) as queue:
+        queue.set_archive(stream, None)
+        told(as_json, stream=stream)
+
+
+@archive_app.command("drop")
+def archive_drop(
+    stream: StreamName, yes: Yes = False, as_json: Json = False, url: Url = None
+) -> None:
+    """End the archive of a stream, and delete its files: `maintain`, then `archive run` do it."""
+    with connect(url) as queue:
+        confirm(f"Delete what is in the archive of stream {stream!r}?", yes)
+        queue.drop_archive(stream)
+        told(as_json, stream=stream)
+
+
+@archive_app.command("list")
+def archive_list(stream: AnyStream = None, as_json: Json = False, url: Url = None) -> None:
+    """List the archives: what is in files, and what waits for that."""
+    with connect(url) as queue:
+        show(queue.archives(stream), client.Archive, as_json)
+
+
+@archive_app.command("run")
+def archive_run(
+    options: Annotated[
+        dict[str, Any] | None,
+        typer.Option(
+            parser=_options,
+            metavar="JSON",
+            envvar="PGQUEUE_ARCHIVE_OPTIONS",
+            show_default=False,
+            help="Arguments of the file system in pyarrow.fs. Without them, pyarrow goes by the "
+            "uri and the environment.",
+        ),
+    ] = None,
+    every: Annotated[
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval: 1m."),
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Write the closed segments of all streams with an archive to files.
+
+    Several may run: one works on a stream, and the others pass it over. With --every it goes on
+    until it is interrupted, also while the database or the files are away.
+    """
+    while True:
+        begun = time.monotonic()
+        try:
+            for each in export(url, options):
+                said = f"{printable(each.stream)}: segment {each.segment}, "
+                said += f"{count_of(each.messages)}, {each.bytes} bytes"
+                told(
+                    as_json,
+                    said,
+                    stream=each.stream,
+                    segment=each.segment,
+                    files=each.files,
+                    messages=each.messages,
+                    bytes=each.bytes,
+                )
+        except (PgQueueError, psycopg.Error, OSError) as error:
+            if every is None:
+                raise
+            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
+        if every is None:
+            return
+        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))

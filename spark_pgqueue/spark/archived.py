@@ -1,0 +1,161 @@
+"""The executor's side of an archive: a task reads messages from files.
+
+The driver plans by what is in files when it asks. Where a segment leaves Postgres after that, and
+before it is read, a task finds messages missing, and reads these from the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.archive.files import Segment, overlapping, read
+from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.payloads import numbers
+from spark_pgqueue.postgres.retrying import with_backoff
+from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.options import OffsetSourceOptions
+from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, after
+from spark_pgqueue.spark.versions import arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def read_archived(
+    part: ArchivedPartition,
+    options: OffsetSourceOptions,
+    schema: StructType,
+    constant: dict[str, Any],
+) -> Generator[pa.RecordBatch, None, int]:
+    """The messages of a partition, in order.
+
+    Args:
+        part: the messages to read.
+        options: the query's options.
+        schema: the columns to return.
+        constant: columns with the same value in every row, which no message stores.
+
+    Returns:
+        how many rows there were; fewer than messages, where a file is gone.
+
+    Raises:
+        PgQueueError: the files cannot be read.
+    """
+    rows = 0
+    for batch in _read(part.segments, [r[:2] for r in part.ranges], options, schema, constant):
+        rows += batch.num_rows
+        yield batch
+    return rows
+
+
+def completed(
+    batches: Generator[pa.RecordBatch, None, int],
+    part: MessagePartition,
+    options: OffsetSourceOptions,
+    schema: StructType,
+    constant: dict[str, Any],
+) -> Generator[pa.RecordBatch, None, int]:
+    """Batches from Postgres, with the messages that are in files alone by now, in order.
+
+    Arguments, returns and errors as `read_archived`.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows, rest = 0, part.ranges
+
+    def missing(seqs: pa.Int64Array | None, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        wanted = numbers([each[:2] for each in ranges])
+        if seqs is not None:
+            there = pc.call_function("is_in", [wanted], pc.SetLookupOptions(value_set=seqs))
+            wanted = wanted.filter(pc.call_function("invert", [there]))
+        lacking = [(seq, seq + 1) for seq in wanted.to_pylist()] if seqs is not None else None
+        spans = lacking or [each[:2] for each in ranges]
+        segments = _find(options.url, part.stream_id, spans[0][0], spans[-1][1])
+        return _read(segments, spans, options, schema, constant)
+
+    if options.archive == "never":
+        return (yield from batches)
+    for batch in batches:
+        left = after(rest, batch["seq"][-1].as_py())
+        here = _taken(rest, left)
+        if sum(each.hi - each.lo for each in here) > batch.num_rows:
+            found = list(missing(batch["seq"], here))
+            table = pa.Table.from_batches([batch, *found]).sort_by("seq").combine_chunks()
+            for whole in table.to_batches():
+                rows += whole.num_rows
+                yield whole
+        else:
+            rows += batch.num_rows
+            yield batch
+        rest = left
+    if rest:
+        for batch in missing(None, rest):
+            rows += batch.num_rows
+            yield batch
+    return rows
+
+
+def _taken(ranges: tuple[Range, ...], rest: tuple[Range, ...]) -> list[Range]:
+    """The ranges before the rest of them."""
+    if not rest:
+        return list(ranges)
+    here = list(ranges[: len(ranges) - len(rest)])
+    whole = ranges[len(ranges) - len(rest)]
+    return [*here, whole._replace(hi=rest[0].lo)] if whole.lo < rest[0].lo else here
+
+
+def _find(url: str | None, stream_id: int, lo: int, hi: int) -> list[Segment]:
+    """The segments of a stream, with numbers from lo to below hi, that are in files now."""
+
+    def ask() -> list[Segment]:
+        with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
+            rows = call(
+                cursor,
+                "select lo, hi, uri, folder, files::text "
+                "from pgqueue.archive_files($1::int, $2, $3)",
+                (stream_id, lo, hi),
+            )
+        return [
+            Segment.of(lo, hi, uri, folder, json.loads(files))
+            for lo, hi, uri, folder, files in rows
+        ]
+
+    return with_backoff(ask, url, 0)
+
+
+def _read(
+    segments: Iterable[Segment],
+    ranges: Sequence[tuple[int, int]],
+    options: OffsetSourceOptions,
+    schema: StructType,
+    constant: dict[str, Any],
+) -> Iterator[pa.RecordBatch]:
+    target = arrow_schema(schema)
+    columns = [name for name in target.names if name not in constant]
+    for segment in segments:
+        mine = overlapping(ranges, segment.lo, segment.hi)
+        try:
+            for batch in read(segment, mine, columns, options.archive_options):
+                yield _as_spark(batch, constant, target)
+        except FileNotFoundError as error:
+            warn("a file of the archive is not there: %s", error)
+
+
+def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
+    """The columns with exactly Spark's types."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
+            if field.name in constant
+            else batch[field.name].cast(field.type)
+            for field in target
+        ],
+        schema=target,
+    )

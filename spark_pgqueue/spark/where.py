@@ -1,0 +1,143 @@
+"""Option where: statements that ask the condition of rows. `pgqueue.scan_where` has checked it.
+
+The condition is asked in statements of the user's role. `kept_connection` pins their search path,
+so that the condition finds the functions and operators of Postgres and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    TimestampType,
+)
+
+from spark_pgqueue.postgres.adbc import call
+from spark_pgqueue.postgres.errors import PgQueueError, Said, sqlstate_of
+from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.partitions import KnownRange
+from spark_pgqueue.spark.tables import Table, Where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from adbc_driver_manager import dbapi
+
+_SQL_TYPES: dict[type[DataType], str] = {
+    LongType: "int8",
+    IntegerType: "int4",
+    StringType: "text",
+    TimestampType: "timestamptz",
+    BooleanType: "bool",
+    MapType: "jsonb",
+    ArrayType: "text[]",
+}
+
+_CAUSES = ("22", "42601", "42703", "42725", "42804", "42846", "42883")
+"""The SQLSTATEs of errors of values, of syntax and of types."""
+
+_OTHER_CAUSES = re.compile("cancel|terminat|time ?out|recovery|shutting down", re.IGNORECASE)
+
+
+@contextmanager
+def blamed_on(where: str | None) -> Iterator[None]:
+    """Name option where, if there is one, in an error that only the condition explains.
+
+    Raises:
+        PgQueueError: the condition is no expression, compares what cannot be compared, or fails for
+            the values of a row. Other errors are raised as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        sqlstate = sqlstate_of(error) or ""
+        said = Said.by(error).message
+        # Arrow makes an OSError, without a code, of what the server says while rows are fetched.
+        fetched = re.search("PGRES_FATAL_ERROR.*?: ERROR: +(.*)", said)
+        is_cause = sqlstate.startswith(_CAUSES) or (fetched and not _OTHER_CAUSES.search(said))
+        if where is None or isinstance(error, PgQueueError) or not is_cause:
+            raise
+        said = fetched[1] if fetched else said  # no detail, which may quote a message
+        raise PgQueueError(f"option where is {where!r}: {said}", sqlstate=sqlstate) from None
+
+
+def check_types(cursor: dbapi.Cursor, table: Table, where: Where, kind: str) -> None:
+    """Ask the condition of a row of nulls: an error of Postgres comes before the first task.
+
+    Args:
+        cursor: a cursor in a transaction.
+        table: the table.
+        where: the condition.
+        kind: the stream's kind.
+    """
+    nulls = (f"null::{_sql_type(table, name, kind)} as {name}" for name in where.columns)
+    row = ", ".join(["1 as one", *nulls])
+    call(cursor, f"select 1 from (select {row}) m where ({where.condition})")
+
+
+def messages_sql(
+    table: Table,
+    where: Where,
+    stream: Stream,
+    ranges: Sequence[KnownRange],
+    known: pa.Table,
+    reads: bool,
+) -> str:
+    """The from clause for the messages of ranges that pass a condition, in order.
+
+    Args:
+        table: the table.
+        where: the condition.
+        stream: the stream.
+        ranges: the ranges of messages.
+        known: what is known of the ranges.
+        reads: whether the content of messages is needed, for the condition or else.
+
+    Returns:
+        m, the messages, with the number `no` of their range.
+    """
+    kind = stream.kind
+    names = [name for name in where.columns if name in known.column_names]
+    values = {name: known[name].take([each.no for each in ranges]).to_pylist() for name in names}
+    rows = [
+        {"lo": each.lo, "hi": each.hi, "no": each.no} | {name: values[name][i] for name in names}
+        for i, each in enumerate(ranges)
+    ]
+    types = ["lo int8", "hi int8", "no int4", *(f"{n} {_sql_type(table, n, kind)}" for n in names)]
+    # Texts of users come as digits: no setting of the session changes how these are read.
+    digits = json.dumps(rows, default=datetime.isoformat).encode().hex()
+    source = (
+        f"json_to_recordset(convert_from(decode('{digits}', 'hex'), 'UTF8')::json)"
+        f" as r ({', '.join(types)})"
+    )
+    columns = ["r.no", *(f"r.{name}" for name in names)]
+    # The bounds of all ranges let the planner leave out the other segments of the stream.
+    lo, hi = min(each.lo for each in ranges), max(each.hi for each in ranges)
+    messages = f"select * from pgqueue.messages_{stream.stream_id} where seq >= {lo} and seq < {hi}"
+    if reads:
+        data = "x.data_bytes" if kind == "binary" else "x.data"
+        columns += ["x.key", "x.headers", "x.inserted_at", "x.data_bytes", f"{data} as data"]
+    if reads and not table.outlives:
+        columns.append("x.seq")
+        source += f" cross join lateral ({messages} and seq >= r.lo and seq < r.hi order by seq) x"
+    else:
+        columns.append("s.seq")
+        source += " cross join lateral generate_series(r.lo, r.hi - 1) s (seq)"
+        if reads:
+            source += f" left join lateral ({messages} and seq = s.seq order by seq) x on true"
+    return f"(select {', '.join(columns)} from {source}) m where ({where.condition})"
+
+
+def _sql_type(table: Table, name: str, kind: str) -> str:
+    return "bytea" if (name, kind) == ("data", "binary") else _SQL_TYPES[type(table[name].type)]

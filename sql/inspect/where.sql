@@ -1,0 +1,105 @@
+-- Conditions on the rows of tables in Spark (option where). A condition is an expression of SQL over the columns of one
+-- table. Spark's driver and executors put it into statements of their own, which run with the rights of their role. So
+-- the condition must be able to do no more than compare: each of its words is on a list, and none of them names
+-- anything else.
+
+-- The words of a condition that are no columns and no functions: those of comparisons, of types and of parts of times.
+-- No word of a query is among them, and no type that looks things up, such as regclass.
+create or replace function _pgqueue.condition_words() returns text[]
+language sql immutable
+as $$
+    select string_to_array(
+        'and or not is null true false unknown isnull notnull distinct from in between symmetric like ilike similar to '
+        'escape any some all case when then else end cast as array coalesce nullif greatest least trim both leading '
+        'trailing for at time zone with without current_timestamp '
+        'text varchar char character varying int integer bigint smallint int2 int4 int8 numeric decimal real double '
+        'precision float float4 float8 boolean bool bytea json jsonb jsonpath uuid date timestamp timestamptz interval '
+        'epoch year quarter month week day hour minute second dow doy', ' ')
+$$;
+
+-- Whether a condition may call a function: all functions of that name come with Postgres, return one value, have no
+-- effects, and go by their arguments alone. (So do those that are named here: Postgres calls them stable because they
+-- also go by the session's time zone or the like.)
+create or replace function _pgqueue.may_be_asked(p_function text) returns boolean
+language sql stable
+as $$
+    select coalesce(bool_and(oid < 16384 and prokind = 'f' and not proretset and not prosecdef
+                             and (provolatile = 'i' or proname = any ('{age, concat, concat_ws, date_add, date_part,
+                                  date_subtract, date_trunc, extract, format, length, make_timestamptz, to_char,
+                                  to_date, to_json, to_jsonb, to_number, to_timestamp}'))), false)
+    from pg_proc where proname = p_function and pronamespace = 'pg_catalog'::regnamespace
+$$;
+
+-- Checks a condition on the rows of a table, for the one who asks it: an expression of SQL over columns.
+--   p_where    the expression: columns, literals, operators, types, and functions of Postgres that only compute
+--   p_columns  the names of the table's columns
+-- The condition is read word by word, and written anew of what was read. The time of now() becomes a literal, so that
+-- all who ask the condition mean the same time. Whether the types fit is for the statement that asks it to say.
+-- Returns the condition as to be asked, without parentheses around it, and the columns that it names. Errors: PQ003.
+-- Locks: none.
+create or replace function pgqueue.scan_where(p_where text, p_columns text[], out condition text, out columns text[])
+language plpgsql stable
+as $$
+declare
+    v_words text[] := array(select w[1] from regexp_matches(p_where,
+        E'now\\s*\\(\\s*\\)|[a-z_][a-z0-9_]*|[0-9]+(?:[.][0-9]*)?(?:e[-+]?[0-9]+)?|[.][0-9]+(?:e[-+]?[0-9]+)?'
+        || E'|\'(?:[^\']|\'\')*\'|"(?:[^"]|"")*"|::|[-+*/<>=~!@#%^&|?`]+|\\s+|.', 'gi') w where w[1] !~ E'^\\s');
+    v_word  text;
+    v_name  text;
+    v_open  text := '';
+begin
+    condition := '';
+    columns := '{}';
+    if coalesce(octet_length(p_where), 0) not between 1 and _pgqueue.max_condition_bytes() or v_words = '{}' then
+        raise exception 'p_where is an expression over columns, of 1 to % bytes, not %', _pgqueue.max_condition_bytes(),
+                        coalesce(quote_literal(left(p_where, 50)), 'null')
+            using errcode = 'PQ003', column = 'p_where';
+    end if;
+    for i in 1..cardinality(v_words) loop
+        v_word := v_words[i];
+        v_name := case when v_word ~ '^"..*"$' then substr(v_word, 2, length(v_word) - 2) else lower(v_word) end;
+        if v_word ~ E'^\'..*\'$' or v_word = '''''' then
+            -- quote_literal() writes a text that every session reads in the same way
+            v_word := quote_literal(replace(substr(v_word, 2, length(v_word) - 2), '''''', ''''));
+        elsif v_name ~ E'^now\\s*\\(' or v_name = 'current_timestamp' then
+            v_word := format('to_timestamp(%s)', extract(epoch from now()));
+        elsif v_name = any (p_columns) and v_words[i + 1] is distinct from '(' then
+            columns := array(select distinct unnest(columns || v_name));
+            v_word := quote_ident(v_name);
+        elsif v_word ~ '^["a-zA-Z_]' then
+            perform _pgqueue.check_condition_word(v_word, v_words[i + 1] = '(', p_columns);
+        elsif v_word in ('(', '[') then
+            v_open := v_word || v_open;
+        elsif v_word in (')', ']') and left(v_open, 1) = translate(v_word, ')]', '([') then
+            v_open := substr(v_open, 2);
+        elsif v_word !~ '^[0-9.]' and v_word not in (',', '::')
+              and (v_word !~ '^[-+*/<>=~!@#%^&|?`]+$' or v_word ~ '--|/[*]') or v_word = '.' then
+            raise exception 'p_where is one expression over columns, and has no place for % as in %',
+                            quote_literal(v_word), quote_literal(left(p_where, 200))
+                using errcode = 'PQ003', column = 'p_where';
+        end if;
+        condition := condition || ' ' || v_word;
+    end loop;
+    if v_open <> '' then
+        raise exception 'p_where has % that is not closed in %', left(v_open, 1), quote_literal(left(p_where, 200))
+            using errcode = 'PQ003', column = 'p_where';
+    end if;
+end $$;
+
+-- Raises PQ003 unless a condition may have a word that is no column.
+create or replace function _pgqueue.check_condition_word(p_word text, p_is_called boolean, p_columns text[])
+returns void
+language plpgsql stable
+as $$
+begin
+    if lower(p_word) = any (_pgqueue.condition_words()) or p_is_called and _pgqueue.may_be_asked(lower(p_word)) then
+        return;
+    elsif p_is_called then
+        raise exception 'p_where calls functions of Postgres that only compute, and not %', p_word
+            using errcode = 'PQ003', column = 'p_where';
+    end if;
+    raise exception 'p_where names columns of the table, which has no column %', p_word
+        using errcode = 'PQ003', column = 'p_where',
+              hint = concat_ws(' ', format('Is it %s?', _pgqueue.nearest(p_word, p_columns)),
+                               format('It has %s.', array_to_string(p_columns, ', ')));
+end $$;

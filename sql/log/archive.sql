@@ -1,0 +1,84 @@
+-- The archive: readers without a consumer read on in files what was trimmed from Postgres.
+--
+-- An exporter writes each sealed segment to files (upkeep/export.sql). Only then may the segment be trimmed
+-- (claim/retention.sql): its publications move to archive_publications, and count as trimmed for all consumers. For a
+-- reader without a consumer they count as if nothing had happened. An offset is a set of publications, and its reader
+-- needs their ids, sets and counts; both tables have these. So a plan is the same before and after, and the files only
+-- answer what the message of a number says.
+
+-- The publications that a reader of a stream can read.
+--   p_archive  whether it reads the archive, too
+-- (In SQL, so that it becomes a part of the caller's statement, as the next two.)
+create or replace function _pgqueue.readable(p_stream_id int, p_archive boolean)
+returns table (publication_id bigint, part int, message_count bigint, published_at timestamptz, seqs int8multirange,
+               consumers int[])
+language sql stable
+as $$
+    select publication_id, part, message_count, published_at, seqs, consumers
+    from pgqueue.publications where stream_id = p_stream_id
+    union all
+    select publication_id, part, message_count, published_at, seqs, consumers
+    from pgqueue.archive_publications where stream_id = p_stream_id and p_archive
+$$;
+
+-- The first of these from an id on and below another one, in the order of ids: p_rows, and the other parts of the last
+-- one. (Each table is limited for itself, so that no more is read than is wanted, whatever the statistics say.)
+create or replace function _pgqueue.first_readable(p_stream_id int, p_archive boolean, p_from bigint, p_below bigint,
+                                                   p_rows bigint)
+returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
+               consumers int[])
+language sql stable
+as $$
+    select * from (
+        (select publication_id, message_count, published_at, seqs, consumers from pgqueue.publications
+         where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
+         order by publication_id fetch first (p_rows) rows with ties)
+        union all
+        (select publication_id, message_count, published_at, seqs, consumers from pgqueue.archive_publications
+         where stream_id = p_stream_id and p_archive and publication_id >= p_from and publication_id < p_below
+         order by publication_id fetch first (p_rows) rows with ties)) p
+    order by publication_id fetch first (p_rows) rows with ties
+$$;
+
+-- The last of these below an id, in the same way, the last one first.
+create or replace function _pgqueue.last_readable(p_stream_id int, p_archive boolean, p_below bigint, p_rows bigint)
+returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
+language sql stable
+as $$
+    select * from (
+        (select publication_id, published_at, seqs from pgqueue.publications
+         where stream_id = p_stream_id and publication_id < p_below
+         order by publication_id desc fetch first (p_rows) rows with ties)
+        union all
+        (select publication_id, published_at, seqs from pgqueue.archive_publications
+         where stream_id = p_stream_id and p_archive and publication_id < p_below
+         order by publication_id desc fetch first (p_rows) rows with ties)) p
+    order by publication_id desc fetch first (p_rows) rows with ties
+$$;
+
+-- The numbers of the segments of a stream that are in files.
+create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+            where stream_id = p_stream_id);
+end $$;
+
+-- The bytes of data that sets of messages have, each for itself. The data itself is not read.
+create or replace function _pgqueue.data_bytes(p_stream_id int, p_sets int8multirange[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    v_bytes bigint[];
+begin
+    execute format(
+        'select array_agg(b.bytes order by s.i) from unnest($1) with ordinality s (seqs, i) cross join lateral ('
+        'select coalesce(sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))), 0)::bigint as bytes '
+        'from unnest(s.seqs) g cross join lateral (select x.data, x.data_bytes from pgqueue.messages_%s x '
+        'where x.seq >= lower(g) and x.seq < upper(g) and x.seq >= $2 and x.seq < $3 offset 0) m) b',
+        p_stream_id)  -- the bounds of all are for the planner: it leaves out the other tables of the stream
+    into v_bytes
+    using p_sets, (select min(lower(s)) from unnest(p_sets) s), (select max(upper(s)) from unnest(p_sets) s);
+    return v_bytes;
+end $$;

@@ -1,0 +1,69 @@
+-- The statements that write a table. They run with the rights of the writer: so its grants, the policies and the
+-- triggers of the table count. The function calls none of the schema _pgqueue, which its caller may not use.
+
+-- Writes the staged rows of a batch into their table, once: tasks copied them, and this is the commit.
+--   p_write_no       of open_table()
+--   p_sink, p_batch  as of publish_staged
+--   p_table          the name that open_table() returned
+--   p_chunks         the chunks of the tasks that won; other rows are left out
+--   p_rows           how many rows they have, as the tasks counted
+--   p_path           where triggers, policies and defaults of the table look for names
+-- Returns true; false when this batch (of a batch write: or a later one) was written before, and nothing was done.
+-- Errors: PQ003; 42501; PQ008 when the table was changed since rows were staged, or rows are missing: a later write of
+-- the batch, maintain() or a crash of Postgres took them; PQ010 as of publish_staged; 21000 when a key is there twice
+-- and no column says which row is the last; those of the table, its constraints and triggers. Locks: the table, against
+-- changes of its columns; those of begin_table_batch(); the rows that it writes, in the order of the keys.
+create or replace function pgqueue.apply_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
+                                                     p_chunks bigint[], p_rows bigint,
+                                                     p_path text default current_setting('search_path'))
+returns boolean
+language plpgsql
+as $$
+declare
+    v_name       text[];
+    v_statements text[];
+    v_statement  text;
+    v_rows       bigint;
+begin
+    begin
+        v_name := parse_ident(p_table);
+    exception when invalid_parameter_value then
+        null;
+    end;
+    if cardinality(v_name) is distinct from 2 or p_chunks is null or p_path is null then
+        raise exception 'p_table is a name of open_table(), p_chunks a list and p_path a search path, not %, % and %',
+                        coalesce(quote_literal(p_table), 'null'), coalesce(p_chunks::text, 'null'),
+                        coalesce(quote_literal(p_path), 'null')
+            using errcode = 'PQ003', column = 'p_table, p_chunks, p_path';
+    end if;
+    begin
+        execute format('lock table %I.%I in row exclusive mode', v_name[1], v_name[2]);  -- lock: target
+    exception when undefined_table or invalid_schema_name then
+        raise exception 'table % was dropped while batch % of sink % was written', p_table, p_batch, p_sink
+            using errcode = 'PQ008', hint = 'Nothing was written. Create the table, and run the batch again.';
+    end;
+    v_statements := pgqueue.begin_table_batch(p_write_no, p_sink, p_batch, p_table, p_rows);
+    if v_statements is null then
+        return false;
+    end if;
+    execute v_statements[1] into v_rows using p_chunks;
+    if v_rows <> p_rows then
+        raise exception 'batch % of sink % is not complete: % of % staged rows for table % are there', p_batch, p_sink,
+                        v_rows, p_rows, p_table
+            using errcode = 'PQ008',
+                  hint = 'Staged rows are not logged: a crash of Postgres or a failover empties them. Nothing was '
+                         'written; run the batch again.';
+    end if;
+    if v_statements[2] is not null then
+        execute v_statements[2] into v_rows using p_chunks;
+        if v_rows is not null then
+            raise exception 'batch % of sink % has two rows of one key for table %', p_batch, p_sink, p_table
+                using errcode = '21000', hint = 'Name a column of numbers or times that says which row is the last.';
+        end if;
+    end if;
+    perform set_config('search_path', p_path, true);
+    foreach v_statement in array v_statements[3:] loop
+        execute v_statement using p_chunks;
+    end loop;
+    return true;
+end $$;

@@ -1,0 +1,346 @@
+-- The target of a write to a table: whether the columns fit, and the statements that write them.
+--
+-- A plan is what the statements are made of, as JSON: a plan of the same table, columns and options is equal to an
+-- earlier one unless the table was changed. Tasks stage by one plan; the commit makes another, and compares.
+
+-- The table of a name. The name has its schema, and is quoted as in SQL. Errors: PQ003 for a table that takes no rows,
+-- or whose rows would not be on disk when the batch is noted as done.
+create or replace function _pgqueue.target_table(p_table text) returns pg_class
+language plpgsql stable
+as $$
+declare
+    v_name   text[];
+    v_table  pg_class;
+    v_reason text;
+begin
+    begin
+        v_name := parse_ident(p_table);
+    exception when invalid_parameter_value then
+        null;
+    end;
+    if cardinality(v_name) is distinct from 2 then
+        raise exception 'p_table is a table with its schema, quoted as in SQL, such as public.bills; not %',
+                        coalesce(quote_literal(p_table), 'null') using errcode = 'PQ003', column = 'p_table';
+    end if;
+    select c.* into v_table from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = v_name[1] and c.relname = v_name[2] and c.relkind not in ('i', 'I', 'S', 'c', 't');
+    if v_table.oid is null then
+        raise exception 'p_table is a table of this database, and there is no %', format('%I.%I', v_name[1], v_name[2])
+            using errcode = 'PQ003', column = 'p_table',
+                  hint = 'Create it. A name that is not in lower case needs quotes: public."Bills".';
+    end if;
+    v_reason := case
+        when v_name[1] in ('pgqueue', '_pgqueue') then 'is a table of the queue: option stream sends messages'
+        when v_name[1] in ('pg_catalog', 'information_schema') then 'belongs to Postgres'
+        when v_table.relkind = 'f' then 'is a foreign table, and its server would not commit with this one'
+        when v_table.relkind not in ('r', 'p', 'v') then 'is no table'
+        when v_table.relpersistence = 't' then 'is a temporary table, which other sessions do not see'
+        when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is noted as done'
+        when v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, true) & 8 = 0
+            then 'is a view that takes no rows' end;
+    if v_reason is not null then
+        raise exception 'p_table takes no rows of a query: % %', p_table, v_reason
+            using errcode = 'PQ003', column = 'p_table';
+    end if;
+    return v_table;
+end $$;
+
+-- The type of a column of the table of staged rows, as format_type() writes it, for a type of Spark as its simpleString
+-- does; null: it is refused.
+create or replace function _pgqueue.staged_type(p_type text) returns text
+language sql immutable
+as $$
+    select t.staged || case when p_type like 'array<%' then '[]' else '' end
+    from (values ('boolean', 'boolean'), ('tinyint', 'smallint'), ('smallint', 'smallint'), ('int', 'integer'),
+                 ('bigint', 'bigint'), ('float', 'real'), ('double', 'double precision'), ('date', 'date'),
+                 ('decimal[(][0-9]+,-?[0-9]+[)]', 'numeric'),
+                 ('(string|char|varchar)( collate .*|[(][0-9]+[)])?', 'text'),
+                 ('binary', 'bytea'), ('timestamp', 'timestamp with time zone'),
+                 ('timestamp_ntz', 'timestamp without time zone'),
+                 ('interval (day|hour|minute|second)( to (hour|minute|second))?', 'interval'))
+         t (pattern, staged)
+    where coalesce(substring(p_type from '^array<(.*)>$'), p_type) ~ ('^' || t.pattern || '$')
+$$;
+
+-- The types that take staged values of a type as they are. Any type takes text, by its own input.
+create or replace function _pgqueue.taking_types(p_staged text, p_scale int) returns text[]
+language sql immutable
+as $$
+    select case
+        when p_staged in ('smallint', 'integer', 'bigint')
+            then '{smallint, integer, bigint, numeric, real, double precision, oid}'
+        when p_staged in ('real', 'double precision') then '{real, double precision, numeric}'
+        when p_staged = 'numeric' and p_scale <= 0
+            then '{numeric, real, double precision, smallint, integer, bigint}'
+        when p_staged = 'numeric' then '{numeric, real, double precision}'
+        when p_staged = 'date' then '{date, timestamp without time zone}'
+        else array[p_staged] end::text[]
+$$;
+
+-- The type below a domain, and its modifier.
+create or replace function _pgqueue.base_type(p_type oid, p_typmod int, out o_type pg_type, out o_typmod int)
+language plpgsql stable
+as $$
+begin
+    select * into o_type from pg_type where oid = p_type;
+    o_typmod := p_typmod;
+    while o_type.typtype = 'd' loop
+        o_typmod := o_type.typtypmod;
+        select * into o_type from pg_type where oid = o_type.typbasetype;
+    end loop;
+end $$;
+
+-- The number of a name in a list: the name as it is, or the only one that differs in case alone; null: there is none.
+create or replace function _pgqueue.place_of(p_name text, p_names text[]) returns int
+language sql immutable
+as $$
+    select coalesce(array_position(p_names, p_name),
+                    (select min(n)::int from unnest(p_names) with ordinality u (name, n)
+                     where lower(name) = lower(p_name) having count(*) = 1))
+$$;
+
+-- A column of a write: how it is staged, and how its values become those of the table's column. Numbers and times get
+-- their precision before rows are compared. Text gets no length, because a cast cuts silently and an insert does not.
+-- Returns an object with name, attnum, staged and cast, which is null where the types are the same. Errors: PQ003 for a
+-- column that the table has not, does not take, or whose values would change on the way.
+create or replace function _pgqueue.written_column(p_table pg_class, p_name text, p_type text) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_names   text[] := array(select attname::text from pg_attribute
+                              where attrelid = p_table.oid and attnum > 0 and not attisdropped order by attnum);
+    v_staged  text := _pgqueue.staged_type(p_type);
+    v_found   pg_attribute;
+    v_base    record;
+    v_item    pg_type;
+    v_target  text;
+    v_scale   int := case when p_type like '%decimal(%' then substring(p_type from ',(-?[0-9]+)[)]')::int else 0 end;
+    v_cast    text;
+begin
+    select * into v_found from pg_attribute
+    where attrelid = p_table.oid and attname = v_names[_pgqueue.place_of(p_name, v_names)];
+    if v_staged is null then
+        raise exception 'column % is %, which no column of a table takes', p_name, p_type
+            using errcode = 'PQ003', column = 'p_columns',
+                  hint = 'Select to_json(...) or cast(... as string): a string becomes what the column holds.';
+    elsif v_found.attnum is null then
+        raise exception 'table % has no column %: it has %', _pgqueue.sql_name(p_table.oid), p_name,
+                        array_to_string(v_names, ', ')
+            using errcode = 'PQ003', column = 'p_columns', hint = 'Drop the column, or rename it.';
+    elsif v_found.attgenerated <> '' or v_found.attidentity = 'a' then
+        raise exception 'column % of table % is generated, and takes no values', p_name, _pgqueue.sql_name(p_table.oid)
+            using errcode = 'PQ003', column = 'p_columns', hint = 'Drop the column from the DataFrame.';
+    end if;
+    v_base := _pgqueue.base_type(v_found.atttypid, v_found.atttypmod);
+    v_item := case when v_staged like '%[]'
+                   then (_pgqueue.base_type((v_base.o_type).typelem, -1)).o_type else v_base.o_type end;
+    v_target := format_type(v_item.oid, null);
+    if v_staged not in ('text', 'text[]')
+       and v_target <> all (_pgqueue.taking_types(rtrim(v_staged, '[]'), v_scale))
+       or v_staged like '%[]' and ((v_base.o_type).typcategory <> 'A' or v_item.oid is null) then
+        raise exception 'column % is %, and must fit column % of table %, which is %', p_name, p_type, v_found.attname,
+                        _pgqueue.sql_name(p_table.oid), format_type(v_found.atttypid, v_found.atttypmod)
+            using errcode = 'PQ003', column = 'p_columns',
+                  hint = format('Cast it in Spark to the type of the column. Values that would change on the way are '
+                                'refused. A string becomes what the column holds: cast(%s as string).', p_name);
+    elsif v_target = 'numeric' and v_base.o_typmod >= 4
+          and v_scale > (((v_base.o_typmod - 4) & 2047) # 1024) - 1024 then
+        raise exception 'column % is %, and column % of table % is %, which would round its values', p_name, p_type,
+                        v_found.attname, _pgqueue.sql_name(p_table.oid),
+                        format_type((v_base.o_type).oid, v_base.o_typmod)
+            using errcode = 'PQ003', column = 'p_columns',
+                  hint = 'Round it in Spark, with a cast to a decimal of as many places; or change the column.';
+    end if;
+    select format_type((v_base.o_type).oid, case when coalesce(e.typcategory, (v_base.o_type).typcategory) in ('S', 'V')
+                                                 then -1 else v_base.o_typmod end)
+    into v_cast
+    from (select) one left join pg_type e on (v_base.o_type).typcategory = 'A' and e.oid = (v_base.o_type).typelem;
+    return jsonb_build_object('name', v_found.attname, 'attnum', v_found.attnum, 'staged', v_staged,
+                              'cast', nullif(v_cast, v_staged));
+end $$;
+
+-- How the values of a key are compared: as the unique index of these columns does. The operators have their schema,
+-- because the path of the session may not have that of an extension. Of a view, which has no index, the types say it,
+-- and Postgres looks for the index at the commit.
+--   p_attnums  the columns
+-- Returns for each column an object with equals, less and collate, an expression's end. Errors: PQ003 when no index
+-- makes the columns unique at each moment and for all rows.
+create or replace function _pgqueue.key_order(p_table pg_class, p_attnums int2[]) returns jsonb[]
+language plpgsql stable
+as $$
+declare
+    v_index pg_index;
+    v_there text;
+begin
+    select i.* into v_index from pg_index i
+    where i.indrelid = p_table.oid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null
+      and i.indexprs is null and i.indnkeyatts = cardinality(p_attnums)
+      and p_attnums <@ (i.indkey::int2[])[0:i.indnkeyatts - 1]
+    order by i.indexrelid limit 1;
+    if v_index.indexrelid is null and p_table.relkind <> 'v' then
+        select string_agg(pg_get_indexdef(i.indexrelid)
+                          || case when i.indimmediate then '' else ' (deferrable)' end, '; ' order by i.indexrelid)
+        into v_there from pg_index i where i.indrelid = p_table.oid and i.indisunique;
+        raise exception 'p_merge_keys are the columns of a unique index of table %, not of a part of its rows and not '
+                        'deferrable; it has %', _pgqueue.sql_name(p_table.oid), coalesce(v_there, 'none')
+            using errcode = 'PQ003', column = 'p_merge_keys',
+                  hint = 'Name the columns of such an index, or create one: create unique index on ... (...).';
+    end if;
+    return array(
+        select jsonb_build_object(
+            'equals', _pgqueue.index_operator(c.opfamily, c.opcintype, 3),
+            'less', _pgqueue.index_operator(c.opfamily, c.opcintype, 1),
+            'collate', coalesce(' collate ' || (select _pgqueue.sql_name(l.collnamespace, l.collname)
+                                                from pg_collation l where l.oid = k.collation), ''))
+        from unnest(p_attnums) with ordinality a (attnum, n)
+        join pg_attribute f on f.attrelid = p_table.oid and f.attnum = a.attnum
+        cross join lateral _pgqueue.base_type(f.atttypid, -1) b
+        left join lateral (
+            select (v_index.indclass::oid[])[i.i - 1] as opclass, (v_index.indcollation::oid[])[i.i - 1] as collation
+            from generate_series(1, v_index.indnkeyatts) i (i) where v_index.indkey[i.i - 1] = a.attnum) x on true
+        cross join lateral (select coalesce(x.collation, f.attcollation) as collation) k
+        left join lateral (
+            select o.opcfamily as opfamily, o.opcintype from pg_opclass o
+            where o.oid = x.opclass
+               or (x.opclass is null and o.opcdefault and o.opcintype = (b.o_type).oid
+                   and o.opcmethod = (select oid from pg_am where amname = 'btree'))) c on true
+        order by a.n);
+end $$;
+
+-- An operator of a btree index, as SQL names it: 1 is less, 3 equals. Those of pg_catalog where the family is unknown.
+create or replace function _pgqueue.index_operator(p_family oid, p_type oid, p_strategy int) returns text
+language sql stable
+as $$
+    select coalesce(
+        (select format('operator(%I.%s)', n.nspname, o.oprname)
+         from pg_amop m join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
+         where m.amopfamily = p_family and m.amopstrategy = p_strategy and m.amoplefttype = p_type
+           and m.amoprighttype = p_type),
+        case p_strategy when 1 then 'operator(pg_catalog.<)' else 'operator(pg_catalog.=)' end)
+$$;
+
+-- Raises 42501 unless a role may write the table: insert; for a merge also update, and select of all written columns,
+-- as "on conflict" demands; to delete rows, delete.
+create or replace function _pgqueue.check_rights(p_table pg_class, p_plan jsonb, p_role text) returns void
+language plpgsql stable
+as $$
+declare
+    v_lacks text[] := array(
+        select r.name from (values ('insert'), ('delete')) r (name)
+        where (r.name = 'insert' or p_plan ? 'gone') and not has_table_privilege(p_role, p_table.oid, r.name)
+        union all
+        select distinct r.name from jsonb_array_elements(p_plan -> 'columns') c
+        cross join (values ('select'), ('update')) r (name)
+        where p_plan ? 'keys' and c ? 'attnum' and (r.name = 'select' or not c ? 'key')
+          and not has_column_privilege(p_role, p_table.oid, (c ->> 'attnum')::int2, r.name));
+begin
+    if v_lacks <> '{}' then
+        raise exception 'role % may not % table %', p_role, array_to_string(v_lacks, ', '),
+                        _pgqueue.sql_name(p_table.oid)
+            using errcode = 'insufficient_privilege',
+                  hint = format('Let its owner grant it: grant %s on %s to %I', array_to_string(v_lacks, ', '),
+                                _pgqueue.sql_name(p_table.oid), p_role);
+    end if;
+    if not has_schema_privilege(p_role, p_table.relnamespace, 'usage') then
+        raise exception 'role % may not use the schema of table %', p_role, _pgqueue.sql_name(p_table.oid)
+            using errcode = 'insufficient_privilege',
+                  hint = format('Let its owner grant it: grant usage on schema %s to %I',
+                                p_table.relnamespace::regnamespace, p_role);
+    end if;
+end $$;
+
+-- The plan of a write: columns in their order, each as written_column() returns it; the key of those that are merged
+-- by; the numbers of the column sequence_by (sequence) and delete_when (gone).
+--   p_given  an object of open_table()
+--   p_role   who writes
+-- Errors: PQ003, 42501.
+create or replace function _pgqueue.table_plan(p_given jsonb, p_role text) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_given   record;
+    v_table   pg_class;
+    v_names   text[];
+    v_keys    int[];
+    v_order   jsonb[];
+    v_gone    int;
+    v_last    int;
+    v_columns jsonb[];
+    v_plan    jsonb;
+begin
+    select * into v_given from jsonb_to_record(p_given)
+        g ("table" text, columns jsonb, merge_keys text[], sequence_by text, delete_when text);
+    v_table := _pgqueue.target_table(v_given."table");
+    v_names := array(select c ->> 'name' from jsonb_array_elements(v_given.columns) with ordinality u (c, n)
+                     order by n);
+    v_gone := _pgqueue.option_column(v_names, v_given.delete_when, 'p_delete_when');
+    v_last := _pgqueue.option_column(v_names, v_given.sequence_by, 'p_sequence_by');
+    v_keys := array(select _pgqueue.option_column(v_names, k, 'p_merge_keys')
+                    from unnest(v_given.merge_keys) with ordinality u (k, n) order by n);
+    perform _pgqueue.check_places(v_keys, v_last, v_gone, v_given.columns);
+    v_columns := array(
+        select case when n = v_gone then jsonb_build_object('staged', 'boolean')
+                    else _pgqueue.written_column(v_table, c ->> 'name', c ->> 'type') end
+        from jsonb_array_elements(v_given.columns) with ordinality u (c, n) order by n);
+    if (select count(*) <> count(distinct c ->> 'attnum') from unnest(v_columns) c where c ? 'attnum') then
+        raise exception 'two columns of the DataFrame are one column of table %: %', _pgqueue.sql_name(v_table.oid),
+                        array_to_string(v_names, ', ') using errcode = 'PQ003', column = 'p_columns';
+    end if;
+    v_plan := jsonb_build_object('relation', _pgqueue.sql_name(v_table.oid), 'oid', v_table.oid::bigint);
+    if v_keys <> '{}' then
+        if v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, false) & 12 <> 12 then
+            raise exception 'p_merge_keys need a table or a simple view, and % is a view with triggers',
+                            _pgqueue.sql_name(v_table.oid) using errcode = 'PQ003', column = 'p_merge_keys';
+        end if;
+        v_order := _pgqueue.key_order(v_table, array(
+            select (v_columns[k] ->> 'attnum')::int2 from unnest(v_keys) with ordinality u (k, n) order by n));
+        for i in 1..cardinality(v_keys) loop
+            v_columns[v_keys[i]] := v_columns[v_keys[i]] || jsonb_build_object('key', v_order[i]);
+        end loop;
+        v_plan := v_plan || jsonb_build_object('keys', v_keys);
+    end if;
+    v_plan := v_plan || jsonb_strip_nulls(jsonb_build_object('sequence', v_last, 'gone', v_gone))
+        || jsonb_build_object('columns', v_columns);
+    perform _pgqueue.check_rights(v_table, v_plan, p_role);
+    return v_plan;
+end $$;
+
+-- The number of the column that an option names; null for null. Errors: PQ003 when there is none.
+create or replace function _pgqueue.option_column(p_names text[], p_name text, p_argument text) returns int
+language plpgsql immutable
+as $$
+declare
+    v_place int := _pgqueue.place_of(p_name, p_names);
+begin
+    if p_name is not null and v_place is null then
+        raise exception '% names a column of the DataFrame, not %: it has %', p_argument, quote_literal(p_name),
+                        array_to_string(p_names, ', ') using errcode = 'PQ003', column = p_argument;
+    end if;
+    return v_place;
+end $$;
+
+-- Raises PQ003 for columns that cannot have the place that an option gives them.
+create or replace function _pgqueue.check_places(p_keys int[], p_sequence int, p_gone int, p_columns jsonb) returns void
+language plpgsql immutable
+as $$
+declare
+    v_type text := p_columns -> (p_sequence - 1) ->> 'type';
+begin
+    if jsonb_array_length(p_columns) = 0 then
+        raise exception 'the DataFrame has no column for the table' using errcode = 'PQ003', column = 'p_columns';
+    elsif p_keys = '{}' and (p_sequence is not null or p_gone is not null) then
+        raise exception 'p_sequence_by and p_delete_when need p_merge_keys, the columns that say which row is meant'
+            using errcode = 'PQ003', column = 'p_merge_keys, p_sequence_by, p_delete_when';
+    elsif (select count(*) <> count(distinct k) from unnest(p_keys || p_sequence || p_gone) k
+           where k is not null) then
+        raise exception 'p_merge_keys, p_sequence_by and p_delete_when name different columns, each once'
+            using errcode = 'PQ003', column = 'p_merge_keys, p_sequence_by, p_delete_when';
+    elsif p_columns -> (p_gone - 1) ->> 'type' <> 'boolean' then
+        raise exception 'p_delete_when names a boolean column, and % is %', p_columns -> (p_gone - 1) ->> 'name',
+                        p_columns -> (p_gone - 1) ->> 'type' using errcode = 'PQ003', column = 'p_delete_when';
+    elsif v_type !~ '^(tinyint|smallint|int|bigint|float|double|decimal.*|date|timestamp|timestamp_ntz)$' then
+        raise exception 'p_sequence_by names a column of numbers or times, and % is %',
+                        p_columns -> (p_sequence - 1) ->> 'name', v_type
+            using errcode = 'PQ003', column = 'p_sequence_by';
+    end if;
+end $$;

@@ -1,0 +1,53 @@
+-- The archive: old messages of a stream in files, and what Postgres keeps of them. (The history of a consumer, in
+-- archived_messages, is something else.)
+
+-- Where a stream's old messages go. A stream without a row has no archive.
+create table if not exists pgqueue.archives (
+    stream_id int     primary key,
+    uri       text,                             -- the folder of new files; null: no more segments go there
+    keep_for  interval,                         -- files, from the last message in them; null: for ever
+    dropped   boolean not null default false    -- maintain() takes all of it away
+);
+
+-- Files that no segment names: an exporter writes them, or has written them and died, or their segment has left the
+-- archive. Exporters delete them.
+create table if not exists pgqueue.archive_attempts (
+    attempt   uuid        primary key,
+    stream_id int         not null,
+    segment   int         not null,
+    uri       text        not null,
+    folder    text        not null,             -- below the uri; the names of the files begin with the attempt
+    begun_at  timestamptz not null default clock_timestamp()
+);
+
+-- The segments that are in files: the manifest.
+create table if not exists pgqueue.archive_segments (
+    stream_id        int         not null,
+    segment          int         not null,
+    lo               bigint      not null,
+    hi               bigint      not null,
+    attempt          uuid        not null,
+    uri              text        not null,
+    folder           text        not null,
+    incarnation      uuid        not null,      -- of the stream, when it was written
+    files            jsonb       not null,      -- of each its name, lo, hi, messages and bytes
+    message_count    bigint      not null,
+    bytes            bigint      not null,      -- of the files
+    last_publication bigint      not null,      -- all its publications have ids up to this one
+    newest_at        timestamptz not null,      -- when the last of them was published
+    archived_at      timestamptz not null default clock_timestamp(),
+    primary key (stream_id, segment)
+);
+
+-- Publications that were trimmed, and whose messages are all in files: what readers without a consumer need of them.
+create table if not exists pgqueue.archive_publications (
+    publication_id bigint         not null,
+    message_count  bigint         not null,
+    data_bytes     bigint         not null,     -- of the data of its messages
+    published_at   timestamptz    not null,
+    stream_id      int            not null,
+    part           int            not null,
+    seqs           int8multirange not null,
+    consumers      int[],                       -- null: all
+    primary key (stream_id, publication_id, part)
+);

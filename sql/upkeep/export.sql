@@ -1,0 +1,176 @@
+-- Exporting: what `pgqueue archive run` calls to write segments to the files of an archive.
+--
+-- An exporter has two connections. On the first one it has a transaction with the export lock of the stream, from
+-- lock_export() to end_export(): so a dead exporter is in nobody's way. On the second one
+--   1. begin_export() picks the first sealed segment that is in no file, and commits an attempt: a name for its files;
+--   2. export_slices() divides the segment, and for each slice export_ranges() tells the publications of the messages.
+--      The exporter reads the messages by COPY and writes them. A sealed segment does not change, and it is not trimmed
+--      before it is in the archive.
+-- When the files are closed, and their footers read back, end_export() compares them with the publications, and notes
+-- the segment. Where the exporter dies before that commit, the attempt names files that nothing refers to: the next
+-- exporter deletes them.
+
+-- The streams for which there is something to export or to delete, the dropped ones too.
+create or replace function pgqueue.export_streams() returns table (stream_id int, stream text)
+language sql stable
+as $$
+    select i.id, s.name
+    from (select a.stream_id from pgqueue.archives a where a.uri is not null
+          union select t.stream_id from pgqueue.archive_attempts t) i (id)
+    left join pgqueue.streams s on s.stream_id = i.id
+    order by i.id
+$$;
+
+-- Locks the export of a stream, if no other exporter has it, to the end of the transaction. Returns whether the caller
+-- has it now. Errors: none. Locks: as it says.
+create or replace function pgqueue.lock_export(p_stream_id int) returns boolean
+language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(_pgqueue.lock_class_export(), p_stream_id);  -- lock: export
+end $$;
+
+-- Begins to export the next segment of a stream; returns no row when there is none. The names of the files begin with
+-- the attempt. The caller has the export lock, on another connection. Errors: none. Locks: none.
+create or replace function pgqueue.begin_export(p_stream_id int)
+returns table (attempt uuid, segment int, uri text, folder text, kind text)
+language sql
+as $$
+    with next as (
+        select s.stream_id, g.segment, a.uri, format('%s/%s', s.incarnation, g.segment) as folder, s.kind
+        from pgqueue.archives a
+        join pgqueue.streams s using (stream_id)
+        join pgqueue.segments g using (stream_id)
+        where a.stream_id = p_stream_id and a.uri is not null and g.last_publication is not null and not g.emptied
+          and not exists (select from pgqueue.archive_segments x
+                          where x.stream_id = g.stream_id and x.segment = g.segment)
+        order by g.lo limit 1
+    ), noted as (
+        insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
+        select gen_random_uuid(), n.stream_id, n.segment, n.uri, n.folder from next n
+        returning archive_attempts.attempt
+    )
+    select o.attempt, n.segment, n.uri, n.folder, n.kind from next n cross join noted o
+$$;
+
+-- The segment of an attempt. Errors: PQ008 when another exporter has ended the attempt, or the segment is gone.
+create or replace function _pgqueue.segment_of(p_attempt uuid) returns pgqueue.segments
+language plpgsql stable
+as $$
+declare
+    v_segment pgqueue.segments;
+begin
+    select g.* into v_segment
+    from pgqueue.archive_attempts t join pgqueue.segments g using (stream_id, segment)
+    where t.attempt = p_attempt and not g.emptied;
+    if not found then
+        raise exception 'another exporter has ended this attempt, or its segment is not stored any more'
+            using errcode = 'PQ008', hint = 'Begin again: the next attempt writes what is left to do.';
+    end if;
+    return v_segment;
+end $$;
+
+-- The publications of a segment: all that will ever have messages in it.
+create or replace function _pgqueue.publications_in(p_segment pgqueue.segments, p_from bigint default 1)
+returns table (publication_id bigint, part int, published_at timestamptz, deliver_at timestamptz,
+               expires_at timestamptz, priority int, consumers int[], seqs int8multirange)
+language sql stable
+as $$
+    select p.publication_id, p.part, p.published_at, p.deliver_at, p.expires_at, p.priority, p.consumers,
+           p.seqs * int8multirange(int8range(p_segment.lo, p_segment.hi))
+    from pgqueue.publications p
+    where p.stream_id = p_segment.stream_id and p.publication_id >= p_from
+      and p.publication_id <= p_segment.last_publication and p.seqs && int8range(p_segment.lo, p_segment.hi)
+$$;
+
+-- Divides the segment of an attempt into slices of limit_exported() numbers, with the ids of the publications in each.
+-- A stream that was filled before its first maintain() is one segment, however large.
+-- Errors: PQ008. Locks: none.
+create or replace function pgqueue.export_slices(p_attempt uuid)
+returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint, message_count bigint)
+language plpgsql stable
+as $$
+declare
+    v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
+    v_size    bigint := _pgqueue.limit_exported();
+begin
+    return query
+        select k * v_size, (k + 1) * v_size, min(p.publication_id), max(p.publication_id),
+               sum(least(upper(g), (k + 1) * v_size) - greatest(lower(g), k * v_size))::bigint
+        from _pgqueue.publications_in(v_segment) p
+        cross join lateral unnest(p.seqs) g
+        cross join lateral generate_series(lower(g) / v_size, (upper(g) - 1) / v_size) k
+        group by k order by k;
+end $$;
+
+-- The messages of a slice as ranges in order, with what their publications say of them. Consumers are names; null: all.
+-- Errors: PQ008. Locks: none.
+create or replace function pgqueue.export_ranges(p_attempt uuid, p_lo bigint, p_hi bigint, p_from bigint, p_to bigint)
+returns table (lo bigint, hi bigint, publication_id bigint, published_at timestamptz, deliver_at timestamptz,
+               expires_at timestamptz, priority int, consumers text[])
+language plpgsql stable
+as $$
+declare
+    v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
+begin
+    return query
+        select greatest(lower(g), p_lo), least(upper(g), p_hi), p.publication_id, _pgqueue.near(p.published_at),
+               _pgqueue.near(p.deliver_at), _pgqueue.near(p.expires_at), p.priority,
+               _pgqueue.consumer_names(p.consumers)
+        from _pgqueue.publications_in(v_segment, p_from) p
+        cross join lateral unnest(p.seqs) g
+        where p.publication_id <= p_to and g && int8range(p_lo, p_hi)
+        order by 1;
+end $$;
+
+-- Notes that the segment of an attempt is in files, as their footers say. Returns how many messages are.
+--   p_files  an array of objects: name, lo and hi of its numbers, messages, and bytes of the file
+-- Errors: PQ003; PQ008 when the files have not all messages of the segment, or another exporter has ended the attempt;
+-- 55P03 when another exporter has the export lock. Locks: the export.
+create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
+language plpgsql
+as $$
+declare
+    v_segment   pgqueue.segments := _pgqueue.segment_of(p_attempt);
+    v_stored    record;
+    v_published record;
+begin
+    if jsonb_typeof(p_files) is distinct from 'array' then
+        raise exception 'p_files is an array of files, not %', coalesce(left(p_files::text, 100), 'null')
+            using errcode = 'PQ003', column = 'p_files';
+    elsif not pgqueue.lock_export(v_segment.stream_id) then
+        raise exception 'another exporter writes this stream' using errcode = 'lock_not_available';
+    end if;
+    select coalesce(sum((f ->> 'messages')::bigint), 0) as messages, coalesce(sum((f ->> 'bytes')::bigint), 0) as bytes
+    into v_stored from jsonb_array_elements(p_files) f;
+    select coalesce(sum(_pgqueue.cardinality(p.seqs)), 0) as messages, max(p.published_at) as newest_at
+    into v_published from _pgqueue.publications_in(v_segment) p;
+    if v_stored.messages <> v_published.messages then
+        raise exception 'the files have % messages, and segment % has %', v_stored.messages, v_segment.segment,
+                        v_published.messages
+            using errcode = 'PQ008', hint = 'Nothing was noted. The next attempt writes the segment again.';
+    end if;
+    insert into pgqueue.archive_segments (stream_id, segment, lo, hi, attempt, uri, folder, incarnation, files,
+                                          message_count, bytes, last_publication, newest_at)
+    select s.stream_id, t.segment, v_segment.lo, v_segment.hi, t.attempt, t.uri, t.folder, s.incarnation, p_files,
+           v_stored.messages, v_stored.bytes, v_segment.last_publication,
+           coalesce(v_published.newest_at, clock_timestamp())
+    from pgqueue.archive_attempts t join pgqueue.streams s using (stream_id) where t.attempt = p_attempt;
+    delete from pgqueue.archive_attempts where attempt = p_attempt;
+    return v_stored.messages;
+end $$;
+
+-- The attempts of a stream whose files nothing refers to, for the caller to delete. None where the database is on
+-- another server than was noted: its archive may be in use there (recover()). The caller has the export lock. Errors:
+-- none. Locks: none.
+create or replace function pgqueue.export_leftovers(p_stream_id int) returns table (attempt uuid, uri text, folder text)
+language sql stable
+as $$
+    select t.attempt, t.uri, t.folder from pgqueue.archive_attempts t
+    where t.stream_id = p_stream_id and not _pgqueue.is_elsewhere()
+$$;
+
+-- Forgets an attempt whose files were deleted. Errors: none. Locks: none that others wait for.
+create or replace function pgqueue.forget_leftover(p_attempt uuid) returns void
+language sql
+as $$ delete from pgqueue.archive_attempts where attempt = p_attempt $$;

@@ -1,0 +1,468 @@
+"""The archive: old messages are in files before they leave Postgres, and no plan changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
+from pyarrow import parquet
+
+from spark_pgqueue.archive.exporter import export
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.schema import grant
+from tests.processes import Child
+from tests.sql import clock, internals
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    consumer,
+    dead_publication,
+    maintain,
+    one,
+    publish,
+    send,
+    send_all,
+    stage,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+Span = tuple[Any, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The archive's folder."""
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def archive(conn: Conn, stream: int, folder: Path) -> Path:
+    """The stream keeps few messages, in segments of two or more; all others go to its archive."""
+    value(conn, "set_retention", "s", p_messages=16)
+    value(conn, "set_archive", "s", str(folder))
+    maintain(conn)
+    return folder
+
+
+def fill(conn: Conn, stream: int, rounds: int = 12) -> list[int]:
+    """Publications of all sizes, for all and for one consumer, in many segments.
+
+    Some were rolled back, and some have messages in two segments. Returns the messages for all.
+    """
+    seqs: list[int] = []
+    for i in range(rounds):
+        block = stage(conn, stream, 2, batch=i)
+        dead_publication(conn)
+        seqs.append(send(conn, "x" * i))
+        seqs += send_all(conn, ["yy"] * (i % 4 + 1))
+        maintain(conn)
+        later = stage(conn, stream, 3, batch=i)
+        publish(conn, stream, [block, later], 5, batch=i)
+        seqs += numbers_of(conn, seqs)
+    return sorted(seqs)
+
+
+def numbers_of(conn: Conn, seqs: list[int]) -> list[int]:
+    """The published messages that are not among these."""
+    rows = call(conn, "scan_messages", "s")
+    return [n for row in rows for n in range(row.lo, row.hi) if n not in set(seqs)]
+
+
+def plan(conn: Conn, span: Span, archive: bool = True) -> list[int]:
+    rows = call(conn, "read_plan", "s", *map(Jsonb, span), p_archive=archive)
+    return [seq for row in rows for seq in range(row.lo, row.hi)]
+
+
+def start(conn: Conn, at: str = "earliest", archive: bool = True) -> Any:
+    return value(conn, "start_offset", "s", at, archive)
+
+
+def spans(conn: Conn, size: int, at: str = "earliest") -> Iterator[Span]:
+    """What a reader of the archive reads, so many messages at a time."""
+    offset = start(conn, at)
+    while True:
+        end = value(conn, "read_to", "s", Jsonb(offset), size, p_archive=True)
+        if end == offset:
+            return
+        yield offset, end
+        offset = end
+
+
+def read_all(conn: Conn, at: str = "earliest") -> list[int]:
+    return [seq for span in spans(conn, 7, at) for seq in plan(conn, span)]
+
+
+def size_of(conn: Conn, span: Span) -> int:
+    return value(conn, "size_between", "s", *map(Jsonb, span), p_archive=True)
+
+
+def archived(conn: Conn) -> Any:
+    """The stream's row in stream_archives."""
+    return internals.rows(conn, "select * from pgqueue.stream_archives where stream = 's'")[0]
+
+
+def held_by(conn: Conn) -> list[str]:
+    return one(conn, "select held_by from pgqueue.stream_retention where stream = 's'")
+
+
+def stored(conn: Conn) -> list[int]:
+    return [seq for (seq,) in conn.execute("select seq from pgqueue.messages order by seq")]
+
+
+def in_files(folder: Path) -> list[int]:
+    """The numbers in all files of an archive."""
+    files = sorted(folder.rglob("*.parquet"))
+    return sorted(seq for each in files for seq in parquet.read_table(each)["seq"].to_pylist())
+
+
+@pytest.mark.small_limits
+def test_a_plan_is_the_same_before_and_after_archiving(
+    conn: Conn, stream: int, archive: Path, url: str
+) -> None:
+    consumer(conn)
+    want = fill(conn, stream)
+    for each in range(100):
+        send(conn, "later", p_consumers=["c"]) if each % 3 else want.append(send(conn, "z"))
+        if each % 10 == 0:
+            maintain(conn)
+    chance = random.Random(1)
+    noted = [span for size in (1, 2, 3, 5, 1000) for span in spans(conn, size)]
+    noted += [
+        (chance.choice(noted)[0], end) for _, end in chance.sample(noted, min(40, len(noted)))
+    ]
+    noted = [(a, b) for a, b in noted if a["next"] <= b["next"] and a["messages"] < b["messages"]]
+    before = [(plan(conn, span), size_of(conn, span)) for span in noted]
+    assert len(noted) > 50
+    acked(conn, "s", "c")
+    export(url)
+    maintain(conn)
+    gone = set(want) - set(stored(conn))
+    assert len(gone) > len(want) / 2, "most of it is in files alone"
+    assert gone <= set(in_files(archive))
+    for span, (seqs, size) in zip(noted, before, strict=True):
+        assert plan(conn, span) == seqs
+        if "cut" not in span[0] and "cut" not in span[1]:
+            assert size_of(conn, span) == size
+    assert sorted(read_all(conn)) == sorted(want)
+
+
+def test_nothing_is_trimmed_before_it_is_in_files(conn: Conn, archive: Path, url: str) -> None:
+    seqs = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    assert maintain(conn)["trimmed messages"] == 0
+    assert stored(conn) == seqs
+    assert held_by(conn) == ["the archive, to which no exporter has written it"]
+    assert archived(conn).waiting > 3
+    export(url)
+    assert archived(conn).waiting == 0
+    assert archived(conn).messages == len(in_files(archive)) > 20
+    assert maintain(conn)["trimmed messages"] > 10
+    assert held_by(conn) == []
+    assert stored(conn) == seqs[-len(stored(conn)) :]
+    assert read_all(conn) == seqs
+
+
+def test_what_a_consumer_owes_stays_in_postgres_too(conn: Conn, archive: Path, url: str) -> None:
+    consumer(conn)
+    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    export(url)
+    maintain(conn)
+    assert stored(conn) == seqs
+    assert held_by(conn) == ["consumer c"]
+    assert acked(conn, "s", "c") == seqs
+    maintain(conn)
+    assert len(stored(conn)) < len(seqs)
+
+
+def test_consumers_and_read_have_what_postgres_stores(conn: Conn, archive: Path, url: str) -> None:
+    begun = start(conn, archive=False)
+    seqs = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    (early, _) = next(spans(conn, 4))
+    export(url)
+    maintain(conn)
+    left = stored(conn)
+    assert 0 < len(left) < len(seqs)
+    consumer(conn)
+    assert acked(conn, "s", "c") == left
+    assert [row.seq for row in call(conn, "read", "s", None, 100)] == left
+    for offset in (begun, early):
+        with pytest.raises(psycopg.DatabaseError, match="retention has overtaken") as failed:
+            call(conn, "read", "s", Jsonb(offset), 100)
+        assert failed.value.sqlstate == "PQ010"
+        assert "They are in the archive: Spark reads them" in str(failed.value.diag.message_hint)
+    assert start(conn, archive=False) != start(conn)
+    with pytest.raises(psycopg.DatabaseError, match="first message that there is"):
+        start(conn, f"seq {seqs[1]}", archive=False)
+
+
+@pytest.mark.small_limits
+def test_each_position_is_found_inside_the_archive(
+    conn: Conn, stream: int, archive: Path, url: str, session: Session
+) -> None:
+    fill(conn, stream)
+    moments: list[datetime] = [
+        when for (when,) in conn.execute("select published_at from pgqueue.publications order by 1")
+    ]
+    places = [f"seq {seq}" for seq in stored(conn)[::5]] + [str(each) for each in moments[::4]]
+    before = {at: sorted(read_all(conn, at)) for at in places}
+    export(url)
+    maintain(conn)
+    assert len(stored(conn)) < len(read_all(conn)) / 2
+    assert {at: sorted(read_all(conn, at)) for at in places} == before
+    with session() as other, other.transaction():  # while somebody publishes
+        send(other, "open")
+        assert {at: sorted(read_all(conn, at)) for at in places} == before
+    assert sorted(read_all(conn, "latest")) == []
+
+
+def test_an_archive_may_begin_on_a_stream_that_was_trimmed(
+    conn: Conn, stream: int, folder: Path, url: str
+) -> None:
+    value(conn, "set_retention", "s", p_messages=16)
+    (begun, lost) = start(conn), send(conn)
+    for _ in range(10):
+        send_all(conn, ["x"] * 4)
+        maintain(conn)
+    left = stored(conn)
+    assert lost not in left
+    value(conn, "set_archive", "s", str(folder))
+    more = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    export(url)
+    maintain(conn)
+    assert read_all(conn) == left + more
+    assert len(stored(conn)) < len(more)
+    with pytest.raises(psycopg.DatabaseError, match="retention has overtaken p_offset"):
+        value(conn, "read_to", "s", Jsonb(begun), 4, p_archive=True)
+
+
+def test_a_stream_filled_before_its_first_maintain_goes_into_several_files(
+    conn: Conn, stream: int, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_pgqueue.archive.layout.FILE_MESSAGES", 400)
+    monkeypatch.setattr("spark_pgqueue.archive.layout.GROUP_MESSAGES", 50)
+    conn.execute(
+        "create or replace function _pgqueue.limit_exported() returns bigint"
+        " language sql immutable as 'select 100::bigint'"
+    )
+    internals.publish_singly(conn, stream, 1000, "null")
+    value(conn, "set_archive", "s", str(folder))
+    value(conn, "set_retention", "s", p_messages=1)
+    maintain(conn)
+    send(conn)
+    (done,) = export(url)
+    assert (done.messages, done.files) == (1000, 3)
+    maintain(conn)
+    assert len(stored(conn)) == 1
+    assert len(read_all(conn)) == 1001
+
+
+def test_two_exporters_write_a_segment_once(
+    conn: Conn, archive: Path, url: str, session: Session
+) -> None:
+    for _ in range(6):
+        send_all(conn, ["x"] * 4)
+        maintain(conn)
+    found: list[Any] = []
+
+    def second(step: str, _: Any) -> None:
+        if step == "slice" and not found:
+            found.append(export(url))
+
+    done = export(url, told=second)
+    assert found == [[]], "the second one passes over the stream"
+    assert sum(each.messages for each in done) == len(in_files(archive)) > 10
+    assert archived(conn).attempts == 0
+
+
+STEPS = (
+    pytest.param("begun", marks=pytest.mark.longer),
+    pytest.param("slice", marks=pytest.mark.longer),
+    "written",
+    pytest.param("exported", marks=pytest.mark.longer),
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
+    conn: Conn, archive: Path, url: str, step: str
+) -> None:
+    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    with Child(
+        """
+        import os, signal, sys
+        from spark_pgqueue.archive.exporter import export
+
+        def told(step, about):
+            if step == sys.argv[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        export(sys.argv[1], told=told)
+        """,
+        url,
+        step,
+    ) as child:
+        assert child.process.wait(60) == -9
+    assert archived(conn).attempts == (step != "exported")
+    maintain(conn)
+    steps: list[str] = []
+    export(url, told=lambda step, _: steps.append(step))
+    assert ("leftover" in steps) == (step != "exported")
+    maintain(conn)
+    assert archived(conn).attempts == 0
+    assert read_all(conn) == seqs
+    files = in_files(archive)
+    assert len(files) == len(set(files)) == archived(conn).messages
+    assert set(seqs) - set(stored(conn)) <= set(files)
+
+
+def test_an_exporter_needs_the_role_admin_and_no_other(
+    conn: Conn, archive: Path, url: str, writer: Conn
+) -> None:
+    send_all(conn, ["x"] * 40)
+    maintain(conn)
+    send(conn)
+    maintain(conn)
+    user = writer.info.user
+    as_user = make_conninfo(url, user=user, password=user)
+    with pytest.raises(PgQueueError, match="permission denied"):
+        export(as_user)
+    grant(conn, "admin", user)
+    assert sum(each.messages for each in export(as_user)) >= 40
+
+
+def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
+    conn: Conn, archive: Path, url: str
+) -> None:
+    for _ in range(4):
+        send_all(conn, ["x"] * 4)
+        maintain(conn)
+
+    def cleared(step: str, about: Any) -> None:
+        if step == "begun":  # as another exporter does that finds the lock free
+            call(conn, "forget_leftover", about.attempt)
+
+    with pytest.raises(PgQueueError, match="another exporter has ended this attempt"):
+        export(url, told=cleared)
+    assert archived(conn).segments == 0
+
+
+def test_a_short_file_is_not_noted(conn: Conn, archive: Path, url: str) -> None:
+    send_all(conn, ["x"] * 40)
+    maintain(conn)
+    send(conn)
+    maintain(conn)
+    (attempt,) = call(conn, "begin_export", 1)
+    files = [{"name": "a", "lo": 1, "hi": 41, "messages": 39, "bytes": 1}]
+    with pytest.raises(psycopg.DatabaseError, match="the files have 39 messages, and segment 1"):
+        call(conn, "end_export", attempt.attempt, Jsonb(files))
+    export(url)
+    assert archived(conn).messages == 40
+
+
+def test_old_files_leave_the_archive(conn: Conn, archive: Path, url: str) -> None:
+    value(conn, "set_archive", "s", str(archive), timedelta(days=30))
+    old = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    (early, _) = next(spans(conn, 4))
+    export(url)
+    maintain(conn)
+    clock.pass_time(conn, timedelta(days=29))
+    young = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    export(url)
+    maintain(conn)
+    assert read_all(conn) == old + young
+    clock.pass_time(conn, timedelta(days=2))
+    maintain(conn)
+    left = read_all(conn)
+    assert left == (old + young)[-len(left) :]
+    assert set(young) <= set(left)
+    assert len(left) < len(old + young)
+    with pytest.raises(psycopg.DatabaseError, match="retention has overtaken p_offset"):
+        value(conn, "read_to", "s", Jsonb(early), 4, p_archive=True)
+    assert set(in_files(archive)) > set(left) - set(stored(conn)), "files go last"
+    export(url)
+    assert set(in_files(archive)) == set(in_files(archive)) & set(left)
+    assert archived(conn).attempts == 0
+
+
+def test_an_archive_that_ends_keeps_its_files_or_loses_them(
+    conn: Conn, archive: Path, url: str
+) -> None:
+    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    export(url)
+    maintain(conn)
+    value(conn, "set_archive", "s", None)
+    more = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    assert export(url) == []
+    assert held_by(conn) == [], "retention waits for no exporter"
+    assert read_all(conn) != seqs + more, "what is trimmed from now on is lost"
+    assert read_all(conn)[:8] == seqs[:8]
+    value(conn, "drop_archive", "s")
+    maintain(conn)
+    assert read_all(conn) == stored(conn)
+    export(url)
+    assert not list(archive.rglob("*.parquet"))
+    assert not internals.rows(conn, "select * from pgqueue.stream_archives")
+    assert not internals.rows(conn, "select * from pgqueue.archive_publications")
+
+
+def test_the_files_of_a_dropped_stream_go(conn: Conn, archive: Path, url: str) -> None:
+    for _ in range(8):
+        send_all(conn, ["x"] * 4)
+        maintain(conn)
+    export(url)
+    maintain(conn)
+    assert in_files(archive)
+    value(conn, "drop_stream", "s")
+    maintain(conn)
+    maintain(conn)
+    export(url)
+    assert not list(archive.rglob("*.parquet"))
+    for table in ("archives", "archive_attempts", "archive_segments", "archive_publications"):
+        assert internals.count(conn, table) == 0
+    value(conn, "create_stream", "s")
+
+
+def test_after_a_restore_no_file_of_the_time_before_is_deleted(
+    conn: Conn, archive: Path, url: str
+) -> None:
+    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    export(url)
+    maintain(conn)
+    call(conn, "begin_export", 1)
+    value(conn, "set_archive", "s", str(archive), timedelta(days=30))
+    files = in_files(archive)
+    call(conn, "recover")
+    assert read_all(conn) == seqs, "the archive is as good as before"
+    clock.pass_time(conn, timedelta(days=31))
+    maintain(conn)
+    export(url)
+    assert files == in_files(archive)[: len(files)]
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("archive", "is an absolute path, or a URI such as s3://bucket/path"),
+        ("s3://key:secret@bucket/path", "has a user or a password"),
+    ],
+)
+def test_a_folder_that_cannot_be_one_is_refused(conn: Conn, uri: str, message: str) -> None:
+    with pytest.raises(psycopg.DatabaseError, match=message) as failed:
+        value(conn, "set_archive", "s", uri)
+    assert failed.value.sqlstate == "PQ003"
+    assert "secret" not in str(failed.value)
+
+
+def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> None:
+    value(conn, "set_archive", "s", str(folder))
+    assert "no segment is ever closed without a retention" in archived(conn).advice

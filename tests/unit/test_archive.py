@@ -1,0 +1,132 @@
+"""The commands of an archive, and its files as other programs see them."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from spark_pgqueue.command_line import cli
+
+PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "archive.md"
+
+TYPES = {
+    "int64": pa.int64(),
+    "int32": pa.int32(),
+    "string": pa.string(),
+    "string; binary in a stream of kind `binary`": pa.string(),
+    "map of string to string": pa.map_(pa.string(), pa.string()),
+    "timestamp in µs, UTC": pa.timestamp("us", "UTC"),
+    "list of string": pa.list_(pa.string()),
+}
+"""The words of the page for types."""
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `pgqueue` with arguments; returns what it printed."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+
+    def run(*arguments: Any, code: int = 0, stdin: str = "") -> str:
+        result = CliRunner().invoke(cli.app, [str(each) for each in arguments], input=stdin)
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stderr
+
+    return run
+
+
+def lines(count: int) -> str:
+    return "".join(f"{n}\n" for n in range(count))
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    """The archive of a stream with a closed segment of 40 messages, and 20 newer ones."""
+    run("stream", "create", "s")
+    run("stream", "retention", "s", "--messages", 16)
+    run("archive", "set", "s", tmp_path / "archive", "--keep", "365d")
+    run("send", "s", "--key", "k", "--header", "a=b", "--priority", 3, "--data", "first")
+    run("send", "s", "--lines", stdin=lines(39))
+    run("maintain")
+    run("send", "s", "--lines", stdin=lines(20))
+    run("maintain")
+    return tmp_path / "archive"
+
+
+def listed(run: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run("archive", "list", "--json").splitlines()]
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
+
+
+def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path) -> None:
+    (before,) = listed(run)
+    assert (before["stream"], before["uri"], before["messages"]) == ("s", str(folder), 0)
+    assert before["waiting"] >= 1
+    written = [json.loads(line) for line in run("archive", "run", "--json").splitlines()]
+    assert written[0] == written[0] | {"stream": "s", "segment": 1, "messages": 40, "files": 1}
+    assert run("archive", "run") == "", "there is nothing left to write"
+    (after,) = listed(run)
+    assert after["messages"] == sum(each["messages"] for each in written)
+    assert (after["waiting"], after["attempts"]) == (0, 0)
+    run("archive", "stop", "s")
+    (stopped,) = listed(run)
+    assert (stopped["uri"], stopped["messages"]) == (None, after["messages"])
+    assert files_in(folder)
+    run("archive", "drop", "s", code=1)
+    assert files_in(folder), "without --yes, and without a terminal, nothing is dropped"
+    run("archive", "drop", "s", "--yes")
+    run("maintain")
+    run("archive", "run")
+    assert listed(run) == []
+    assert not files_in(folder)
+
+
+def test_bad_arguments_are_refused_without_repeating_a_secret(run: Run) -> None:
+    run("stream", "create", "s")
+    assert "JSON object" in run("archive", "run", "--options", '["s3cr3t"]', code=2)
+    assert "s3cr3t" not in run("archive", "run", "--options", "s3cr3t", code=2)
+    assert "absolute path" in run("archive", "set", "s", "archive", code=1)
+    assert "s3cr3t" not in run("archive", "set", "s", "s3://k:s3cr3t@bucket/x", code=1)
+
+
+def test_files_have_the_layout_that_the_page_describes(run: Run, folder: Path, url: str) -> None:
+    run("archive", "run")
+    file = files_in(folder)[0]
+    incarnation, segment, name = file.relative_to(folder).parts
+    with psycopg.connect(url) as conn:
+        assert conn.execute("select incarnation from pgqueue.streams").fetchone() == (
+            uuid.UUID(incarnation),
+        )
+    assert segment == "1"
+    attempt, number = re.fullmatch(r"(.{36})-(\d+)\.parquet", name).groups()  # type: ignore[union-attr]
+    assert (str(uuid.UUID(attempt)), number) == (attempt, "1")
+
+    described = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (never|yes) \|", PAGE.read_text(), re.M)
+    found = [(each.name, each.type, each.nullable) for each in parquet.read_schema(file)]
+    assert found == [(name, TYPES[words], null == "yes") for name, words, null in described]
+    group = parquet.read_metadata(file).row_group(0)
+    assert group.column(0).compression == "ZSTD"
+    assert [each.column_index for each in group.sorting_columns] == [0]
+
+    rows = parquet.read_table(file).to_pylist()
+    assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+    assert [row["data"] for row in rows] == ["first", *lines(39).split()]
+    first, second = rows[:2]
+    assert (first["key"], first["headers"], first["priority"]) == ("k", [("a", "b")], 3)
+    assert (second["key"], second["headers"], second["priority"]) == (None, None, 0)
+    assert first["publication_id"] < second["publication_id"]
+    assert first["consumers"] is None
