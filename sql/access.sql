@@ -94,9 +94,9 @@ as $$
         ('settle_messages', '{consumer}', '{plan, probe, loop}'),
         ('revive_messages', '{admin}', null),
         -- ... into a table
-        ('open_table', '{producer}', null),
-        ('open_table_write', '{producer}', null),
-        ('begin_table_batch', '{producer}', null),
+        ('open_table', '{producer}', '{plan}'),
+        ('open_table_write', '{producer}', '{plan}'),
+        ('begin_table_batch', '{producer}', '{plan}'),
         ('apply_table_batch', '{producer}', '{caller}'),
         ('drop_table_write', '{producer}', null),
         -- looking

@@ -128,12 +128,11 @@ create or replace function _pgqueue.revoke_defaults(p_new oid[]) returns void
 language plpgsql
 as $$
 declare
+    v_new   oid[] := p_new || array(select reltype from pg_class where oid = any (p_new));
     v_grant record;
 begin
     for v_grant in
-        select g.object, g.grantee from _pgqueue.grants() g
-        where g.oid = any (p_new) or g.oid in (select t.oid from pg_type t where t.typrelid = any (p_new))
-        order by g.oid
+        select g.object, g.grantee from _pgqueue.grants() g where g.oid = any (v_new) order by g.oid
     loop
         execute format('revoke all on %s from %s', v_grant.object, v_grant.grantee);
     end loop;
