@@ -11,6 +11,7 @@ import typer
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
+from tests.benchmarks.archive import archive
 from tests.benchmarks.capture import capture
 from tests.benchmarks.claims import claims
 from tests.benchmarks.harness import SETTINGS, Bench, Report, timed
@@ -38,6 +39,7 @@ BENCHMARKS = {
         tables,
         sink,
         into_tables,
+        archive,
         queries,
         retention,
         reading,

@@ -1,4 +1,6 @@
-"""A query without a consumer that is killed again and again, beside producers and retention."""
+"""A query without a consumer that is killed again and again, beside producers and retention, over a
+stream and over one with an archive, whose exporter is killed too.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,15 @@ APPLICATION = """
     spark = session()
 
     def note(batch, batch_id):
-        seqs = [row.seq for row in batch.select("seq").collect()]
+        rows = [f"{row.stream} {row.seq}" for row in batch.select("stream", "seq").collect()]
         with psycopg.connect(url) as conn:
-            conn.execute("insert into seen values (%s, %s)", [batch_id, seqs])
+            conn.execute("insert into seen values (%s, %s)", [batch_id, rows])
         print("batch", batch_id, flush=True)
         if trigger == "always":
             time.sleep(0.7)  # to be killed before Spark has noted the batch
 
     source = spark.readStream.format("pgqueue").options(
-        url=url, stream="in", startingOffsets="earliest", minPartitions=2,
+        url=url, streams="in, archived", startingOffsets="earliest", minPartitions=2,
         maxMessagesPerTrigger=300,
     )
     writer = source.load().writeStream.foreachBatch(note).option("checkpointLocation", checkpoint)
@@ -47,13 +49,23 @@ APPLICATION = """
     query.awaitTermination()
 """
 
+EXPORTER = """
+    import sys, time
+    from spark_pgqueue.archive.exporter import export
+    while True:
+        for each in export(sys.argv[1]):
+            print("exported", each.segment, flush=True)
+        time.sleep(0.1)
+"""
+
 
 class Producers:
-    """Transactions of all kinds, that overlap, and retention, until the block ends."""
+    """Transactions of all kinds, that overlap, retention and exporters, until the block ends."""
 
     def __init__(self, queue: Queue):
         self.queue = queue
-        self.sent: list[int] = []
+        self.sent: list[str] = []
+        self.exported = 0
         self._done = threading.Event()
 
     def _send(self, slow: bool) -> None:
@@ -62,10 +74,10 @@ class Producers:
                 if len(self.sent) - len(self.seen(conn)) > 1500:
                     continue  # retention would overtake the query
                 conn.execute("begin")
-                count = random.choice([1, 1, 50])
+                count, stream = random.choice([1, 1, 50]), random.choice(["in", "archived"])
                 rows = conn.execute(
-                    "select * from pgqueue.send_batch('in', array_fill('x'::text, array[%s]))",
-                    [count],
+                    "select * from pgqueue.send_batch(%s, array_fill('x'::text, array[%s]))",
+                    [stream, count],
                 ).fetchall()
                 if slow:
                     self._done.wait(random.uniform(0, 2))
@@ -73,22 +85,29 @@ class Producers:
                     conn.execute("rollback")
                 else:
                     conn.execute("commit")
-                    self.sent += [seq for (seq,) in rows]
+                    self.sent += [f"{stream} {seq}" for (seq,) in rows]
 
-    def seen(self, conn: psycopg.Connection) -> set[int]:
+    def seen(self, conn: psycopg.Connection) -> set[str]:
         """What the query has read."""
-        rows = conn.execute("select distinct unnest(seqs) from seen").fetchall()
-        return {seq for (seq,) in rows}
+        rows = conn.execute("select distinct unnest(messages) from seen").fetchall()
+        return {message for (message,) in rows}
 
     def _trim(self) -> None:
         with connect(self.queue.url) as conn:
             while not self._done.wait(0.3):
                 maintain(conn)
 
+    def _export(self) -> None:
+        while not self._done.is_set():
+            with Child(EXPORTER, self.queue.url) as exporter:
+                self._done.wait(random.uniform(1, 4))
+                exporter.kill()
+                self.exported += exporter.output.count("exported")
+
     @contextmanager
     def running(self) -> Iterator[None]:
         threads = [threading.Thread(target=self._send, args=[slow]) for slow in (0, 0, 1, 1)]
-        threads.append(threading.Thread(target=self._trim))
+        threads += [threading.Thread(target=each) for each in (self._trim, self._export)]
         for each in threads:
             each.start()
         try:
@@ -104,9 +123,12 @@ def test_a_killed_query_reads_the_same_rows_in_each_batch_and_every_message_once
 ):
     queue = Queue(url, tmp_path)
     queue.create("in")
+    queue.create("archived")
     queue.sql("select pgqueue.set_retention('in', p_messages => 8000)")
+    queue.sql("select pgqueue.set_retention('archived', p_messages => 100)")
+    queue.sql("select pgqueue.set_archive('archived', %s)", str(tmp_path / "archive"))
     queue.look(maintain)
-    queue.sql("create table seen (batch int, seqs int8[])")
+    queue.sql("create table seen (batch int, messages text[])")
     producers = Producers(queue)
     with producers.running():
         for kills in (1, 2, 3):
@@ -120,12 +142,16 @@ def test_a_killed_query_reads_the_same_rows_in_each_batch_and_every_message_once
                 child.kill()
     with Child(APPLICATION, url, queue.checkpoint(), "now") as child:
         assert child.wait(240) == 0, child.output[-5000:]
-    seen: dict[int, list[list[int]]] = defaultdict(list)
-    for batch, seqs in queue.sql("select batch, seqs from seen"):
-        seen[batch].append(seqs)
+    seen: dict[int, list[list[str]]] = defaultdict(list)
+    for batch, messages in queue.sql("select batch, messages from seen"):
+        seen[batch].append(messages)
     again = {batch: times for batch, times in seen.items() if len(times) > 1}
     assert again, "no batch was replayed"
     assert all(sorted(each) == sorted(times[0]) for times in again.values() for each in times)
-    assert sorted(seq for times in seen.values() for seq in times[0]) == sorted(producers.sent)
-    trimmed = queue.sql("select trimmed from pgqueue.stream_retention where stream = 'in'")
-    print(f"{len(again)} batches replayed, {len(producers.sent)} messages, trimmed: {trimmed}")
+    assert sorted(each for times in seen.values() for each in times[0]) == sorted(producers.sent)
+    trimmed = queue.sql("select stream, trimmed from pgqueue.stream_retention order by stream")
+    assert trimmed[0][1], "nothing of the archive's stream was taken out of Postgres"
+    print(
+        f"{len(again)} batches replayed, {len(producers.sent)} messages, trimmed: {trimmed}, "
+        f"segments that an exporter lived to tell: {producers.exported}"
+    )
