@@ -1,10 +1,11 @@
 """Messages in the Parquet files of an archive: writing them, against COPY, and reading them,
-against Spark's own reader of the same files.
+against Spark's own reader of the same files, and against a Python source of batches in memory.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,10 @@ def reading(bench: Bench, files: list[str]) -> None:
     def plain(columns: tuple[str, ...]) -> DataFrame:
         return bench.spark.read.parquet(*files).select(*columns)
 
+    def ready(columns: tuple[str, ...]) -> DataFrame:
+        given = {"file": files[0], "columns": ",".join(columns), "rows": str(rows)}
+        return bench.spark.read.format("ready").options(**given).load()
+
     ((rows, last),) = plain(("seq",)).selectExpr("count(*)", "max(seq)").collect()
     ending = f"seq {last + 1}"
     found = ours(("seq",)).count()
@@ -105,18 +110,22 @@ def reading(bench: Bench, files: list[str]) -> None:
         (tuple(c for c in COLUMNS if c != "headers"), "without headers"),
     ):
         sides = {
-            "ours": partial(lambda columns: read(ours(columns)), columns),
-            "plain": partial(lambda columns: read(plain(columns)), columns),
+            side.__name__: partial(read_all, partial(side, columns))
+            for side in (ours, plain, ready)
         }
         taken = alternate(sides, 2 if bench.quick else 4)
-        bench.report.ratio(
-            f"archive: {rows:,} messages in files, read by Spark",
-            f"{name}, against spark.read.parquet",
-            *(taken["ours"], taken["plain"], f"{rows}/s"),
-            target=Target(least=0.8),
-        )
+        for side, against, target in (
+            ("plain", "spark.read.parquet", Target(least=0.8)),
+            ("ready", "a Python source of batches that are in memory", None),
+        ):
+            bench.report.ratio(
+                f"archive: {rows:,} messages in files, read by Spark",
+                f"{name}, against {against}",
+                *(taken["ours"], taken[side], f"{rows}/s"),
+                target=target,
+            )
 
 
-def read(frame: DataFrame) -> float:
+def read_all(frame: Callable[[], DataFrame]) -> float:
     """Read all, and keep nothing."""
-    return timed(lambda: frame.write.format("noop").mode("overwrite").save())
+    return timed(lambda: frame().write.format("noop").mode("overwrite").save())

@@ -1,7 +1,8 @@
 """What Spark's source and sink are compared with: the least that a Python source or sink can do.
 
 `plain` reads a table by ranges of its key, as Arrow with ADBC, and writes one by COPY, a
-transaction for each task; `nothing` has batches without rows, and forgets what is written to it.
+transaction for each task; `nothing` has batches without rows, and forgets what is written to it;
+`ready` has batches that are in memory before Spark asks.
 Executors import this module, so that a connection outlives a task, as the queue's does.
 """
 
@@ -15,6 +16,7 @@ from itertools import chain, pairwise
 import pyarrow as pa
 from adbc_driver_manager import dbapi as adbc
 from adbc_driver_postgresql import dbapi
+from pyarrow import parquet
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -23,7 +25,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -158,6 +160,40 @@ class NothingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         return iter(())
+
+
+class Ready(DataSource):
+    """Options: file, of Parquet; columns, separated by commas; rows, of all tasks."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def _table(self) -> pa.Table:
+        with parquet.ParquetFile(self.options["file"]) as file:
+            return file.read_row_group(0, columns=self.options["columns"].split(","))
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(self._table().schema)
+
+    def reader(self, schema: StructType) -> ReadyReader:
+        (batch,) = self._table().combine_chunks().to_batches()
+        return ReadyReader(batch, int(self.options["rows"]))
+
+
+class ReadyReader(DataSourceReader):
+    """Two tasks return the same batch again and again."""
+
+    def __init__(self, batch: pa.RecordBatch, rows: int):
+        self._batch, self._rows = batch, rows
+
+    def partitions(self) -> list[Slice]:  # type: ignore[override]
+        half = self._rows // 2
+        return [Slice(0, half), Slice(half, self._rows)]
+
+    def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        for at in range(partition.lo, partition.hi, self._batch.num_rows):
+            yield self._batch.slice(0, partition.hi - at)
 
 
 class Signalled(DataSource):

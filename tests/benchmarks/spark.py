@@ -26,7 +26,7 @@ def session(home: Path) -> SparkSession:
     os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     from pyspark.sql import SparkSession
 
-    from tests.benchmarks.plain import Nothing, Plain, Signalled
+    from tests.benchmarks.plain import Nothing, Plain, Ready, Signalled
 
     spark = (
         SparkSession.builder.master("local[2]")
@@ -44,7 +44,7 @@ def session(home: Path) -> SparkSession:
         .getOrCreate()
     )
     spark_pgqueue.register(spark)
-    for each in (Plain, Nothing, Signalled):
+    for each in (Plain, Nothing, Ready, Signalled):
         spark.dataSource.register(each)
     return spark
 
