@@ -60,7 +60,9 @@ begin
         v_name := case when v_word ~ '^"..*"$' then substr(v_word, 2, length(v_word) - 2) else lower(v_word) end;
         if v_word ~ E'^\'..*\'$' or v_word = '''''' then
             -- quote_literal() writes a text that every session reads in the same way
-            v_word := quote_literal(replace(substr(v_word, 2, length(v_word) - 2), '''''', ''''));
+            v_word := replace(substr(v_word, 2, length(v_word) - 2), '''''', '''');
+            perform _pgqueue.check_condition_literal(v_word);
+            v_word := quote_literal(v_word);
         elsif v_name ~ E'^now\\s*\\(' or v_name = 'current_timestamp' then
             v_word := format('to_timestamp(%s)', extract(epoch from now()));
         elsif v_name = any (p_columns) and v_words[i + 1] is distinct from '(' then
@@ -102,4 +104,24 @@ begin
         using errcode = 'PQ003', column = 'p_where',
               hint = concat_ws(' ', format('Is it %s?', _pgqueue.nearest(p_word, p_columns)),
                                format('It has %s.', array_to_string(p_columns, ', ')));
+end $$;
+
+-- Raises PQ003 for a text that Postgres reads as a time which goes by the moment of reading: each task would read
+-- another one.
+create or replace function _pgqueue.check_condition_literal(p_text text) returns void
+language plpgsql stable
+as $$
+begin
+    if p_text !~* '\m(now|today|tomorrow|yesterday)\M' then
+        return;
+    end if;
+    begin
+        perform p_text::timestamptz;
+    exception when data_exception then
+        return;  -- no time
+    end;
+    raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
+        using errcode = 'PQ003', column = 'p_where',
+              hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a column '
+                     'holds this very word, write the word in two parts: ''to'' || ''day''.';
 end $$;

@@ -43,6 +43,8 @@ TAKEN = [
     "(key, state) = ('k', 'ready')",
     "starts_with(upper(key), 'K') and substring(state from 1 for 3) = 'rea'",
     "reason <> ') or true; -- /* \" $$'",
+    "reason <> 'now and then' and reason not in ('nowhere', 'until today, at noon or so')",
+    "key <> 'to' || 'day'",
 ]
 
 
@@ -56,6 +58,10 @@ def test_a_condition_over_columns_says_what_postgres_says(conn: Conn) -> None:
 
 
 REFUSED = [
+    ("inserted_at < 'now'", "has the text 'now', and each task would read it at another time"),
+    ("inserted_at::date = date ' Today '", "has the text ' Today '"),
+    ("inserted_at > 'yesterday 12:00'", "has the text 'yesterday 12:00'"),
+    ("age('tomorrow UTC', inserted_at) is null", "has the text 'tomorrow UTC'"),
     ("true) or (true", "has no place for ')'"),
     ("true) union select null from pgqueue.streams where (true", "has no place for ')'"),
     ("(true", "( that is not closed"),
