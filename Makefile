@@ -23,10 +23,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/demo
 	$(BIN)/python -m spark_pgqueue demo $(ARGS)
 
-# All tests in two processes (pytest-xdist), each with servers of its own. In one: a part of them,
-# so that --pdb and -s work; and on a given server, whose roles all databases share.
+# All tests in three processes (pytest-xdist), each with servers of its own: two leave cores idle
+# while tests wait. In one process: a part of them, so that --pdb and -s work; and on a given
+# server, whose roles all databases share.
 # RERUNS=1 runs a failed test again, and names it: for machines that run nothing but tests.
-WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,2)
+WORKERS ?= $(if $(ARGS)$(PGQUEUE_TEST_URL),0,3)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)$(if $(RERUNS), --reruns $(RERUNS) -raR)
 
 test: .venv/dev

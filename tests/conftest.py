@@ -46,7 +46,7 @@ ROOT = Path(__file__).parent.parent
 # Where servers keep their data, if there is room. A database for each test is some 350 files: to
 # make those on a disk may take as long as the tests.
 MEMORY = Path("/dev/shm")
-ROOM = 8 << 30  # bytes: two pytests with Spark take 4 GB, and their servers' data up to 3 GB
+ROOM = 8 << 30  # bytes: all processes take 4 GB, and their servers' data up to 3 GB
 
 # Folders and files whose tests share what takes long to make: a Spark session, an environment.
 TOGETHER = ("tests/spark/", "tests/test_wheel.py")

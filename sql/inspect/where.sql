@@ -112,7 +112,7 @@ create or replace function _pgqueue.check_condition_literal(p_text text) returns
 language plpgsql stable
 as $$
 begin
-    if p_text !~* '\m(now|today|tomorrow|yesterday)\M' then
+    if p_text !~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' then
         return;
     end if;
     begin
