@@ -72,7 +72,8 @@ FAULTS = {
     "the lock ends before the commit is visible":
         Run("gaps", {"PRODUCERS": 2, "CONSUMERS": 1, "FAULT": 5}),
     "an offset leaves before the log is on disk":
-        Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 0, "READERS": 1, "CRASHES": 1, "FAULT": 6}),
+        Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 0, "READERS": 1, "CRASHES": 1,
+                     "FAULT": 6}),
     "a reader asks for publishers before the last id":
         Run("gaps", {"PRODUCERS": 2, "CONSUMERS": 0, "READERS": 1, "FAULT": 7}),
     "the id of a claim is the number of its slot":
