@@ -16,6 +16,10 @@ create or replace function _pgqueue.limit_waiting() returns int language sql imm
 create or replace function _pgqueue.limit_archived()
 returns bigint language sql immutable parallel safe as 'select 1000000';
 
+-- Publications of an archive that become one row.
+create or replace function _pgqueue.limit_packed()
+returns bigint language sql immutable parallel safe as 'select 4096';
+
 -- Publications that leave an archive at once.
 create or replace function _pgqueue.limit_unarchived()
 returns bigint language sql immutable parallel safe as 'select 10000';

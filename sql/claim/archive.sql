@@ -1,4 +1,74 @@
--- What leaves an archive: segments whose files are older than its keep_for, and all of an archive that was dropped.
+-- What happens to the archive of a stream later: its publications are packed; and segments leave it whose files are
+-- older than its keep_for, and all of an archive that was dropped.
+
+-- Packs the next publications in the archive of a stream into one row. Returns whether there were so many. Those that
+-- come late, with ids below the last pack, stay as they are. Locks: none; the caller has the maintenance of the stream.
+create or replace function _pgqueue.pack(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_from bigint := coalesce((select max(last_publication) + 1 from pgqueue.archive_packs
+                               where stream_id = p_stream_id), 1);
+begin
+    with next as materialized (
+        select publication_id from pgqueue.archive_publications
+        where stream_id = p_stream_id and publication_id >= v_from
+        order by publication_id
+        fetch first (_pgqueue.limit_packed()) rows with ties
+    ), gone as (
+        delete from pgqueue.archive_publications
+        where stream_id = p_stream_id and publication_id >= v_from
+          and publication_id <= (select max(publication_id) from next having count(*) >= _pgqueue.limit_packed())
+        returning *
+    ), packed as (
+        select p.*, publication_id - lag(publication_id, 1, publication_id) over by_id as id,
+               published_at - lag(published_at, 1, published_at) over by_id as later,
+               first_seq - lag(first_seq, 1, 0::bigint) over by_id as lo
+        from (select g.*, coalesce(lower(seqs), 0) as first_seq, upper(seqs) - lower(seqs) = message_count as is_range
+              from gone g) p
+        window by_id as (order by publication_id, part)
+    )
+    insert into pgqueue.archive_packs (stream_id, first_publication, last_publication, published_at, ids, times,
+                                       first_seqs, message_counts, data_bytes, seqs, consumers)
+    select p_stream_id, min(publication_id), max(publication_id),
+           (array_agg(published_at order by publication_id, part))[1], array_agg(id order by publication_id, part),
+           array_agg((extract(epoch from later) * 1000000)::bigint order by publication_id, part),
+           array_agg(lo order by publication_id, part), array_agg(message_count order by publication_id, part),
+           array_agg(data_bytes order by publication_id, part),
+           case when not bool_and(is_range is true) then
+               array_agg(case when is_range then null else seqs::text end order by publication_id, part) end,
+           case when count(consumers) > 0 then array_agg(consumers::text order by publication_id, part) end
+    from packed having count(*) > 0;
+    return found;
+end $$;
+
+-- Makes single rows of a pack that has publications of a segment, if there is one.
+create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
+language sql
+as $$
+    with old as materialized (
+        select k.* from pgqueue.archive_packs k
+        where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
+          and exists (select from _pgqueue.unpacked(k) u where u.seqs && int8range(p_segment.lo, p_segment.hi))
+        order by k.first_publication limit 1
+    ), gone as (
+        delete from pgqueue.archive_packs k using old o
+        where k.stream_id = o.stream_id and k.first_publication = o.first_publication
+    )
+    insert into pgqueue.archive_publications
+        (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
+    select u.publication_id, u.message_count, u.data_bytes, u.published_at, p_segment.stream_id,
+           row_number() over (partition by u.publication_id order by lower(u.seqs)) - 1, u.seqs, u.consumers
+    from old o cross join lateral _pgqueue.unpacked(o::pgqueue.archive_packs) u
+$$;
+
+-- The first publication in the archive of a stream; null: there is none.
+create or replace function _pgqueue.first_archived(p_stream_id int) returns bigint
+language sql stable
+as $$
+    select least((select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
+                 (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id))
+$$;
 
 -- Takes a bounded part of that out of the archive of a stream. A publication of several segments goes with the first of
 -- them. The files stay until an exporter deletes them (pgqueue.archive_attempts). Returns whether there may be more.
@@ -31,6 +101,7 @@ begin
     elsif not _pgqueue.try_lock_history_alone(p_stream_id) then
         return false;
     end if;
+    perform _pgqueue.unpack_of(v_old);
     with old as materialized (
         select publication_id from pgqueue.archive_publications
         where stream_id = p_stream_id and publication_id <= v_old.last_publication
@@ -45,10 +116,8 @@ begin
     select range_agg(int8range(publication_id, publication_id, '[]')) into v_gone from gone;
     if v_gone is not null then
         update pgqueue.trims
-        set archive_ids = coalesce(
-                (archive_ids - v_gone)
-                * (select int8multirange(int8range(min(publication_id), null)) from pgqueue.archive_publications
-                   where stream_id = p_stream_id having count(*) > 0), '{}')
+        set archive_ids = coalesce((archive_ids - v_gone)
+                                   * int8multirange(int8range(_pgqueue.first_archived(p_stream_id), null)), '{}')
         where stream_id = p_stream_id;
         return true;
     end if;

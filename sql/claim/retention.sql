@@ -335,6 +335,7 @@ begin
     update pgqueue.retention set maintained_at = clock_timestamp()
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
     o_more := _pgqueue.expire_archive(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
+    o_more := _pgqueue.pack(p_stream_id) or o_more;
     -- not while it has locks of consumers
     if (o_count = 0 and not v_trim.o_skipped)
        or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then

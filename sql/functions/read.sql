@@ -186,9 +186,7 @@ begin
            coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(p.seqs * p_seqs) / p.message_count)), 0)
     into o_seqs, o_bytes
     from unnest(v_ids) r
-    cross join lateral (select * from pgqueue.archive_publications
-                        where stream_id = p_stream_id and publication_id >= lower(r) and publication_id < upper(r)
-                        offset 0) p
+    cross join lateral (select * from _pgqueue.archived_from(p_stream_id, lower(r), upper(r)) offset 0) p
     where p.consumers is null and p.message_count > 0;
 end $$;
 

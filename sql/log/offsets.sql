@@ -300,8 +300,9 @@ begin
                        p.seqs, _pgqueue.bound_of(p.seqs, least(c.n, _pgqueue.cardinality(p.seqs))))), '{}')
             from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
             cross join lateral (select range_agg(seqs) as seqs
-                                from _pgqueue.readable(p_stream_id, p_offset.in_archive) x
-                                where x.publication_id = c.publication_id and x.consumers is null) p
+                                from _pgqueue.readable(p_stream_id, p_offset.in_archive, c.publication_id,
+                                                       c.publication_id + 1) x
+                                where x.consumers is null) p
             where p.seqs is not null);  -- trimmed, see check_not_trimmed()
 end $$;
 
@@ -317,8 +318,7 @@ begin
     with publication as materialized (
         select p.message_count, p.seqs
         from unnest(v_ids) r
-        cross join lateral (select * from _pgqueue.readable(p_stream_id, p_to.in_archive)
-                            where publication_id >= lower(r) and publication_id < upper(r)
+        cross join lateral (select * from _pgqueue.readable(p_stream_id, p_to.in_archive, lower(r), upper(r))
                             offset 0) p  -- or else, without statistics, all of the stream is read once and joined
         where p.consumers is null
     ), all_of_them as (

@@ -83,8 +83,8 @@ begin
     into v_offset.cut_publications, v_offset.cut_messages
     from (select p.publication_id, sum(_pgqueue.cardinality(p.seqs * v_seen.o_cut))::bigint as n
           from unnest(v_offset.old_ids) g
-          cross join lateral (select * from _pgqueue.readable(p_stream.stream_id, p_archive)
-                              where publication_id >= lower(g) and publication_id < upper(g) offset 0) p
+          cross join lateral (select * from _pgqueue.readable(p_stream.stream_id, p_archive, lower(g), upper(g))
+                              offset 0) p
           where v_seen.o_cut is not null and p.seqs && v_seen.o_cut and p.consumers is null
           group by p.publication_id) c;
     return v_offset;
@@ -224,8 +224,8 @@ begin
                                            _pgqueue.max_under_way()) near
               where lower(seqs) < v_position.o_seq) n
         cross join lateral (select range_agg(seqs) as seqs, max(upper(seqs)) - 1 as last
-                            from _pgqueue.readable(p_stream_id, p_archive) r
-                            where r.publication_id = n.publication_id) p;
+                            from _pgqueue.readable(p_stream_id, p_archive, n.publication_id,
+                                                   n.publication_id + 1)) p;
         o_seen := o_seen + coalesce(v_cut.seen, '{}');
         o_next := greatest(v_below, v_cut.last + 1);
         o_cut := v_cut.cut;

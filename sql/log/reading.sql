@@ -137,8 +137,8 @@ begin
         v_cut := p_offset.cut_publications[1];
         -- 0: trimmed, see check_not_trimmed()
         select greatest(coalesce(sum(message_count), 0) - p_offset.cut_messages[1], 0) into v_rest
-        from _pgqueue.readable(p_stream.stream_id, p_offset.in_archive)
-        where publication_id = v_cut and consumers is null;
+        from _pgqueue.readable(p_stream.stream_id, p_offset.in_archive, v_cut, v_cut + 1)
+        where consumers is null;
         p_offset.messages := p_offset.messages + least(v_rest, v_left);
         if v_rest > v_left then
             p_offset.cut_messages[1] := p_offset.cut_messages[1] + v_left;

@@ -51,3 +51,22 @@ create table if not exists pgqueue.archive_publications (
     consumers      int[],                       -- null: all
     primary key (stream_id, publication_id, part)
 );
+
+-- Many of these as one row, which takes a tenth of the space: maintain() packs them. No two packs of a stream have
+-- publications of the same range of ids; single rows may lie in that range, too.
+create table if not exists pgqueue.archive_packs (
+    stream_id         int         not null,
+    first_publication bigint      not null,
+    last_publication  bigint      not null,
+    published_at      timestamptz not null,     -- of the first one
+    -- of each publication, or part of one: how far it is behind the one before, ...
+    ids               bigint[]    not null,
+    times             bigint[]    not null,     -- in microseconds
+    first_seqs        bigint[]    not null,     -- ... by its lowest number, or 0 without messages; the first one from 0
+    message_counts    bigint[]    not null,     -- and as it is
+    data_bytes        bigint[]    not null,
+    seqs              text[],                   -- an element is null where the numbers are one range
+    consumers         text[],
+    primary key (stream_id, first_publication),
+    unique (stream_id, last_publication)
+);

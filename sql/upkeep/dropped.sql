@@ -41,6 +41,7 @@ begin
     delete from pgqueue.staged_chunks where stream_id = p_stream_id;
     delete from pgqueue.publications where stream_id = p_stream_id;
     delete from pgqueue.archive_publications where stream_id = p_stream_id;
+    delete from pgqueue.archive_packs where stream_id = p_stream_id;
     return true;
 end $$;
 
