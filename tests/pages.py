@@ -80,4 +80,5 @@ def type_all(page: Path, url: str, folder: Path, python: dict[str, Any]) -> None
         elif language == "sh":
             run_commands(text, url, folder)
         elif language == "python":
-            exec(compile(text, f"{page.name}, block {number + 1}", "exec"), python)
+            code = compile(text, f"{page.name}, block {number + 1}", "exec", dont_inherit=True)
+            exec(code, python)

@@ -16,10 +16,13 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from psycopg import AsyncConnection
+
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.messages import Claim
+from spark_pgqueue.client.on_loop import CallersLine
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -44,7 +47,7 @@ async def connect_async(
     """
     most = arguments.number("connections", connections, 2)
     lines = _Lines(partial(connect, url, patience=patience))
-    return AsyncClient(await lines.open(), lines, most - 1)
+    return AsyncClient._connected(await lines.open(), lines, most - 1)
 
 
 class _Line:
@@ -181,7 +184,8 @@ def _give_back(future: Future[Any]) -> None:
 
 
 class AsyncClient:
-    """A queue, for asyncio: see `Client`. Made by `connect_async`.
+    """A queue, for asyncio: see `Client`. Made by `connect_async`, or with a connection of the
+    caller, in whose transaction each call then takes part.
 
     It has each method of `Client`, with the same arguments. Methods are awaited; methods that
     iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
@@ -193,9 +197,32 @@ class AsyncClient:
 
     `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
     its caller did not get is given back.
+
+        >>> async def main():
+        ...     async with await psycopg.AsyncConnection.connect(url) as connection:
+        ...         await connection.execute("insert into bills values (3, 12)")
+        ...         return await AsyncClient(connection).send("orders", "order 3")
+        >>> asyncio.run(main())
+        3
+
+    Args:
+        connection: an open AsyncConnection of psycopg. `close` leaves it open.
+
+    Raises:
+        PgQueueError: the connection is not psycopg's, or not asynchronous.
     """
 
-    def __init__(self, line: _Line, lines: _Lines, waits: int):
+    def __init__(self, connection: AsyncConnection[Any]):
+        # No call opens another line: what would wait is refused.
+        self._begin(CallersLine(connection), _Lines(connect), 1)
+
+    @classmethod
+    def _connected(cls, line: _Line, lines: _Lines, waits: int) -> AsyncClient:
+        client = cls.__new__(cls)
+        client._begin(line, lines, waits)
+        return client
+
+    def _begin(self, line: _Line | CallersLine, lines: _Lines, waits: int) -> None:
         self._client = line.client
         self._line = line
         self._lines = lines
@@ -230,7 +257,7 @@ class AsyncClient:
         await self.close()
 
     @asynccontextmanager
-    async def _line_for(self, method: _Method, turns: Any) -> AsyncIterator[_Line]:
+    async def _line_for(self, method: _Method, turns: Any) -> AsyncIterator[_Line | CallersLine]:
         """The line for a call: one of its own for a call that waits."""
         # In a transaction, no call may wait; the client's own line says so.
         if method.waits and self._client._statements.can_wait:

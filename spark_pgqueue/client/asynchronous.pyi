@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
+from psycopg import AsyncConnection
+
 from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
 from spark_pgqueue.client.groups import Handler
 from spark_pgqueue.client.messages import (
@@ -84,7 +86,8 @@ class AsyncClaim:
         """Return for another delivery: see `Client.nack`. `messages`: None for all of them."""
 
 class AsyncClient:
-    """A queue, for asyncio: see `Client`. Made by `connect_async`.
+    """A queue, for asyncio: see `Client`. Made by `connect_async`, or with a connection of the
+    caller, in whose transaction each call then takes part.
 
     It has each method of `Client`, with the same arguments. Methods are awaited; methods that
     iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
@@ -95,8 +98,22 @@ class AsyncClient:
     `wait`, and the run of a group, have a connection that does not count there.
 
     `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
-    its caller did not get is given back."""
+    its caller did not get is given back.
 
+        >>> async def main():
+        ...     async with await psycopg.AsyncConnection.connect(url) as connection:
+        ...         await connection.execute("insert into bills values (3, 12)")
+        ...         return await AsyncClient(connection).send("orders", "order 3")
+        >>> asyncio.run(main())
+        3
+
+    Args:
+        connection: an open AsyncConnection of psycopg. `close` leaves it open.
+
+    Raises:
+        PgQueueError: the connection is not psycopg's, or not asynchronous."""
+
+    def __init__(self, connection: AsyncConnection[Any]): ...
     @asynccontextmanager
     def transaction(self) -> AsyncIterator[AsyncClient]:
         """Make the calls inside one transaction: see `Client.transaction`."""

@@ -79,7 +79,7 @@ class Client(
         _statements: Statements | None = None,
         _wake: WakeEvent | None = None,
     ):
-        if not isinstance(connection, psycopg.Connection):
+        if _statements is None and not isinstance(connection, psycopg.Connection):
             raise PgQueueError(
                 f"connection must be a psycopg.Connection, not {type(connection).__name__}",
                 hint="to connect by url, use spark_pgqueue.connect(url)",
@@ -123,14 +123,15 @@ class Client(
 
 def make_statements(**where: Any) -> Statements:
     """Statements for the client: with its names for arguments, and with warnings logged."""
-    return Statements(**where, names=arguments.name_of, prepare=_log_warnings_of)
+    return Statements(**where, names=arguments.name_of, prepare=log_warnings_of)
 
 
 # Each connection has one handler for notices, however many clients use it.
 _logged: WeakSet[psycopg.Connection] = WeakSet()
 
 
-def _log_warnings_of(connection: psycopg.Connection) -> None:
+def log_warnings_of(connection: psycopg.Connection) -> None:
+    """Log the warnings of the schema's functions over a connection, once."""
     if connection not in _logged:
         connection.add_notice_handler(_log_warning)
         _logged.add(connection)

@@ -46,7 +46,8 @@ def copy_messages(
 
     Returns:
         the seqs; None when nothing was done, because COPY is not possible: the role may only call
-            functions, the connection is in pipeline mode, or the payloads do not fit the stream.
+            functions, the connection is in pipeline mode or asynchronous, or the payloads do not
+        fit the stream.
 
     Raises:
         PgQueueError: as `send_batch`.
@@ -54,6 +55,8 @@ def copy_messages(
     with statements.turn:
         conn = statements.connection()
         binary = isinstance(payloads[0], bytes)
+        if not isinstance(conn, psycopg.Connection):  # an AsyncConnection of the caller
+            return None
         if conn.pgconn.pipeline_status != PipelineStatus.OFF or not _may(statements):
             return None
         alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE

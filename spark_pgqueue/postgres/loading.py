@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.adapt import Buffer, Transformer
@@ -11,7 +11,9 @@ from psycopg.rows import RowFactory
 from psycopg.types.datetime import TimestamptzLoader
 
 
-def load_nearest(cursor: psycopg.Cursor[Any], row_factory: RowFactory[Any]) -> list[Any]:
+def load_nearest(
+    cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any], row_factory: RowFactory[Any]
+) -> list[Any]:
     """The rows of a cursor, with the nearest times that Python can hold.
 
     Called only after `fetchall` has failed: psycopg's own loader is ten times as fast as one in
@@ -22,7 +24,7 @@ def load_nearest(cursor: psycopg.Cursor[Any], row_factory: RowFactory[Any]) -> l
     cursor.adapters.register_loader("timestamptz", _NearestTime)
     transformer = Transformer(cursor)
     transformer.set_pgresult(result)
-    return transformer.load_rows(0, result.ntuples, row_factory(cursor))
+    return transformer.load_rows(0, result.ntuples, row_factory(cast("Any", cursor)))
 
 
 class _NearestTime(TimestamptzLoader):

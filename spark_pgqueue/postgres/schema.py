@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -23,6 +25,9 @@ from spark_pgqueue.postgres.errors import (
 
 # The logger has the package's name, because users filter by it.
 _log = logging.getLogger("spark_pgqueue.schema")
+
+Ask = Callable[[LiteralString], tuple[Any, ...] | None]
+"""Runs a statement, and returns its first row."""
 
 ATTEMPTS = 10
 """How often an installation is tried while other sessions hold locks that it needs."""
@@ -142,15 +147,22 @@ def installed_version(conn: psycopg.Connection) -> int | None:
     Raises:
         PgQueueError: the role may not use the schema pgqueue.
     """
+    with translated():
+        return _version_by(partial(_first_row, conn))
+
+
+def _first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] | None:
     # Plain rows, whatever row factory the caller's connection has.
-    with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute(
-            "select pg_catalog.to_regprocedure('pgqueue.schema_version()')"
-        ).fetchone()
-        if row is None or row[0] is None:
-            return None
-        row = cursor.execute("select pgqueue.schema_version()").fetchone()
-        return row[0] if row else None
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        return cursor.execute(sql).fetchone()
+
+
+def _version_by(ask: Ask) -> int | None:
+    found = ask("select pg_catalog.to_regprocedure('pgqueue.schema_version()')")
+    if found is None or found[0] is None:
+        return None
+    found = ask("select pgqueue.schema_version()")
+    return found[0] if found else None
 
 
 def install(conn: psycopg.Connection) -> int:
@@ -240,17 +252,27 @@ def check(conn: psycopg.Connection) -> None:
         PgQueueError: PQ011, when the schema is missing, older or newer; or the role sets
             array_nulls to off.
     """
-    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-        nulls = cursor.execute("select pg_catalog.current_setting('array_nulls')").fetchone()
+    with translated():
+        check_by(partial(_first_row, conn), conn.info.dbname)
+
+
+def check_by(ask: Ask, database: str) -> None:
+    """Do as `check`, on any connection; database errors are not explained.
+
+    Args:
+        ask: runs a statement, and returns its first row.
+        database: the name of the database, for error messages.
+    """
+    nulls = ask("select pg_catalog.current_setting('array_nulls')")
     if nulls == ("off",):
         raise PgQueueError(
             "array_nulls is off for this role or database: a key that is null would become 'NULL'",
             hint="alter role ... reset array_nulls, or the same of the database",
         )
-    installed, expected = installed_version(conn), expected_version()
+    installed, expected = _version_by(ask), expected_version()
     if installed is None:
         raise PgQueueError(
-            f"the schema pgqueue is not installed in database {conn.info.dbname}",
+            f"the schema pgqueue is not installed in database {database}",
             hint=INSTALL_HINT,
             sqlstate=SCHEMA_VERSION,
         )
@@ -261,7 +283,7 @@ def check(conn: psycopg.Connection) -> None:
     else:
         return
     raise PgQueueError(
-        f"database {conn.info.dbname} has version {installed} of the schema pgqueue, and this "
+        f"database {database} has version {installed} of the schema pgqueue, and this "
         f"package needs version {expected}",
         hint=way_out,
         sqlstate=SCHEMA_VERSION,

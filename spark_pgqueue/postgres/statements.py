@@ -144,7 +144,7 @@ class Statements:
             with self.explained():
                 conn = self.connection()
                 with self.limited(conn):
-                    stack.enter_context(conn.transaction())
+                    stack.enter_context(self._begun(conn))
             self._transactions += 1
             try:
                 yield
@@ -152,6 +152,9 @@ class Statements:
                 self._transactions -= 1
             with self.explained(), self.limited(conn):
                 stack.close()
+
+    def _begun(self, conn: psycopg.Connection[Any]) -> AbstractContextManager[Any]:
+        return conn.transaction()
 
     def another(self) -> Statements:
         """A new object for another connection to the same database, with `repeat`, for statements

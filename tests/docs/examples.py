@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
+import psycopg
+
 import spark_pgqueue
-from spark_pgqueue.client import rates
+from spark_pgqueue.client import AsyncClient, rates
 from spark_pgqueue.postgres import connection
 
 _BEGINNING: LiteralString = """
@@ -27,9 +29,11 @@ _BEGINNING: LiteralString = """
                               p_keys => '{customer 7, customer 8}')"""
 
 _NAMES: dict[str, Any] = {
+    "AsyncClient": AsyncClient,
     "UTC": UTC,
     "asyncio": asyncio,
     "datetime": datetime,
+    "psycopg": psycopg,
     "embedded": spark_pgqueue.embedded,
     "rates": rates,
     "spark_pgqueue": spark_pgqueue,

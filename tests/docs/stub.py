@@ -72,7 +72,7 @@ def _own(node: ast.ClassDef) -> dict[str, ast.stmt]:
         each.name: each
         for each in node.body
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (not each.name.startswith("_") or each.name in ("__aenter__", "__aexit__"))
+        and (not each.name.startswith("_") or each.name in ("__init__", "__aenter__", "__aexit__"))
     }
 
 

@@ -13,6 +13,7 @@ SECTIONS = {
     },
     "How-to: applications": {
         "Recipes": "sql/guide/cookbook",
+        "Send in your transaction": "sql/guide/in-your-transaction",
         "Move from pgmq, Kafka or SQS": "sql/guide/moving",
         "Run workers": "sql/guide/workers",
         "Retry": "sql/guide/retries",

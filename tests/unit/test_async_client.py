@@ -7,12 +7,15 @@ import inspect
 import time
 from contextlib import aclosing, suppress
 from datetime import timedelta
+from typing import Any, cast
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, Client
+from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql.queue import wait_for_a_lock
 
@@ -313,3 +316,108 @@ def test_waits_take_turns_on_as_many_connections_as_are_allowed(url, conn):
     run(url, work)
     with pytest.raises(PgQueueError, match="connections"):
         asyncio.run(spark_pgqueue.connect_async(url, connections=1))
+
+
+async def callers(url):
+    """A connection as an application has it, with transactions of its own."""
+    return await psycopg.AsyncConnection.connect(url)
+
+
+def on_the_callers_connection(url, work):
+    async def connected():
+        async with await spark_pgqueue.connect_async(url) as queue, await callers(url) as conn:
+            await queue.create_stream("s")
+            await queue.create_consumer("s", "c", start="earliest")
+            await work(AsyncClient(conn), conn, queue)
+
+    asyncio.run(connected())
+
+
+async def got(queue):
+    claim = await queue.receive("s", "c", 10)
+    return [] if claim is None else [m.data for m in claim.messages]
+
+
+def test_calls_on_the_callers_connection_are_part_of_its_transaction(url):
+    async def work(client, conn, queue):
+        await conn.execute("create table bills (total int)")
+        await client.send("s", "a")
+        await client.send_batch("s", ["b" * (3 << 20)])  # by COPY, on a connection of one's own
+        assert await got(queue) == []
+        await conn.rollback()
+        assert await got(queue) == []
+        with suppress(ZeroDivisionError):
+            async with client.transaction():
+                await client.send("s", "c")
+                print(1 / 0)
+        async with client.transaction():
+            await client.send("s", "d", headers={"a": 1})
+        await client.close()
+        await conn.commit()
+        assert not conn.closed
+        claim = await client.receive("s", "c")
+        assert (claim.messages[0].data, claim.messages[0].headers) == ("d", {"a": 1})
+        assert await claim.ack() == 1
+        await conn.commit()
+        assert await got(queue) == []
+
+    on_the_callers_connection(url, work)
+
+
+def test_tasks_share_the_callers_connection_and_one_that_is_cancelled_sends_nothing_later(url):
+    async def work(client, conn, queue):
+        async with await callers(url) as other:
+            await other.execute("lock table pgqueue.messages_1 in share mode")
+            sending = asyncio.create_task(client.send("s", "a"))
+            with connect(url) as looker:
+                await asyncio.to_thread(wait_for_a_lock, looker)
+            sending.cancel()
+            sending.cancel()
+            await cancelled(sending)
+        await conn.rollback()
+        sent = await asyncio.gather(*(client.send("s", str(i)) for i in range(20)))
+        assert len(set(sent)) == 20
+        await conn.commit()
+        assert len(await got(queue)) == 10
+
+    on_the_callers_connection(url, work)
+
+
+def test_a_cancelled_call_begins_no_statement_outside_of_the_transaction(url):
+    """The first call asks for the schema's version before it sends."""
+
+    async def work(client, conn, queue):
+        for pause in range(12):  # at each step of the loop on its way
+            with suppress(asyncio.CancelledError):
+                async with conn.transaction():
+                    sending = asyncio.create_task(AsyncClient(conn).send("s", "a"))
+                    for _ in range(pause):
+                        await asyncio.sleep(0.0002)
+                    sending.cancel()
+                    await sending
+                    raise asyncio.CancelledError
+        await conn.commit()
+        assert await got(queue) == []
+
+    on_the_callers_connection(url, work)
+
+
+def test_what_the_callers_connection_cannot_do_is_refused_and_says_why(url):
+    async def work(client, conn, queue):
+        for call in (
+            client.receive("s", "c", wait=SOON),
+            client.group("s", "g"),
+            client.install(),
+        ):
+            with pytest.raises(PgQueueError, match="connection of the client's own"):
+                await call
+        with pytest.raises(PgQueueError, match="unknown stream 'none'") as failed:
+            await client.send("none", "a")
+        assert failed.value.sqlstate == "PQ001"
+        await conn.close()
+        with pytest.raises(PgQueueError, match="connection"):
+            await client.send("s", "a")
+        with connect(url) as sync, pytest.raises(PgQueueError, match="AsyncConnection, not Conn"):
+            AsyncClient(cast("Any", sync))
+
+    on_the_callers_connection(url, work)

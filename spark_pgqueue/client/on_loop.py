@@ -1,0 +1,166 @@
+"""Calls of the client over an asynchronous connection of the caller.
+
+A call runs in a thread, where the client's own code may block. Each of its statements goes back to
+the event loop, which runs the statement on the caller's connection and thus in its transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, LiteralString, cast
+
+import psycopg
+from psycopg.rows import RowFactory, tuple_row
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.client.client import Client, log_warnings_of
+from spark_pgqueue.postgres import schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.loading import load_nearest
+from spark_pgqueue.postgres.statements import Statements
+
+
+class CallersLine:
+    """Runs calls over the caller's connection, one after the other.
+
+    Args:
+        connection: an open connection, which stays open.
+
+    Raises:
+        PgQueueError: the connection is not an AsyncConnection of psycopg.
+    """
+
+    stop = None
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]):
+        if not isinstance(connection, psycopg.AsyncConnection):
+            raise PgQueueError(
+                f"connection must be a psycopg.AsyncConnection, not {type(connection).__name__}",
+                hint="for a psycopg.Connection there is Client; on a connection of another driver,"
+                " call the SQL function: select pgqueue.send(...)",
+            )
+        statements = _Statements(connection, self.on_loop)
+        self.client = Client(cast("Any", connection), _statements=statements)
+        self._turn = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._statement: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function in a thread. A cancelled call has no statement under way when it ends."""
+        async with self._turn:
+            self._loop, self._is_cancelled = asyncio.get_running_loop(), False
+            running = asyncio.ensure_future(asyncio.to_thread(function))
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # A later statement of this call would be outside of the caller's transaction.
+                self._is_cancelled = True
+                if self._statement is not None:
+                    self._statement.cancel()
+                await _over(running)
+                raise
+
+    async def finish(self, function: Callable[[], Any]) -> Any:
+        """As `call`, and a cancelled caller does not keep the function from running."""
+        return await asyncio.shield(asyncio.ensure_future(self.call(function)))
+
+    def on_loop(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Have the loop do some work, for the call that runs in this thread."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self._do(work), self._loop).result()
+
+    async def _do(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        self._statement = asyncio.current_task()
+        try:
+            return await work()
+        finally:
+            self._statement = None
+
+
+async def _over(running: asyncio.Future[Any]) -> None:
+    """Wait until a call is over, however often the waiting task is cancelled."""
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            continue
+    if not running.cancelled():
+        running.exception()  # the caller is told of the cancellation
+
+
+class _Statements(Statements):
+    """Statements that the loop runs, for a thread that waits for them.
+
+    Args:
+        connection: the caller's.
+        on_loop: has the loop do some work, and returns the result.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        on_loop: Callable[[Callable[[], Awaitable[Any]]], Any],
+    ):
+        super().__init__(
+            connection=cast("Any", connection), names=arguments.name_of, prepare=log_warnings_of
+        )
+        self._connection = connection
+        self._on_loop = on_loop
+
+    def install(self) -> int:
+        raise PgQueueError(
+            "the schema is installed over a connection of the client's own",
+            hint="call pgqueue install, or install of spark_pgqueue.connect(url)",
+        )
+
+    @contextmanager
+    def _begun(self, conn: psycopg.Connection[Any]) -> Generator[None, None, None]:
+        transaction = self._connection.transaction()
+        self._on_loop(transaction.__aenter__)
+        try:
+            yield
+        except BaseException as error:
+            given = type(error), error, error.__traceback__
+            if not self._on_loop(partial(transaction.__aexit__, *given)):
+                raise
+        else:
+            self._on_loop(partial(transaction.__aexit__, None, None, None))
+
+    def _attempt(
+        self,
+        sql: LiteralString,
+        parameters: Sequence[Any],
+        row_factory: RowFactory[Any],
+        binary: bool,
+    ) -> list[Any]:
+        with self.turn, self.explained():
+            if not self._checked:
+                schema.check_by(self._first_row, self._connection.info.dbname)
+                self._checked = True
+            return self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
+
+    def _first_row(self, sql: LiteralString) -> tuple[Any, ...] | None:
+        return next(iter(self._on_loop(partial(self._rows, sql, (), tuple_row, False))), None)
+
+    async def _rows(
+        self,
+        sql: LiteralString,
+        parameters: Sequence[Any],
+        row_factory: Any,
+        binary: bool,
+    ) -> list[Any]:
+        # As `Statements` does: neither factories nor loaders of the caller's connection.
+        async with psycopg.AsyncCursor(self._connection, row_factory=row_factory) as cursor:
+            await cursor.execute(sql, parameters, binary=binary)
+            try:
+                return await cursor.fetchall()
+            except psycopg.DataError:  # a value that Python cannot hold
+                if binary:
+                    await cursor.execute(sql, parameters)
+                return load_nearest(cursor, row_factory)
