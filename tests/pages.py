@@ -37,6 +37,26 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
     return re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
 
 
+def readers_pages() -> list[Path]:
+    """The pages for users, but for the one that is generated."""
+    pages = [
+        page for folder in ("sql", "spark_pgqueue") for page in ROOT.glob(f"{folder}/guide/*.md")
+    ]
+    named = [ROOT / name for name in ("README.md", "CHANGELOG.md", "notebooks/README.md")]
+    return sorted({*pages, *named} - {ROOT / "sql/guide/reference.md"})
+
+
+def words_of(page: str) -> int:
+    """What a reader reads: words of text, tables and examples that have a letter or a digit.
+
+    Not: what `make docs` writes, the names of tests, and where links lead.
+    """
+    text = re.sub(r"<!-- written by make docs.*?<!-- to here -->", "", page, flags=re.DOTALL)
+    text = re.split(r"^## Tests$", text, flags=re.MULTILINE)[0]
+    text = re.sub(r"`tests/\S+::\w+`|(?<=\])\([^)]*\)", "", text)
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
 def environment_of(url: str) -> dict[str, str]:
     """Of a reader who has activated the environment, and has told libpq where the database is."""
     given = {f"PG{k.upper()}": str(v) for k, v in conninfo_to_dict(url).items()}

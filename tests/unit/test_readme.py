@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import psycopg
 import pytest
 
-from tests.pages import blocks_of, environment_of
+from tests.pages import blocks_of, environment_of, readers_pages, words_of
 from tests.prose.__main__ import findings, pages
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,13 @@ def received(process: subprocess.Popen[bytes], conn: psycopg.Connection, folder:
 
 def test_it_is_read_in_a_few_minutes():
     assert len(README.splitlines()) <= 120
+
+
+def test_readers_pages_do_not_grow():
+    """35,000 words, and 700 more for each page more than there were."""
+    pages = readers_pages()
+    assert sum(words_of(page.read_text()) for page in pages) <= 35_000 + 700 * (len(pages) - 50)
+    assert words_of("a `b` [c d](e.md) - f=1 | `tests/g.py::h`\n## Tests\ni") == 5
 
 
 def test_every_block_is_of_a_known_kind():
