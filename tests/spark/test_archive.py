@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import fs
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from spark_pgqueue.archive.exporter import export
@@ -122,3 +126,43 @@ def test_max_bytes_per_trigger_holds_across_the_border(queue: Queue, archive: Pa
     queue.collect(load(queue, maxBytesPerTrigger="40"), "after").awaitTermination()
     assert max(len(each) for each in queue.seen.values()) <= 10
     assert queue.data() == list(range(1000, 1100))
+
+
+@pytest.fixture
+def store() -> Iterator[dict[str, str]]:
+    """An S3-compatible server, as the options of its file system; it has a bucket."""
+    server = pytest.importorskip("moto.server", reason="moto[s3], flask and flask-cors")
+    threaded = server.ThreadedMotoServer("127.0.0.1", port=0)
+    threaded.start()
+    host, port = threaded.get_host_and_port()
+    given = {"access_key": "key", "secret_key": "s3cr3t", "region": "us-east-1"}
+    given["endpoint_override"] = f"http://{host}:{port}"
+    fs.S3FileSystem(**given, allow_bucket_creation=True).create_dir("bucket")
+    yield given
+    threaded.stop()
+
+
+@pytest.mark.longer
+def test_an_archive_may_be_in_an_object_store(queue: Queue, archive: Path, store: dict[str, str]):
+    """The exporter writes and deletes files of S3, and a query reads them."""
+    queue.sql("select pgqueue.set_archive('s', 's3://bucket/old/messages')")
+    fill(queue, 1, 100)
+    before = rows(load(queue, batch=True, archive="never"))
+    wrong = {**store, "endpoint_override": "http://127.0.0.1:9"}
+    with pytest.raises(PgQueueError, match="s3://bucket/old/messages cannot be read or written"):
+        export(queue.url, {**wrong, "connect_timeout": 1, "request_timeout": 1})
+    assert sum(each.messages for each in export(queue.url, store)) > 60
+    queue.look(maintain)
+    assert stored(queue) < 40
+    given = json.dumps(store)
+    assert rows(load(queue, batch=True, archiveOptions=given)) == before
+    queue.collect(load(queue, maxMessagesPerTrigger=30, archiveOptions=given)).awaitTermination()
+    assert queue.data() == list(range(1, 101))
+    with pytest.raises(PySparkException, match="cannot be read or written") as failed:
+        load(queue, batch=True, archiveOptions=json.dumps({**store, "region": 5})).collect()
+    assert "s3cr3t" not in str(failed.value)
+    queue.sql("select pgqueue.drop_archive('s')")
+    queue.look(maintain)
+    export(queue.url, store)
+    found = fs.S3FileSystem(**store).get_file_info(fs.FileSelector("bucket", recursive=True))
+    assert [each.path for each in found if each.is_file] == []
