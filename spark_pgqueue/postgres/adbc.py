@@ -1,34 +1,26 @@
 """Connections of executors: COPY to and from Arrow, with ADBC.
 
 A connection is kept for the next task of the same Python worker, because making one costs ADBC
-about 40 ms (it reads the catalogue of types). A connection that broke meanwhile is replaced. An
-unused connection is closed soon: a cluster has more workers than tasks, and other clients need
-connections.
+about 40 ms (it reads the catalogue of types). A connection that broke meanwhile is replaced.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import stat
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_pgqueue.postgres.connection import PIN_PATH, connect_adbc
+from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit, answers
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
-
-
-IDLE_SECONDS = 3.0
-"""Seconds for which a connection is kept for the next task."""
 
 
 @contextlib.contextmanager
@@ -44,7 +36,7 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
     Raises:
         PgQueueError: no connection can be made.
     """
-    kept = _idle.pop(url, None) or _connect(url, patience)
+    kept = take(_Kept, url) or _connect(url, patience)
     conn = kept.conn
     try:
         with contextlib.nullcontext() if kept.socket is None else kept.limit.around(kept.socket):
@@ -57,16 +49,13 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
         with contextlib.suppress(Exception):
             conn.close()
         raise
-    _idle[url] = kept._replace(since=time.monotonic())
-    if os.getpid() not in _closers:
-        _closers.add(os.getpid())
-        threading.Thread(target=_close_old, daemon=True).start()
+    keep(_Kept, url, kept)
 
 
 def let_go(url: str | None) -> None:
     """Close the kept connection, if there is one."""
-    if kept := _idle.pop(url, None):
-        kept.conn.close()
+    if kept := take(_Kept, url):
+        kept.close()
 
 
 class _Socket(NamedTuple):
@@ -83,21 +72,15 @@ class _Socket(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A connection, its socket if that is known, its limit, and the begin of its idleness."""
+    """A connection, its socket if that is known, and its limit."""
 
     conn: dbapi.Connection
     socket: _Socket | None
     limit: TimeLimit
-    since: float
 
-
-# A Python worker runs one task at a time, so each database has at most one idle connection. A task
-# that takes a connection out of the dict owns it.
-_idle: dict[str | None, _Kept] = {}
-
-# The processes that have a thread which closes idle connections. This module holds no lock and no
-# thread, because Spark may pickle it by value.
-_closers: set[int] = set()
+    def close(self) -> None:
+        """Close the connection."""
+        self.conn.close()
 
 
 def _connect(url: str | None, patience: float) -> _Kept:
@@ -106,7 +89,7 @@ def _connect(url: str | None, patience: float) -> _Kept:
     conn = connect_adbc(url, patience=patience, autocommit=False)
     new = _sockets() - before
     limit = TimeLimit(SHORT, partial(answers, url))
-    return _Kept(conn, new.pop() if len(new) == 1 else None, limit, 0.0)
+    return _Kept(conn, new.pop() if len(new) == 1 else None, limit)
 
 
 def _sockets() -> set[_Socket]:
@@ -117,21 +100,6 @@ def _sockets() -> set[_Socket]:
             if stat.S_ISSOCK(file.st_mode):
                 found.add(_Socket(int(each.name), file.st_ino))
     return found
-
-
-def _close_old() -> None:
-    while True:
-        time.sleep(IDLE_SECONDS / 3)
-        old = time.monotonic() - IDLE_SECONDS
-        for url in [url for url, kept in list(_idle.items()) if kept.since < old]:
-            with contextlib.suppress(Exception):
-                let_go(url)
-
-
-@atexit.register
-def _close_idle() -> None:
-    for url in list(_idle):
-        let_go(url)
 
 
 def call(cursor: dbapi.Cursor, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -14,6 +15,7 @@ from psycopg.rows import RowFactory, tuple_row
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
+from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.loading import load_nearest
 from spark_pgqueue.postgres.retrying import PATIENCE, is_crash, is_passing, with_backoff
 from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit, answers
@@ -179,6 +181,23 @@ class Statements:
         self.disconnect()
         self._closed = True
 
+    @contextmanager
+    def kept(self) -> Iterator[Statements]:
+        """These statements, over the connection that this process kept for the database, if it
+        did. The connection is kept for the next use, unless an error ends this one.
+        """
+        self._conn = take(psycopg.Connection, self._url)
+        if self._conn is not None and not _is_quiet(self._conn):
+            self.disconnect()
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
+        if self._conn is not None and not self._conn.closed:
+            keep(psycopg.Connection, self._url, self._conn)
+        self._conn, self._closed = None, True
+
     def limited(self, conn: psycopg.Connection[Any]) -> AbstractContextManager[None]:
         """Around a use of the connection, which fails where no answer comes in time."""
         return nullcontext() if self._limit is None else self._limit.around(conn)
@@ -245,6 +264,11 @@ class Statements:
             # Without the detail, which may quote a payload.
             return PgQueueError(said.message, sqlstate=sqlstate)
         return None
+
+
+def _is_quiet(conn: psycopg.Connection[Any]) -> bool:
+    """Whether an idle connection is open, and its server has not ended it meanwhile."""
+    return not conn.closed and not select.select([conn], [], [], 0)[0]
 
 
 def _limit(url: str | None, seconds: float | None) -> TimeLimit:

@@ -207,12 +207,10 @@ class Target:
             # In a second attempt, a batch that is published already was published by the first.
             return any(done) or sent > 1
 
-        try:
+        with statements.kept():
             is_done = with_backoff(publish, self._options.url, self._patience)
             drop(statements, {table.write_no} if table is not None else set())
             return is_done
-        finally:
-            statements.close()
 
     def _settle(
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
@@ -370,7 +368,7 @@ class Target:
         """
         options = self._options
         statements = Statements(options.url, patience=self._patience, repeat=True, names=self._name)
-        try:
+        with statements.kept():
             if self._table is not None:
                 self._table.begin(statements)
             if options.action is not None or (self._table and "data" not in self._columns):
@@ -378,22 +376,26 @@ class Target:
                 return None, None
             if options.stream is None:
                 return None, statements.row("select pgqueue.begin_write()")[0]
-            consumers = None if options.consumers is None else list(options.consumers)
+            target, write_no = self._open_home(statements, options.stream)
+        if "data" in self._columns:
+            check_kind(self._is_binary, target.name, target.kind)
+        return target, write_no
+
+    def _open_home(self, statements: Statements, stream: str) -> tuple[TargetStream, int]:
+        """The stream of the options, and the number of this write."""
+        given = self._options.consumers
+        consumers = None if given is None or self._is_routed else list(given)
+        try:
             stream_id, kind, table, write_no = statements.row(
                 f"select stream_id, kind, {COPY_TARGET}, pgqueue.begin_write() "
                 "from pgqueue.open_sink(%s, %s::text[])",
-                [options.stream, None if self._is_routed else consumers],
+                [stream, consumers],
             )
-            target = TargetStream(options.stream, stream_id, kind, table)
         except PgQueueError as error:
             if error.argument == "p_consumers":
                 error.hint = "name consumers of this stream, or remove the option to publish to all"
             raise
-        finally:
-            statements.close()
-        if "data" in self._columns:
-            check_kind(self._is_binary, target.name, target.kind)
-        return target, write_no
+        return TargetStream(stream, stream_id, kind, table), write_no
 
     def _name(self, argument: str) -> str | None:
         """The user's name for an argument of SQL."""

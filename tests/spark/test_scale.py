@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import spark_pgqueue
-from spark_pgqueue.postgres import adbc, embedded, schema
+from spark_pgqueue.postgres import adbc, embedded, kept, schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
@@ -172,21 +172,41 @@ def wait_for(conn: psycopg.Connection, count: int) -> None:
 
 
 def test_a_connection_that_nobody_asks_for_is_closed(url, monkeypatch):
-    monkeypatch.setattr(adbc, "IDLE_SECONDS", 0.3)
-    adbc._closers.clear()
+    monkeypatch.setattr(kept, "IDLE_SECONDS", 0.3)
+    kept._shared("closers", set()).clear()
     with connect(url) as conn:
         before = connections(conn)
         for _ in range(2):
-            with adbc.kept_connection(url) as kept, kept.cursor() as cursor:
+            with adbc.kept_connection(url) as mine, mine.cursor() as cursor:
                 adbc.call(cursor, "select 1")
         assert connections(conn) == before + 1
         wait_for(conn, before)
-        with adbc.kept_connection(url) as kept, kept.cursor() as cursor:
+        with adbc.kept_connection(url) as mine, mine.cursor() as cursor:
             assert adbc.call(cursor, "select 2") == [(2,)]
 
 
+def test_the_driver_of_a_sink_keeps_its_connections_from_batch_to_batch(queue: Queue):
+    """It has two, because Spark begins and commits a batch in two processes."""
+    queue.create("s", "c")
+    queue.create("out")
+    queue.send("s", 1, 100)
+
+    def sessions() -> int:
+        """How many have begun."""
+        sql = "select sessions from pg_stat_database where datname = current_database()"
+        return queue.sql(sql)[0][0]
+
+    before = sessions()
+    frame = queue.load("s", "c", maxMessagesPerTrigger=10, minPartitions=1).select("key", "data")
+    writer = frame.writeStream.format("pgqueue").options(url=queue.url, stream="out")
+    writer = writer.option("checkpointLocation", queue.checkpoint()).trigger(availableNow=True)
+    assert writer.start().awaitTermination(120)
+    assert len(queue.sent("out")) == 100
+    assert sessions() - before < 2 * 10, "each of ten batches made connections of its own"
+
+
 def test_max_connections_bounds_the_tasks_and_keeps_no_connection(queue: Queue, monkeypatch):
-    monkeypatch.setattr(adbc, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(kept, "IDLE_SECONDS", 60.0)
     queue.create("s", "c")
     queue.send("s", 1, 1000)
     frame = queue.load("s", "c", maxConnections=2, maxRecordsPerPartition=10)

@@ -1,0 +1,86 @@
+"""Connections that a process keeps for their next use.
+
+Making a connection takes longer than most statements: ADBC reads the catalogue of types. An unused
+connection is closed soon, because a cluster has more workers than tasks, and other clients need
+connections.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+IDLE_SECONDS = 3.0
+"""Seconds for which a connection is kept."""
+
+
+class Closable(Protocol):
+    """A connection."""
+
+    def close(self) -> Any:
+        """Close it."""
+        ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+def take(kind: type[C], url: str | None) -> C | None:
+    """The connection that was kept last, if there is one. The caller owns it.
+
+    Args:
+        kind: what `keep` was given.
+        url: its database.
+    """
+    found = _idle().pop((kind.__qualname__, url), None)
+    return None if found is None else found[0]
+
+
+def keep(kind: type[C], url: str | None, connection: C) -> None:
+    """Keep a connection for the next `take`, which may be some seconds later.
+
+    A process has at most one of each kind and database: a Python worker of Spark runs one task at a
+    time. Another one is closed.
+    """
+    if older := take(kind, url):
+        older.close()
+    _idle()[kind.__qualname__, url] = connection, time.monotonic()
+    closers = _shared("closers", set())
+    if os.getpid() not in closers:
+        closers.add(os.getpid())
+        threading.Thread(target=_close_old, daemon=True).start()
+        atexit.register(_close_older, 0.0)
+
+
+def _idle() -> dict[tuple[str, str | None], tuple[Any, float]]:
+    return _shared("idle", {})
+
+
+def _shared(name: str, default: Any) -> Any:
+    """What all copies of this module in a process have in common.
+
+    Spark may pickle this module by value. So the module holds no connection and no thread, and each
+    copy finds them here.
+    """
+    module = sys.modules.setdefault("_spark_pgqueue_kept", ModuleType("_spark_pgqueue_kept"))
+    return vars(module).setdefault(name, default)
+
+
+def _close_old() -> None:
+    while True:
+        time.sleep(IDLE_SECONDS / 3)
+        _close_older(IDLE_SECONDS)
+
+
+def _close_older(seconds: float) -> None:
+    old = time.monotonic() - seconds
+    for key in [key for key, (_, since) in list(_idle().items()) if since <= old]:
+        if found := _idle().pop(key, None):
+            with contextlib.suppress(Exception):
+                found[0].close()
