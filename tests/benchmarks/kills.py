@@ -3,6 +3,8 @@
 A query copies one stream to another, exactly once, while a producer fills the first. In each round
 something dies at a random moment: the application, its JVM, a Python worker, an executor, the
 source's process, the backends, Postgres. In the end each message must be in the second stream once.
+With --table, the commits of the query also merge rows into a table, which must be equal to what the
+messages say.
 """
 
 from __future__ import annotations
@@ -35,17 +37,36 @@ from tests.processes import Child
 APPLICATION = """
     import sys
     from tests.sessions import session
-    url, checkpoint, master, batch, trigger = sys.argv[1:]
+    url, checkpoint, master, batch, table, trigger = sys.argv[1:]
     spark = session(master)
     source = spark.readStream.format("pgqueue").options(
         url=url, stream="in", consumer="c", minPartitions=2, visibilityTimeout="10s",
         maxMessagesPerTrigger=batch,
     )
-    sink = source.load().select("key", "data").writeStream.format("pgqueue").options(
-        url=url, stream="out", checkpointLocation=checkpoint
+    rows = source.load().select("key", "data")
+    into = {}
+    if table == "table":
+        rows = rows.selectExpr("*", "struct(cast(data as bigint) % 9973 as id,"
+                               " cast(data as bigint) as version, data % 5 = 0 as gone) as row")
+        into = {"table": "public.rows", "mergeKeys": "id", "sequenceBy": "version"}
+        into["deleteWhen"] = "gone"
+    sink = rows.writeStream.format("pgqueue").options(
+        url=url, stream="out", checkpointLocation=checkpoint, **into
     )
     query = (sink.trigger(availableNow=True) if trigger == "now" else sink).start()
     query.awaitTermination()
+"""
+
+# The table, as far as it differs from what the messages say: the last one of each id counts.
+WRONG_ROWS = """
+with said as (
+    select n %% 9973 as id, max(n) as version from generate_series(1, %s::int8) n
+    group by 1 having max(n) %% 5 <> 0
+)
+select count(*) from (
+    (select * from said except select id, version from public.rows)
+    union all
+    (select id, version from public.rows except select * from said)) w
 """
 
 SENT_TOGETHER = 10_000
@@ -93,8 +114,9 @@ class Producer(threading.Thread):
 class Query:
     """The application; started again when it has ended."""
 
-    def __init__(self, url: str, home: Path, master: str, batch: int):
-        self._arguments = (url, str(home / "checkpoint"), master, str(batch))
+    def __init__(self, url: str, home: Path, master: str, batch: int, table: bool):
+        kind = "table" if table else "stream"
+        self._arguments = (url, str(home / "checkpoint"), master, str(batch), kind)
         self.child = self._start("always")
         self.starts = 1
 
@@ -165,12 +187,18 @@ class Killer:
 
 
 def rounds_of_kills(
-    server: embedded.Server, home: Path, messages: int, rounds: int, master: str, only: list[str]
+    server: embedded.Server,
+    home: Path,
+    messages: int,
+    rounds: int,
+    master: str,
+    only: list[str],
+    table: bool,
 ) -> int:
-    """Do all rounds; returns how many messages are missing or there twice."""
+    """Do all rounds; returns how many messages are missing or there twice, and rows wrong."""
     began = time.monotonic()
     statements = Statements(server.url, patience=60, repeat=True)
-    query = Query(server.url, home, master, max(1000, messages // 50))
+    query = Query(server.url, home, master, max(1000, messages // 50), table)
     killer = Killer(server, query, statements)
     names = only or list(killer.ways)
     if not only and not master.startswith("local-cluster"):
@@ -212,8 +240,13 @@ def rounds_of_kills(
         query.child.kill()
     query.finish()
     (left,) = statements.row("select backlog + claimed + dead from pgqueue.consumer_stats")
-    statements.close()
     print(f"{time.monotonic() - began:.0f} s; {left} messages are left to the consumer")
+    if table:
+        (wrong,) = statements.row(WRONG_ROWS, [messages])
+        (rows,) = statements.row("select count(*) from public.rows")
+        print(f"{rows:,} rows are in the table, and {wrong:,} are wrong or missing")
+        left += wrong
+    statements.close()
     return left + count(server.url, messages)
 
 
@@ -245,6 +278,7 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="What dies, in turn, in place of all.")
     ] = None,
+    table: Annotated[bool, typer.Option(help="Merge rows into a table, too.")] = False,
     seed: Annotated[int | None, typer.Option(help="For the moments of the kills.")] = None,
 ) -> None:
     """Kill whatever there is, round after round, and count what arrives."""
@@ -260,9 +294,12 @@ def main(
             with connection.connect(server.url) as conn:
                 schema.install(conn)
                 conn.execute("select pgqueue.create_stream(s) from unnest('{in,out}'::text[]) s")
-                conn.execute("select pgqueue.create_consumer('in', 'c')")
+                # A late row behind a delete would come back.
+                order = "stream" if table else "none"
+                conn.execute("select pgqueue.create_consumer('in', 'c', p_ordering => %s)", [order])
+                conn.execute("create table public.rows (id int8 primary key, version int8)")
                 conn.execute("create table produced as select 0::int8 as sent")
-            wrong = rounds_of_kills(server, home, messages, rounds, master, only or [])
+            wrong = rounds_of_kills(server, home, messages, rounds, master, only or [], table)
     finally:
         with suppress(OSError):
             shutil.rmtree(home)

@@ -9,7 +9,7 @@ SECTIONS = {
     "Tutorials": {
         "The first hour": "sql/guide/first-hour",
         "Ten questions": "sql/guide/questions",
-        "Seven lessons in notebooks": "notebooks/README",
+        "Eight lessons in notebooks": "notebooks/README",
     },
     "How-to: applications": {
         "Recipes": "sql/guide/cookbook",
