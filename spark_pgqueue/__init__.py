@@ -16,6 +16,7 @@ Without Spark:
     connect(url)            a client, `client.Client`, with all functions of the schema
     connect_async(url)      the same for asyncio, `client.AsyncClient`
     Consumer(url, ...)      a worker, which calls a function for each message
+    handler(stream, consumer)  a decorator: `pgqueue work MODULE` runs such functions
     Retry, Reject, Defer    raised by that function for a message that is not done
     Client, AsyncClient     the types of clients, and Claim, Message of what a client receives
     server_of(key, servers) the server of a key, where a stream is on several servers
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from spark_pgqueue.spark.offset_source_streams import offsets
     from spark_pgqueue.spark.servers import server_column
     from spark_pgqueue.watching import history, watch
-    from spark_pgqueue.worker import Consumer, Defer, Reject, Retry
+    from spark_pgqueue.worker import Consumer, Defer, Reject, Retry, handler
 
 __all__ = [
     "AsyncClient",
@@ -71,6 +72,7 @@ __all__ = [
     "connect",
     "connect_async",
     "embedded",
+    "handler",
     "history",
     "in_key_order",
     "java",
@@ -86,7 +88,7 @@ __all__ = [
 _LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
 _LAZY_NAMES = {
     "spark_pgqueue.client": ("AsyncClient", "Claim", "Client", "Message"),
-    "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry"),
+    "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry", "handler"),
     "spark_pgqueue.watching": ("history", "watch"),
     "spark_pgqueue.servers": ("server_of",),
     "spark_pgqueue.spark.servers": ("server_column",),

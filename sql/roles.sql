@@ -27,8 +27,9 @@ $$;
 -- Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need. Roles that
 -- exist already stay. The grants hold in all streams that there are and will be:  grant pgqueue_producer to app. Roles
 -- belong to the server: another database with this schema has the same ones, and their members count here too. Returns
--- the roles and their members. Runs with the rights of the caller, who may create roles and owns the schema. Errors:
--- PQ006 when a role of such a name can do more than belong to a group. Locks: none that others wait for.
+-- the roles and their members. Runs with the rights of the caller, who owns the schema, and may create the roles that
+-- are missing. Errors: PQ006 when a role of such a name can do more than belong to a group; 42501 when the caller may
+-- not create roles. Locks: none that others wait for.
 create or replace function pgqueue.create_roles() returns table (role text, members text[])
 language plpgsql
 as $$
@@ -38,7 +39,15 @@ begin
     foreach role in array _pgqueue.group_roles() loop
         select * into v_found from pg_roles where rolname = role;
         if not found then
-            execute format('create role %I nologin', role);
+            begin
+                execute format('create role %I nologin', role);
+            exception when insufficient_privilege then
+                raise exception '% may not create the role %', current_user, role
+                    using errcode = 'insufficient_privilege', hint = format(
+                        'An administrator runs: %s. Then call create_roles again.',
+                        (select string_agg(format('create role %I nologin', name), '; ')
+                         from unnest(_pgqueue.group_roles()) name));
+            end;
         elsif v_found.rolcanlogin or v_found.rolsuper or v_found.rolcreaterole or v_found.rolcreatedb
               or v_found.rolreplication or v_found.rolbypassrls then
             raise exception 'there is already a role %, and it is not just a group: '

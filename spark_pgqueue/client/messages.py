@@ -186,6 +186,7 @@ class Outcome:
         owner: the application_name of the worker that has the message, or had it last.
         claimed_at: when that worker claimed it.
         ended_at: when the message was done, or died.
+        due_at: when its delay or its lease ends: the message is delivered again, then or later.
     """
 
     state: str
@@ -196,6 +197,7 @@ class Outcome:
     owner: str | None
     claimed_at: datetime | None
     ended_at: datetime | None
+    due_at: datetime | None
 
     @property
     def is_final(self) -> bool:

@@ -243,6 +243,12 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
                 hint=f"create the role first: create role {role} login",
                 sqlstate=error.sqlstate,
             ) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PgQueueError(
+                str(error.diag.message_primary),
+                hint=f"an administrator of the role runs: grant pgqueue_{group} to {role}",
+                sqlstate=error.sqlstate,
+            ) from None
 
 
 def check(conn: psycopg.Connection) -> None:

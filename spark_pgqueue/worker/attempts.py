@@ -46,10 +46,12 @@ class Hooks:
     """Calls the user's hooks after each call of the handler. An error of a hook is logged.
 
     Args:
+        of: the stream and the consumer, for the log.
         options: the worker's options.
     """
 
-    def __init__(self, options: Options):
+    def __init__(self, of: str, options: Options):
+        self._of = of
         self._on_success = options.on_success
         self._on_failure = options.on_failure
         self._is_batch = options.batch is not None
@@ -64,27 +66,29 @@ class Hooks:
             try:
                 hook(list(messages) if self._is_batch else messages[0], result)
             except Exception:
-                logger.exception("a hook failed, for %s", name_of(messages))
+                logger.exception("%s: a hook failed", name_of(self._of, messages))
 
 
 class Attempt:
     """Calls a handler, in one thread. Before `start` it can be pickled, if the handler can.
 
     Args:
+        of: the stream and the consumer, for the log.
         handler: called with a message, or with a list of messages for batches; a transactional
             handler also gets a connection.
         options: the worker's options.
         url: the database of that connection.
     """
 
-    def __init__(self, handler: Callable[..., Any], options: Options, url: str | None):
+    def __init__(self, of: str, handler: Callable[..., Any], options: Options, url: str | None):
+        self.of: str = of
         self._handler = handler
         self._is_batch = options.batch is not None
         self._wrap = options.wrap
         self._is_transactional = options.transactional
         self._url = url
         self._client: Client | None = None
-        self._losses = LostConnections()
+        self._losses = LostConnections(of)
 
     def start(self) -> None:
         """Do nothing: a call in the same process needs no preparation."""
@@ -103,7 +107,7 @@ class Attempt:
                 result = self._handler(given)
                 return of_result(result), result
         except BaseException as error:  # also SystemExit, which would end the thread
-            return failed(messages, error), error
+            return failed(self.of, messages, error), error
 
     def interrupt(self) -> bool:
         """A call in a thread cannot be ended."""
@@ -130,7 +134,7 @@ class Attempt:
                 if client._statements.row(ACK, ack)[0] < len(messages):
                     raise _Lost
         except _Lost:
-            return lost(messages), None
+            return lost(self.of, messages), None
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         return DeliveryState.settled, result
@@ -145,9 +149,13 @@ class LostConnections:
 
     The transaction was undone then, or was committed with its acknowledgement. But a message whose
     handler loses its connection again and again has failed: it may be what ends the connection.
+
+    Args:
+        of: the stream and the consumer, for the log.
     """
 
-    def __init__(self):
+    def __init__(self, of: str):
+        self._of = of
         self._times: Counter[int] = Counter()  # by the first message of a call
 
     def outcome(
@@ -165,30 +173,30 @@ class LostConnections:
         """
         is_lost = is_passing(error) if conn is None else conn.closed
         if isinstance(error, Verdict) or not is_lost:
-            return failed(messages, error)
+            return failed(self._of, messages, error)
         first = messages[0].seq
         if conn is not None:
             self._times[first] += 1
             if self._times[first] > _MOST_LOSSES:
                 del self._times[first]
-                return failed(messages, error)
+                return failed(self._of, messages, error)
         logger.warning(
             "%s: given back, the connection of its transaction was lost: %s",
-            *(name_of(messages), clean(str(error))),
+            *(name_of(self._of, messages), clean(str(error))),
         )
         return Defer(_PAUSE)
 
 
-def failed(messages: Sequence[Message], error: BaseException) -> Verdict:
+def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
     """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        logger.warning("%s: %s", name_of(messages), type(error).__name__, exc_info=error)
+        logger.warning("%s: %s", name_of(of, messages), type(error).__name__, exc_info=error)
     return of_error(error)
 
 
-def lost(messages: Sequence[Message]) -> Outcome:
+def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    logger.warning("%s: undone, another worker has the claim now", name_of(messages))
+    logger.warning("%s: undone, another worker has the claim now", name_of(of, messages))
     return DeliveryState.gone
 
 
@@ -197,11 +205,16 @@ def json_of(outcome: Outcome) -> str | None:
     return outcome.json if isinstance(outcome, Result) else None
 
 
-def name_of(messages: Sequence[Message]) -> str:
-    """The name of messages in the log, and which delivery it is."""
+def name_of(of: str, messages: Sequence[Message]) -> str:
+    """The name of messages in the log, and which delivery it is.
+
+    Args:
+        of: their stream and consumer.
+        messages: at least one.
+    """
     first = messages[0]
     said = "message" if len(messages) == 1 else f"{len(messages)} messages from"
-    return f"{said} {first.seq} (delivery {first.deliver_count})"
+    return f"{of}: {said} {first.seq} (delivery {first.deliver_count})"
 
 
 def is_async(handler: Callable[..., Any]) -> bool:

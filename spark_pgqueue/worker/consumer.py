@@ -68,6 +68,7 @@ class Consumer:
         self._stream = arguments.text("stream", stream)
         self._name = arguments.text("name", name)
         self._patience = patience
+        self._of = f"{self._stream!r}, {self._name!r}"
         self._pollers: set[Poller] = set()
 
     def __repr__(self) -> str:
@@ -133,14 +134,14 @@ class Consumer:
         """
         if is_async(handler):
             return asyncio.run(self.run_async(handler, **options))
-        chosen = _options(options)
-        _check_handler(handler, chosen)
-        hooks = Hooks(chosen)
+        chosen = options_of(options)
+        check_handler(handler, chosen)
+        hooks = Hooks(self._of, chosen)
         timeout = None if chosen.timeout is None else chosen.timeout.total_seconds()
         with self._polling(chosen, hooks) as (poller, queue, wake):
 
             def attempt() -> Attempt | Child:
-                attempt = Attempt(handler, chosen, self._url)
+                attempt = Attempt(self._of, handler, chosen, self._url)
                 return attempt if chosen.processes is None else Child(attempt, chosen.timeout)
 
             executor = Threads(queue, chosen.slots, attempt, hooks, timeout)
@@ -167,17 +168,17 @@ class Consumer:
         Returns:
             as `run`. The errors are the same, too.
         """
-        chosen = _options(options)
-        _check_handler(handler, chosen)
+        chosen = options_of(options)
+        check_handler(handler, chosen)
         if not is_async(handler):
             raise PgQueueError(
                 "handler must be awaited: an async function", hint="for others there is `run`"
             )
         if chosen.processes is not None:
             raise PgQueueError("processes are for handlers that are not awaited")
-        hooks = Hooks(chosen)
+        hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
-            executor = Tasks(queue, handler, chosen, hooks, self._url)
+            executor = Tasks(self._of, queue, handler, chosen, hooks, self._url)
             with stopped_by_signals(poller.stop):
                 kept = asyncio.get_running_loop().run_in_executor(None, poller.run, executor)
                 try:
@@ -212,7 +213,7 @@ class Consumer:
         allowed = ("prefetch", "visibility_timeout", "wait")
         if unknown := sorted(set(options) - set(allowed)):
             raise PgQueueError(f"listen has no option {unknown[0]!r}: {', '.join(allowed)}")
-        return self._listen(_options(options))
+        return self._listen(options_of(options))
 
     def stop(self) -> None:
         """End all runs. May be called from another thread, a signal handler, or the handler.
@@ -221,11 +222,14 @@ class Consumer:
         >>> billing.run(lambda message: billing.stop() if message.seq == 2 else None)
         2
         """
+        self._stop()
+
+    def _stop(self, grace: float | None = None) -> None:
         for poller in list(self._pollers):
-            poller.stop()
+            poller.stop(grace)
 
     def _listen(self, options: Options) -> Iterator[Message]:
-        with self._polling(options, Hooks(options)) as (poller, queue, _):
+        with self._polling(options, Hooks(self._of, options)) as (poller, queue, _):
             failed: list[BaseException] = []
 
             def keep() -> None:
@@ -303,7 +307,12 @@ def _named(url: str | None, worker: str | None) -> str:
     return make_conninfo("", **given, application_name=name)
 
 
-def _options(given: dict[str, Any]) -> Options:
+def options_of(given: dict[str, Any]) -> Options:
+    """The options of a run.
+
+    Raises:
+        PgQueueError: there is no such option, or its value is not allowed.
+    """
     names = Options.__dataclass_fields__
     for name in given:
         if name not in names:
@@ -311,7 +320,7 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(**given)
 
 
-def _check_handler(handler: Any, options: Options) -> None:
+def check_handler(handler: Any, options: Options) -> None:
     """Refuse a handler that no call would reach: each message would become a dead letter.
 
     Raises:

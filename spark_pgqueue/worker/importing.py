@@ -7,19 +7,37 @@ import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
 
 
+def import_named(name: str) -> ModuleType:
+    """The module of that name.
+
+    It is looked for where Python looks, and first in the current directory.
+
+    Raises:
+        PgQueueError: the module cannot be imported, whatever that raises.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise PgQueueError(
+            f"the module {name} of the handler cannot be imported: {type(error).__name__}: {error}",
+            hint=f"it is looked for in {here}, and where Python looks (PYTHONPATH)",
+        ) from error
+
+
 def import_handler(name: str) -> Callable[..., Any]:
     """The function that is called `name`: a module, a colon, and its name there.
 
-    The module is looked for where Python looks, and first in the current directory.
-
     Raises:
-        PgQueueError: there is none of that name, it is no function, or its module cannot be
-            imported, whatever that raises.
+        PgQueueError: there is none of that name, it is no function, or as `import_named`.
     """
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
@@ -27,17 +45,7 @@ def import_handler(name: str) -> Callable[..., Any]:
             f"the handler {name!r} is not MODULE:NAME",
             hint="for the function bill in app/jobs.py, give app.jobs:bill",
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise PgQueueError(
-            f"the module {module_name} of the handler cannot be imported:"
-            f" {type(error).__name__}: {error}",
-            hint=f"it is looked for in {here}, and where Python looks (PYTHONPATH)",
-        ) from error
+    module = import_named(module_name)
     try:
         handler = attrgetter(path)(module)
     except AttributeError:

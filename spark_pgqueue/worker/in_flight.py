@@ -159,12 +159,16 @@ class InFlightClaim:
         self._open.clear()
         self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
 
-    def settle(self, client: Client) -> None:
+    def settle(self, client: Client) -> list[int]:
         """Settle the noted outcomes, in few calls. Repeating it is always safe.
+
+        Returns:
+            messages that were returned because they failed.
 
         Raises:
             PgQueueError: the connection was lost; the outcomes that were not settled stay noted.
         """
+        failed: list[int] = []
         if self._done:
             # First: a failed message takes the later messages of its key out of the claim.
             client.ack(self.claim_id, None if self.is_done else self._done)
@@ -179,10 +183,13 @@ class InFlightClaim:
             unnamed = self._is_batch and verdict.seqs is None
             seqs = None if unnamed else [seq for seqs, _ in same for seq in seqs]
             self._pass(client, verdict, seqs)
+            if isinstance(verdict, Retry):
+                failed += [seq for seqs, _ in same for seq in seqs]
             self._verdicts = [v for v in self._verdicts if v not in same]
         if self._unstarted:
             client.defer(self.claim_id, self._unstarted)
             self._unstarted = []
+        return failed
 
     def _result_arrays(self) -> tuple[list[str], list[str]]:
         seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]

@@ -9,6 +9,7 @@ are statements of their own: what keeps a claim from being made takes no acknowl
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from threading import Event
 
@@ -37,9 +38,12 @@ settled are delivered again."""
 AHEAD = 0.1
 """Seconds. The poller claims as many messages ahead as the slots will begin within this time."""
 
+_TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
 _NEVER = float("inf")
 _LOGGER = "spark_pgqueue.worker"
+
+logger: logging.Logger = logging.getLogger(_LOGGER)
 
 
 class Poller:
@@ -83,7 +87,7 @@ class Poller:
         self._suspect: InFlightClaim | None = None  # runs alone: it may kill the worker
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
         self._call_takes: float | None = None  # mean duration of a call, in seconds
-        self._settle_at = self._look_at = 0.0
+        self._settle_at = self._look_at = self._tell_at = 0.0
         self._acks_alone = False  # the next acknowledgements go without a claim
         self._is_short = False  # the last claim had fewer messages than wanted
         self._has_heard = True
@@ -275,12 +279,26 @@ class Poller:
         if settles:
             for in_flight in news:
                 if in_flight is not done or not looks:
-                    in_flight.settle(self._client)
+                    self._tell_of(in_flight.settle(self._client), now)
             self._claims = {in_flight for in_flight in self._claims if not in_flight.is_over}
             self._settle_at = clock.now() + SETTLE_EVERY
             self._acks_alone = False
         if looks:
             self._claim(wanted, done)
+
+    def _tell_of(self, failed: list[int], now: float) -> None:
+        """Log what becomes of a message that failed. To ask for more than one a second would cost
+        more than it tells.
+        """
+        if not failed or now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_EVERY
+        found = self._client.outcome(self._stream, self._consumer, failed[0])
+        if found.state == "dead":
+            said = f"a dead letter, after {found.deliver_count} deliveries"
+        else:
+            said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
+        logger.warning("%r, %r: message %s %s", self._stream, self._consumer, failed[0], said)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim once no other claim is left; resume when it is settled."""

@@ -92,7 +92,7 @@ class Child:
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
                 outcome = Retry(reason=f"the process that had it died: {how}")
-                logger.warning("%s: %s", name_of(messages), outcome.reason)
+                logger.warning("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)

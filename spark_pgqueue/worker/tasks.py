@@ -22,6 +22,7 @@ class Tasks:
     """Runs calls in tasks of the running loop.
 
     Args:
+        of: the stream and the consumer, for the log.
         queue: holds the jobs.
         handler: called with a message, or with a list of messages; a transactional handler also
             gets a connection.
@@ -32,12 +33,14 @@ class Tasks:
 
     def __init__(
         self,
+        of: str,
         queue: JobQueue,
         handler: AsyncHandler,
         options: Options,
         hooks: Hooks,
         url: str | None,
     ):
+        self._of = of
         self._queue = queue
         self._handler = handler
         self._options = options
@@ -47,7 +50,7 @@ class Tasks:
         self._is_over = False
         self._url = url
         self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
-        self._losses = LostConnections()
+        self._losses = LostConnections(of)
 
     def start(self) -> None:
         """See `Executor`."""
@@ -121,11 +124,11 @@ class Tasks:
         except TimeoutError as error:
             if time.expired():
                 return Retry(reason=f"timed out after {options.timeout}"), error
-            return failed(messages, error), error
+            return failed(self._of, messages, error), error
         except BaseException as error:
             if self._is_over:  # cancelled, and given back
                 raise
-            return failed(messages, error), error
+            return failed(self._of, messages, error), error
 
     async def _in_transaction(
         self, claim_id: int, messages: Messages, given: Any
@@ -147,4 +150,6 @@ class Tasks:
         finally:
             if conn is not None and not conn.closed:
                 self._connections.append(conn)
-        return (DeliveryState.settled, result) if count == len(messages) else (lost(messages), None)
+        if count < len(messages):
+            return lost(self._of, messages), None
+        return DeliveryState.settled, result

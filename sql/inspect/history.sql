@@ -8,11 +8,12 @@
 --   reason, error  of a dead letter
 --   deliver_count  how often it was delivered; owner: the last one (application_name); claimed_at: when; ended_at:
 --                  until when
+--   due_at         when its delay or its lease ends: it is delivered again, then or later
 -- For a message that was delivered again after it was done, the first end that is kept.
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.outcome(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, result jsonb, reason text, error text, deliver_count int, owner text, claimed_at timestamptz,
-               ended_at timestamptz)
+               ended_at timestamptz, due_at timestamptz)
 language plpgsql stable
 as $$
 declare
@@ -25,19 +26,19 @@ begin
     if found then
         return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result,
                             null::text, null::text,
-                            v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at;
+                            v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at, null::timestamptz;
         return;
     end if;
     select * into v_dead from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
     order by d.dead_id limit 1;
     if found then
         return query select 'dead', v_dead.details, v_dead.reason, v_dead.note ->> 'error',
-                            v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at;
+                            v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at, null::timestamptz;
         return;
     end if;
     return query
         select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, c.owner, c.claimed_at,
-               null::timestamptz
+               null::timestamptz, e.until
         from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
         left join _pgqueue.runs_of(v_consumer.consumer_id) m on m.seqs @> p_seq
         left join lateral _pgqueue.claim_by(m.claim_id) c on true;

@@ -14,6 +14,7 @@ SECTIONS = {
     "How-to: applications": {
         "Recipes": "sql/guide/cookbook",
         "Send in your transaction": "sql/guide/in-your-transaction",
+        "Use Node, Java, Go, HTTP": "sql/guide/languages",
         "Move from pgmq, Kafka or SQS": "sql/guide/moving",
         "Run workers": "sql/guide/workers",
         "Retry": "sql/guide/retries",
@@ -51,6 +52,7 @@ SECTIONS = {
         "Monitor": "sql/guide/monitoring",
         "Serve the web page": "sql/guide/web",
         "Keep and delete messages": "sql/guide/retention",
+        "Use a managed Postgres": "sql/guide/managed",
         "Restore and fail over": "sql/guide/restore",
     },
     "Reference": {

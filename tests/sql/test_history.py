@@ -196,6 +196,7 @@ def test_the_error_of_a_message_that_failed_is_told(conn: Conn) -> None:
     value(conn, "nack", claim_of(receive(conn)), [seq], seconds(60), "no such user")
     told = outcome(conn, seq)
     assert (told.state, told.error, told.deliver_count) == ("delayed", "no such user", 1)
+    assert seconds(59) < told.due_at - now(conn) <= seconds(60)
 
 
 @pytest.mark.parametrize("end", ["ack", "ack some", "next claim", "dead_letter", "expired"])

@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import threading
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,7 @@ import spark_pgqueue
 from spark_pgqueue import Consumer, Defer, PgQueueError, Reject, Retry
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker.handlers import Handling, run_all
 from tests import handlers
 from tests.processes import wait_until
 from tests.sql import checker, clock
@@ -773,11 +776,88 @@ def test_work_on_the_command_line(queue, run, caplog):
     with caplog.at_level(logging.WARNING):
         done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
     for delivery in (1, 2, 3):
-        assert f"message 12 (delivery {delivery}): AssertionError" in caplog.text
+        assert f"'s', 'c': message 12 (delivery {delivery}): AssertionError" in caplog.text
+    assert re.search(r"'s', 'c': message 12 (comes again at once|a dead letter)", caplog.text)
     assert done.stderr.splitlines()[-1] == "1 message handled; 3 calls failed"
     assert json.loads(done.stdout) == {"stream": "s", "consumer": "c", "handled": 1, "failed": 3}
     queue.purge_dead("s", "c")
     assert left(queue) == (0, 0, 0)
+
+
+DECORATED = """
+from datetime import timedelta
+from spark_pgqueue import handler
+
+@handler("s", "c", batch=2)
+@handler("new", "d", batch=3)
+def note(messages): print(sorted(message.data for message in messages))
+
+@handler("s", "e", wait=timedelta(0), on_failure=lambda m, error: print("failed", m.seq))
+async def fail(message): raise ValueError
+
+def plain(message): pass
+"""
+
+
+def test_work_runs_all_functions_of_a_module_with_the_decorator(queue, run, tmp_path):
+    """With their own options, those of the command line, and what is missing."""
+    (tmp_path / "decorated.py").write_text(DECORATED)
+    queue.send_batch("s", ["a", "b"])
+    done = run("decorated", "--create", "--wait", "50ms", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "2 messages handled; 2 calls failed"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    names = [(each["stream"], each["consumer"], each["handled"], each["failed"])
+             for each in map(json.loads, lines)]  # fmt: skip
+    assert names == [("new", "d", 0, 0), ("s", "c", 2, 0), ("s", "e", 0, 2)]
+    assert "['a', 'b']" in done.stdout
+    assert "failed 1" in done.stdout
+    queue.send_batch("new", ["x"] * 3)
+    done = run("decorated:note", "--wait", "50ms", "--batch", 1)
+    assert done.stdout.splitlines() == ["['x']"] * 3
+
+
+def test_a_signal_stops_all_workers_of_a_module_and_so_does_the_failure_of_one(queue, run, url):
+    queue.create_consumer("s", "d", start="earliest")
+    queue.send("s", "a")
+
+    def both(function):
+        return [Handling(function, "s", name, {}) for name in ("c", "d")]
+
+    assert run_all(url, both(lambda _: os.kill(os.getpid(), signal.SIGTERM))) == [1, 1]
+    missing = Handling(print, "s", "missing", {})
+    with pytest.raises(PgQueueError, match="PQ002"):
+        run_all(url, [*both(print), missing])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["given_handlers"], "given_handlers names no stream and consumer"),
+        (["given_handlers:note"], "note names no stream and consumer"),
+        (["given_handlers:note", "s"], "the stream is given, and no CONSUMER"),
+        (["no_such_module"], "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_handler_that_names_nothing_is_one_clear_error(queue, run, arguments, said):
+    done = run(*arguments)
+    assert done.exit_code in (1, 2)
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_the_decorator_refuses_what_no_run_would_take():
+    cases: list[tuple[tuple[Any, dict[str, Any]], str]] = [
+        ((lambda: None, {}), "is called with a message: too many"),
+        ((print, {"batc": 3}), "there is no option 'batc'"),
+        ((print, {"batch": 0}), "batch must be from 1"),
+        ((3, {}), "handler must be a function"),
+        ((print, {}), "handler must be a function in Python"),
+    ]
+    for (function, options), said in cases:
+        with pytest.raises(PgQueueError, match=said):
+            spark_pgqueue.handler("s", "c", **options)(function)
+    with pytest.raises(PgQueueError, match="stream must be a str"):
+        spark_pgqueue.handler(3, "c")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

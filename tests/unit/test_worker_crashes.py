@@ -95,7 +95,7 @@ def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
 
 def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worker():
     """Else the thread that makes the calls would end, and its message be held for ever."""
-    calls = InAProcess(Attempt(str, Options(processes=1), None), None)
+    calls = InAProcess(Attempt("", str, Options(processes=1), None), None)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:

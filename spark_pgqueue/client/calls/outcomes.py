@@ -33,8 +33,8 @@ class OutcomeCalls(Calls):
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
         (found,) = self._statements.rows(
-            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at"
-            " from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
+            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at,"
+            " due_at from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
             [
                 arguments.text("stream", stream),
                 arguments.text("consumer", consumer),

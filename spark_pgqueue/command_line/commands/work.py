@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_pgqueue.command_line.app import app
-from spark_pgqueue.command_line.arguments import ConsumerName, Json, StreamName, Url, duration
+from spark_pgqueue.command_line import completion
+from spark_pgqueue.command_line.app import app, connect
+from spark_pgqueue.command_line.arguments import Json, Url, duration
 from spark_pgqueue.command_line.output import count_of, told
-from spark_pgqueue.worker import Consumer
-from spark_pgqueue.worker.importing import import_handler
+from spark_pgqueue.worker.handlers import Handling, handlings, run_all
+from spark_pgqueue.worker.importing import import_handler, import_named
+from spark_pgqueue.worker.options import Options
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -21,16 +23,29 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Longer than 60 lines: Typer reads the options from the parameters.
 @app.command()
 def work(
+    context: typer.Context,
     handler: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:HANDLER",
+            metavar="MODULE[:HANDLER]",
             show_default=False,
-            help="A function that takes a message, such as app.jobs:bill.",
+            help="A function that takes a message, such as app.jobs:bill; or a module, for all of"
+            " its functions with the decorator @spark_pgqueue.handler.",
         ),
     ],
-    stream: StreamName,
-    consumer: ConsumerName,
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STREAM",
+            show_default=False,
+            autocompletion=completion.streams,
+            help="By default the decorator says it, as the consumer.",
+        ),
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Argument(metavar="CONSUMER", show_default=False, autocompletion=completion.consumers),
+    ] = None,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Calls at a time: threads, or tasks of asyncio.")
     ] = 1,
@@ -66,6 +81,10 @@ def work(
             parser=duration, metavar="DURATION", help="End after this long without a message."
         ),
     ] = None,
+    create: Annotated[
+        bool,
+        typer.Option("--create", help="Create streams and consumers that are missing, as of text."),
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -75,21 +94,47 @@ def work(
     standard error.
     """
     logging.basicConfig(level=logging.INFO, format=_FORMAT)
-    function = import_handler(handler)
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name in Options.__dataclass_fields__
+        and getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
+    }
+    handled = [_counted(each, given) for each in _handlings(handler, stream, consumer)]
+    if create:
+        with connect(url) as queue:
+            for each, _ in handled:
+                queue.create_stream(each.stream, if_not_exists=True)
+                queue.create_consumer(
+                    each.stream, each.consumer, start="earliest", if_not_exists=True
+                )
+    counts = run_all(url, [each for each, _ in handled])
+    failed = sum(len(failures) for _, failures in handled)
+    said = f"; {count_of(failed, 'call')} failed" if failed else ""
+    print(f"{count_of(sum(counts))} handled{said}", file=sys.stderr)
+    for (each, failures), count in zip(handled, counts, strict=True):
+        fields = {"stream": each.stream, "consumer": each.consumer, "handled": count}
+        told(as_json, **fields, failed=len(failures))
+
+
+def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Handling]:
+    """The handlers that a command line names."""
+    if stream is None:
+        return handlings(import_handler(name) if ":" in name else import_named(name))
+    if consumer is None:
+        raise typer.BadParameter("the stream is given, and no CONSUMER", param_hint="CONSUMER")
+    return [Handling(import_handler(name), stream, consumer, {})]
+
+
+def _counted(each: Handling, given: dict[str, Any]) -> tuple[Handling, list[BaseException]]:
+    """A handler with the options of the command line, and what will have its failures."""
+    options = {**each.options, **given}
     failures: list[BaseException] = []
-    handled = Consumer(url, stream, consumer).run(
-        function,
-        concurrency=concurrency,
-        processes=processes,
-        batch=batch,
-        prefetch=prefetch,
-        transactional=transactional,
-        timeout=timeout,
-        grace=grace,
-        wait=wait,
-        on_failure=lambda _, error: failures.append(error),
-    )
-    failed = f"; {count_of(len(failures), 'call')} failed" if failures else ""
-    print(f"{count_of(handled)} handled{failed}", file=sys.stderr)
-    if as_json:
-        told(as_json, stream=stream, consumer=consumer, handled=handled, failed=len(failures))
+    before = options.get("on_failure")
+
+    def count(messages: Any, error: BaseException) -> None:
+        failures.append(error)
+        if before is not None:
+            before(messages, error)
+
+    return each._replace(options={**options, "on_failure": count}), failures

@@ -1,0 +1,123 @@
+"""Functions that name the stream and the consumer whose messages they handle, and running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from spark_pgqueue.client import arguments
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.wake_event import WakeEvent
+from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
+from spark_pgqueue.worker.signals import stopped_by_signals
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "_pgqueue_handles"
+_LONG, _SOON = 3600.0, 0.1  # seconds; a signal, and the end of a worker, end the wait
+
+
+class Handling(NamedTuple):
+    """A function, and what it handles.
+
+    Attributes:
+        function: the function.
+        stream: the stream's name.
+        consumer: the consumer's name.
+        options: as those of `Consumer.run`.
+    """
+
+    function: Callable[..., Any]
+    stream: str
+    consumer: str
+    options: dict[str, Any]
+
+
+def handler(stream: str, consumer: str, **options: Any) -> Callable[[F], F]:
+    """Name the stream and the consumer whose messages a function handles: a decorator.
+
+    `pgqueue work app.jobs` runs all functions of the module app.jobs that have it. The function
+    itself stays as it is, and may be called.
+
+        >>> @spark_pgqueue.handler("orders", "billing", concurrency=8)
+        ... def bill(message):
+        ...     print("billed", message.data)
+
+    Args:
+        stream: the stream's name.
+        consumer: the consumer's name.
+        options: as those of `Consumer.run`; the options of the command line come before these.
+
+    Raises:
+        PgQueueError: an option is not allowed, or the function does not take what it is called
+            with.
+    """
+    names = arguments.text("stream", stream), arguments.text("consumer", consumer)
+    chosen = options_of(options)
+
+    def mark(function: F) -> F:
+        check_handler(function, chosen)
+        if not hasattr(function, "__dict__"):
+            raise PgQueueError(f"handler must be a function in Python, not {function!r}")
+        function.__dict__.setdefault(_MARK, []).append((*names, options))
+        return function
+
+    return mark
+
+
+def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
+    """What a function handles, or all functions of a module, in the order of its text.
+
+    Raises:
+        PgQueueError: nothing has the decorator.
+    """
+    functions = vars(found).values() if isinstance(found, ModuleType) else [found]
+    marked = {id(each): each for each in functions if _MARK in getattr(each, "__dict__", {})}
+    if not marked:
+        raise PgQueueError(
+            f"{found.__name__} names no stream and consumer",
+            hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or give both'
+            " on the command line",
+        )
+    return [Handling(each, *of) for each in marked.values() for of in vars(each)[_MARK]]
+
+
+def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
+    """Run handlers, each with a worker of its own, until SIGTERM, SIGINT, or all are over.
+
+    Args:
+        url: as that of `Consumer`.
+        handled: at least one.
+
+    Returns:
+        for each, how many messages were handled.
+
+    Raises:
+        PgQueueError: as `Consumer.run`, of a worker that failed; the others are stopped then.
+    """
+    workers = [Consumer(url, each.stream, each.consumer) for each in handled]
+    stops: list[float | None] = []
+
+    def stop(grace: float | None = None) -> None:
+        stops.append(grace)
+
+    with closing(WakeEvent()) as wake, ThreadPoolExecutor(len(workers)) as threads:
+        with stopped_by_signals(stop, wake.writable):
+            running = [
+                threads.submit(worker.run, each.function, **each.options)
+                for worker, each in zip(workers, handled, strict=True)
+            ]
+            for future in running:
+                future.add_done_callback(lambda _: wake.set())
+            while not all(future.done() for future in running):
+                # A worker that was stopped before it began has to be stopped once more.
+                wake.wait(_SOON if stops else _LONG)
+                wake.clear()
+                if any(future.done() and future.exception() for future in running):
+                    stop()
+                for worker in workers if stops else ():
+                    worker._stop(stops[-1])
+        return [future.result() for future in running]
