@@ -104,6 +104,7 @@ as $$
         ('peek_at', '{consumer, admin}', '{probe, serial, no_jit}'),
         ('export_lines', '{consumer, admin}', '{probe, serial, no_jit}'),
         ('explain_message', '{observer, admin}', '{probe, loop}'),
+        ('failures', '{observer, admin}', '{probe, loop}'),
         ('key_stats', '{observer, admin}', '{probe, loop}'),
         ('consumer_position', '{observer, admin}', null),
         ('scan_messages', '{consumer, observer, admin}', null),
@@ -145,6 +146,7 @@ as $$
         ('replay', '{admin}', '{plan, probe, loop}'),
         ('retry', '{admin}', '{probe, loop}'),
         ('cancel', '{admin}', '{plan, probe, loop}'),
+        ('postpone', '{admin}', '{plan, probe, loop}'),
         ('pause', '{admin}', null),
         ('resume', '{admin}', null),
         -- schedules

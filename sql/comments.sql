@@ -119,6 +119,10 @@ comment on routine pgqueue.read_dead is
 -- functions/cancel.sql
 comment on routine pgqueue.cancel is 'Takes messages from a consumer that has not finished them.';
 
+-- functions/postpone.sql
+comment on routine pgqueue.postpone is
+    'Postpones messages of a consumer that nobody has claimed: none is delivered before a time.';
+
 -- functions/read.sql
 comment on routine pgqueue.start_offset is 'Returns the offset at which a reader begins.';
 comment on routine pgqueue.end_offset is
@@ -247,6 +251,8 @@ comment on routine pgqueue.import_lines is
 
 -- inspect/history.sql
 comment on routine pgqueue.outcome is 'Tells how a message ended for a consumer, or in which state it is.';
+comment on routine pgqueue.failures is
+    'Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their order.';
 comment on routine pgqueue.listen_done is
     'Lets this session hear when a consumer is done with messages, acknowledged or dead.';
 

@@ -89,6 +89,7 @@ set local check_function_bodies = on;
 \ir functions/settle.sql
 \ir functions/dead.sql
 \ir functions/cancel.sql
+\ir functions/postpone.sql
 \ir functions/read.sql
 \ir functions/groups.sql
 \ir functions/group_workers.sql

@@ -16,6 +16,7 @@ from spark_pgqueue.client.messages import (
     DeadMessage,
     Done,
     Explanation,
+    Failure,
     Imported,
     Message,
     Outcome,
@@ -285,6 +286,9 @@ class AsyncClient:
     async def extend(self, claim_id: int, by: timedelta | None = None) -> int:
         """Hold a claim longer."""
 
+    async def failures(self, stream: str, consumer: str, seq: int) -> list[Failure]:
+        """The failed deliveries of a message that a consumer has or gave up: the last ten."""
+
     async def group(self, stream: str, name: str) -> AsyncGroup:
         """A group, whose messages `Group.run` handles."""
 
@@ -358,6 +362,11 @@ class AsyncClient:
 
     async def position(self, stream: str, consumer: str) -> Position:
         """The position of a consumer in its stream."""
+
+    async def postpone(
+        self, stream: str, consumer: str, seqs: Iterable[int], until: datetime
+    ) -> int:
+        """Deliver messages that nobody has claimed later, or sooner than they would come."""
 
     async def purge_dead(
         self,

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import psycopg
 
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.by_number import NumberCalls
 from spark_pgqueue.client.calls.claiming import ClaimCalls
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.dead import DeadCalls
@@ -49,6 +50,7 @@ class Client(
     SendCalls,
     ScheduleCalls,
     ClaimCalls,
+    NumberCalls,
     OutcomeCalls,
     DeadCalls,
     ReadCalls,

@@ -315,6 +315,21 @@ class Explanation:
     until: datetime | None
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A delivery of a message that failed.
+
+    Attributes:
+        failed_at: when the message was returned, or its lease ended; to the second.
+        owner: the application_name of the worker that had the message.
+        error: the first 500 characters of the error; None for none.
+    """
+
+    failed_at: datetime
+    owner: str | None
+    error: str | None
+
+
 def _seqs_of(messages: Iterable[Message] | None) -> list[int] | None:
     if messages is None:
         return None

@@ -57,8 +57,8 @@ _AS_COMMANDS = {
 # The commands, in the order and under the headings of the help.
 PANELS = {
     "Messages": [
-        "send", "receive", "ack", "nack", "defer", "retry", "cancel", "work", "peek", "tail",
-        "explain", "outcome", "history", "export", "import",
+        "send", "receive", "ack", "nack", "defer", "retry", "cancel", "postpone", "work", "peek",
+        "tail", "explain", "outcome", "history", "export", "import",
     ],
     "Streams and consumers": [
         "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",

@@ -44,6 +44,10 @@ returns int language sql immutable parallel safe as 'select 1000';
 -- Ranges of a run: taking elements out of a set costs in proportion to its ranges.
 create or replace function _pgqueue.limit_ranges() returns int language sql immutable parallel safe as 'select 64';
 
+-- Failed deliveries that are kept of a message, and characters of the error of each.
+create or replace function _pgqueue.limit_attempts() returns int language sql immutable parallel safe as 'select 10';
+create or replace function _pgqueue.limit_error() returns int language sql immutable parallel safe as 'select 500';
+
 -- Slices that a run is cut into for small claims, or pieces that are dealt by key: messages that fail or become free
 -- meanwhile come after them.
 create or replace function _pgqueue.limit_pieces() returns int language sql immutable parallel safe as 'select 64';

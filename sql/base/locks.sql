@@ -72,9 +72,9 @@
 --        that find nothing ready; all claims of a consumer with ordering=stream, per_key_interval, max_in_flight or
 --        rate_limit, or whose backlog may be full; claims by receive_where that go on with the lock; nack, defer,
 --        redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions, leave_group, note_offset;
---        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek, cancel
---        and drop_consumer, for 10 s. claim(), start_taking(), skip(), take_for_group() and forget_readers() try,
---        and do without it.
+--        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek,
+--        cancel, postpone and drop_consumer, for 10 s. claim(), start_taking(), skip(), take_for_group() and
+--        forget_readers() try, and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
 --        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
 --        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
@@ -83,7 +83,8 @@
 --        commit_offset, wait as Postgres does.
 -- 24. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
 --        those that others hold. The runs of a claim belong to who has its lock. Whatever changes all runs of a
---        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer.
+--        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel
+--        and postpone, for claims of their messages.
 -- 25. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
 --        names the same query.
 -- 26. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are

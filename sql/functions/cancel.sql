@@ -15,20 +15,8 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_set      int8multirange := _pgqueue.set_of(p_seqs);
+    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
 begin
-    perform _pgqueue.check_isolation();
-    if v_consumer.partitions is not null then
-        perform _pgqueue.refuse_group(v_consumer);
-    elsif v_set is null then
-        raise exception 'p_seqs is an array of the numbers of messages, not null'
-            using errcode = 'PQ003', column = 'p_seqs',
-                  hint = 'Nothing was changed. seek takes all messages from a consumer.';
-    end if;
-    v_set := _pgqueue.existing(v_consumer.stream_id, v_set);
-    if v_consumer.filtered then
-        v_set := _pgqueue.passing(v_consumer, v_set);
-    end if;
     if v_set = '{}' then
         return 0;
     end if;
@@ -38,6 +26,27 @@ begin
         'where c.consumer_id = $1',
         v_consumer.consumer_id, jsonb_build_array(v_set::text), p_try => interval '1 ms',
         p_limit => interval '10 s')::bigint;
+end $$;
+
+-- The messages of an array of numbers that are stored, and that pass the consumer's filter.
+--   p_instead  a sentence about what to call for all messages
+-- Errors: PQ003 for null; PQ006 for a group; PQ007.
+create or replace function _pgqueue.chosen(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
+returns int8multirange
+language plpgsql
+as $$
+declare
+    v_set int8multirange := _pgqueue.set_of(p_seqs);
+begin
+    perform _pgqueue.check_isolation();
+    if p_consumer.partitions is not null then
+        perform _pgqueue.refuse_group(p_consumer);
+    elsif v_set is null then
+        raise exception 'p_seqs is an array of the numbers of messages, not null'
+            using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
+    end if;
+    v_set := _pgqueue.existing(p_consumer.stream_id, v_set);
+    return case when p_consumer.filtered then _pgqueue.passing(p_consumer, v_set) else v_set end;
 end $$;
 
 -- The messages of a set that are stored.
@@ -115,9 +124,10 @@ end $$;
 -- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the
 -- messages from the consumer, as it does with messages in hand when a consumer is moved (log/positions.sql). So the
 -- cost is a search for these messages, however many messages are new.
--- Returns the cursor, and the messages. Needs the consumer's lock.
+-- Returns the cursor, the messages, and their publications. Needs the consumer's lock.
 create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                              p_set int8multirange, out o_gone int8multirange)
+                                              p_set int8multirange, out o_gone int8multirange,
+                                              out o_ids int8multirange)
 language plpgsql
 as $$
 declare
@@ -127,6 +137,7 @@ declare
     v_last  bigint := upper(v_found.o_ids) - 1;
 begin
     o_gone := v_found.o_seqs;
+    o_ids := v_found.o_ids;
     for v_gap in
         select * from pgqueue.consumer_gaps
         where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && v_found.o_ids

@@ -44,6 +44,32 @@ begin
         left join lateral _pgqueue.claim_by(m.claim_id) c on true;
 end $$;
 
+-- Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their order.
+-- A delivery failed when it was returned (nack), or when its visibility timeout passed. Of a claim that failed as a
+-- whole, each message has the failure. The list is forgotten when the message is acknowledged or cancelled, or redriven
+-- as never delivered. The call may read all runs of the consumer.
+--   p_seq  the message's number
+-- Returns when each delivery failed, to the second; who had the message (application_name); and the first 500
+-- characters of the error, null for none. No row when none failed, or when the consumer does not have the message.
+-- Errors: PQ001, PQ002, PQ003. Locks: none.
+create or replace function pgqueue.failures(p_stream text, p_consumer text, p_seq bigint)
+returns table (failed_at timestamptz, owner text, error text)
+language plpgsql stable
+as $$
+declare
+    v_id int := (_pgqueue.consumer(p_stream, p_consumer)).consumer_id;
+begin
+    perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
+    return query
+        select to_timestamp((a.attempt ->> 'at')::bigint), a.attempt ->> 'owner', a.attempt ->> 'error'
+        from (select m.note from _pgqueue.runs_of(v_id) m where m.seqs @> p_seq
+              union all
+              (select d.note from pgqueue.dead_messages d where d.consumer_id = v_id and d.seqs @> p_seq
+               order by d.dead_id desc limit 1)) n
+        cross join lateral jsonb_array_elements(n.note -> 'attempts') with ordinality a (attempt, i)
+        order by a.i;
+end $$;
+
 -- Lets this session hear when a consumer is done with messages, acknowledged or dead.
 -- Each transaction that ends some notifies a channel.
 --   p_pid  as in start_waiting

@@ -54,8 +54,14 @@ begin
         when p_how = 'uncounted' or (p_how = 'unnamed' and p_claim.reader is not null) then '0'::interval end);
     v_failure.chance := random();  -- the same for all messages, so that a run stays one run
     v_failure.note := p_note;
+    if v_failure.counted then
+        -- by the second: messages that fail alike within one stay alike
+        v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('attempt', jsonb_strip_nulls(jsonb_build_object(
+            'at', extract(epoch from p_from)::bigint, 'owner', p_claim.owner,
+            'error', left(p_note ->> 'error', _pgqueue.limit_error()))));
+    end if;
     if p_how = 'unnamed' and p_claim.reader is null and p_most > 1 then
-        v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('at_most', (p_claim.remaining + 1) / 2);
+        v_failure.note := v_failure.note || jsonb_build_object('at_most', (p_claim.remaining + 1) / 2);
     end if;
     return v_failure;
 end $$;

@@ -44,6 +44,7 @@
 --   claimed               ready, line, delayed, dead        return           queue/settle.sql
 --   claimed               line, waiting, dead               return_by_key    queue/return_by_key.sql
 --   claimed               gone                              cancel           functions/cancel.sql
+--   new, unclaimed        the same, later                   put_off          functions/postpone.sql
 --   claimed               claimed                           reader_resume    spark/source.sql
 --   claimed               claimed                           quarantine       spark/quarantine.sql
 --   unclaimed             as its caller says                take_unclaimed   claim/owed.sql
@@ -64,8 +65,9 @@
 -- settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are deal(), with
 -- store_pieces(): their rows have the target.
 -- take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()).
--- settle_free() calls it for a Spark sink, and the messages are then done or dead. retry() leaves unfiltered
--- messages as they are.
+-- settle_free() calls it for a Spark sink, and the messages are then done or dead. postpone() calls it, and put_off()
+-- stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
+-- unfiltered messages as they are.
 
 -- Records that the claim has p_left messages now, and ends it when it has none. Needs the claim's lock.
 create or replace function _pgqueue.shrink_claim(p_claim pgqueue.claims, p_left bigint) returns void
@@ -383,10 +385,17 @@ begin
     perform _pgqueue.dead_letter(v_run, v_run.seqs, 'expired', null);
 end $$;
 
--- A note with other keys added; null takes a key out.
+-- A note with other keys added; null takes a key out. The key attempt, a failed delivery, comes at the end of the list
+-- attempts, which keeps the last limit_attempts() of them.
 create or replace function _pgqueue.noted(p_note jsonb, p_keys jsonb) returns jsonb
 language sql immutable
 as $$
-    select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}'))
-                  - array(select key from jsonb_each(p_keys) where value = 'null'), '{}')
+    select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')
+                   || case when p_keys ? 'attempt'
+                           then jsonb_build_object('attempts', coalesce(
+                                    case when jsonb_array_length(p_note -> 'attempts') >= _pgqueue.limit_attempts()
+                                         then (p_note -> 'attempts') - 0 else p_note -> 'attempts' end, '[]')
+                                || jsonb_build_array(p_keys -> 'attempt'))
+                           else '{}' end)
+                  - array(select key from jsonb_each(p_keys) where value = 'null' or key = 'attempt'), '{}')
 $$;

@@ -161,7 +161,8 @@ create table if not exists pgqueue.consumer_messages (
     claim_id          bigint,
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
-    note              jsonb,                    -- error: the last one; at_most: messages of a claim with one
+    -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved
+    note              jsonb,
     key               bigint,                   -- by key: the key's hash, of waiting and delayed messages, ...
     piece             bigint                    -- ... and the piece, of ready and claimed messages
 );

@@ -31,7 +31,7 @@ TOPICS: dict[str, tuple[str, str]] = {
     ),
     "Settling": (
         "retries defer-and-expiry cancelling",
-        "functions/settle.sql functions/cancel.sql",
+        "functions/settle.sql functions/cancel.sql functions/postpone.sql",
     ),
     "Dead letters": ("dead-letters", "functions/dead.sql"),
     "Reading without claiming": ("reading", "functions/read.sql"),

@@ -355,6 +355,9 @@ CALLS = {
     # those that are not delivered
     "retry": Kind("select pgqueue.retry(%s, 'c')", stream, reorders=True),
     "cancel": Kind("select pgqueue.cancel(%s, 'c', %s)", stream_and_seqs, drops=True),
+    "postpone": Kind(
+        "select pgqueue.postpone(%s, 'c', %s, '2020-01-01')", stream_and_seqs, reorders=True
+    ),
     "redrive": Kind(
         "select pgqueue.redrive(%s, 'c')", stream, needs="dead", reorders=True
     ),

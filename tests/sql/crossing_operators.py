@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import time
+from datetime import timedelta
 from typing import Any, Protocol
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.sql.crossing_actors import SCRATCH, STREAMS, Actor, Round
-from tests.sql.queue import ORDERINGS, call, one, value
+from tests.sql.queue import ORDERINGS, call, now, one, value
 
 # Steps of operators, and settings, that are left out, to narrow down what was found.
 WITHOUT = os.environ.get("PGQUEUE_CROSSING_WITHOUT", "").split(",")
@@ -154,6 +155,9 @@ class Operator(Actor):
         rows = call(self.conn, "peek", *of, self.rng.choice([1, 3, 30]))
         if self.rng.random() < 0.3:
             value(self.conn, "retry", *of)
+        elif self.rng.random() < 0.4:
+            until = now(self.conn) + timedelta(seconds=self.rng.choice([-1, 0.2, 2]))
+            value(self.conn, "postpone", *of, [r.seq for r in rows], until)
         elif rows:
             seqs, tokens = [r.seq for r in rows], [r.data for r in rows]
             value(self.conn, "ledger.operate", "cancel", *of, seqs, tokens)

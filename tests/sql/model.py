@@ -593,6 +593,30 @@ class QueueMachine(RuleBasedStateMachine):
         for s in gone:
             c.messages[s].state = "acked"
 
+    @precondition(lambda self: any(c.messages for c in self.consumers))
+    @rule(data=st.data(), hours=st.sampled_from([-1, 1, 2]), mode=MODES)
+    def postpone(self, data: Any, hours: int, mode: str) -> None:
+        """What nobody has claimed of these comes later; what is new is taken for it."""
+        c = data.draw(st.sampled_from([c for c in self.consumers if c.messages]))
+        some = st.sampled_from(sorted(c.messages))
+        seqs = data.draw(st.lists(some, min_size=1, max_size=3, unique=True))
+        until = one(self.conn, "select clock_timestamp() + %s * interval '1 hour'", hours)
+        count = self.run(
+            mode, lambda: value(self.conn, "postpone", self.stream, c.name, [*seqs, 10**9], until)
+        )
+        if count is None:
+            return
+        chosen = [c.messages[s] for s in seqs if c.messages[s].state in ("new", "queued")]
+        assert count == len(chosen), f"postponed {count} of {[m.seq for m in chosen]}"
+        taken = internals.arrivals(self.conn, c.consumer_id)
+        c.takes += 1
+        for m in c.messages.values():
+            if m.state == "new" and m.seq in taken:
+                m.state = "queued"
+                m.position = taken[m.seq] if self.is_bounded(c) else c.takes
+        for m in chosen:
+            m.not_before = self.clock + hours
+
     @precondition(lambda self: len(self.consumers) == 3 and len(self.published) % 4 == 3)
     @rule()
     def drop_consumer(self) -> None:

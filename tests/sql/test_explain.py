@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql import clock
+from tests.sql import clock, internals
 from tests.sql.queue import (
+    TAKEN_OVER,
     Conn,
     Reader,
     Session,
@@ -26,6 +27,7 @@ from tests.sql.queue import (
     receive,
     seconds,
     send,
+    send_all,
     send_keys,
     seqs_of,
     stage,
@@ -291,3 +293,39 @@ def test_key_stats_of_others(conn: Conn) -> None:
         with pytest.raises(psycopg.Error) as error:
             call(conn, "key_stats", *arguments)
         assert error.value.sqlstate == sqlstate
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_each_failure_is_listed_while_the_message_lives(conn: Conn, ordering: str) -> None:
+    """The last ten, with who had it; also of a dead letter; not what was put off."""
+    consumer(conn, ordering=ordering, p_settings='{"max_deliver_count": 14}')
+    first, second = send_keys(conn, "k", "l")
+    held = receive(conn, 2)
+    conn.execute("set application_name = 'somebody else'")
+    value(conn, "defer", claim_of(held), [first])
+    value(conn, "ack", claim_of(held), [second])
+    for i in range(12):
+        claim = claim_of(receive(conn, 1))
+        value(conn, "nack", claim, None, timedelta(0), f"error {i}" + "!" * 600)
+    receive(conn, 1)
+    clock.end_leases(conn)
+    receive(conn, 1)
+    listed = call(conn, "failures", "s", "c", first)
+    assert [row.error[:8].strip("!") for row in listed[:9]] == [f"error {i}" for i in range(3, 12)]
+    assert {len(row.error) for row in listed[:9]} == {500}
+    assert [row.error for row in listed[9:]] == [TAKEN_OVER]
+    assert {row.owner for row in listed} == {"somebody else"}
+    clock.end_leases(conn)
+    assert receive(conn, 1) == []
+    assert explain(conn, first).state == "dead"
+    assert [row.error for row in call(conn, "failures", "s", "c", first)][-2:] == [TAKEN_OVER] * 2
+    value(conn, "redrive", "s", "c")
+    assert call(conn, "failures", "s", "c", first) == []
+
+
+def test_what_failed_together_stays_together(conn: Conn) -> None:
+    """The list costs no row: a claim that failed is one run, as before."""
+    consumer(conn)
+    send_all(conn, ["x"] * 100)
+    value(conn, "nack", claim_of(receive(conn, 100)), None, None, "busy")
+    assert internals.count(conn, "consumer_messages") == 1

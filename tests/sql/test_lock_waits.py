@@ -94,6 +94,7 @@ CALLS = {
     "replay": "'s', 'c', 'earliest'",
     "retry": "'s', 'c'",
     "cancel": "'s', 'c', '{{1,2}}'",
+    "postpone": "'s', 'c', '{{1,2}}', now()",
     "pause": "'s', 'c'",
     "resume": "'s', 'k'",
     "create_schedule": "'s', 'daily', '@daily', p_data => 'x', p_replace => true",

@@ -24,6 +24,7 @@ READER = "'11111111-1111-1111-1111-111111111111', 1"
 CALLS = {
     "alter_consumer": """alter_consumer('s', 'k', '{"per_key_limit": 3}')""",
     "cancel": "cancel('s', 'c', '{4}')",
+    "postpone": "postpone('s', 'c', '{4}', now())",
     "claim": "claim('s', 'c', 1)",
     "consumer_available": "consumer_available(1)",
     "consumer_backlog": "consumer_backlog(1)",
@@ -32,6 +33,7 @@ CALLS = {
     "create_group": "create_group('s', 'another group')",
     "drop_consumer": "drop_consumer('s', 'c')",
     "explain_message": "explain_message('s', 'c', 30)",
+    "failures": "failures('s', 'c', 30)",
     "key_stats": "key_stats('s', 'k')",
     "lease_partitions": "lease_partitions('s', 'g', 'worker')",
     "leave_group": "leave_group('s', 'g', 'worker')",

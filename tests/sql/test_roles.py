@@ -117,6 +117,7 @@ CALLERS = {
     "peek_at": "consumer admin",
     "export_lines": "consumer admin",
     "explain_message": "observer admin",
+    "failures": "observer admin",
     "key_stats": "observer admin",
     "consumer_position": "observer admin",
     "scan_messages": "consumer observer admin",
@@ -158,6 +159,7 @@ CALLERS = {
     "replay": "admin",
     "retry": "admin",
     "cancel": "admin",
+    "postpone": "admin",
     "pause": "admin",
     "resume": "admin",
     # schedules

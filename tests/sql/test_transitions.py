@@ -18,7 +18,7 @@ STATES = {
 """What the table may say of a message; `line` and `piece` are ready runs of ordered consumers."""
 
 ELSEWHERE = "as its caller says"
-DUE = "the same, "
+DUE = "the same, "  # due now, or later
 
 
 def rows() -> list[tuple[str, str, str, str]]:

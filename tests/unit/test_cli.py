@@ -177,6 +177,21 @@ def test_receive_takes_what_passes_a_condition(queue, run):
     assert queue.receive("s", "c", where="$", wait=timedelta(milliseconds=100)) is None
 
 
+def test_postpone_delays_messages(queue, run):
+    for data in "abc":
+        queue.send("s", data)
+    queue.receive("s", "c")
+    until = ["--until", "2100-01-01"]
+    assert run("postpone", "s", "c", "1", "2", *until) == "1 message postponed\n"
+    assert json.loads(run("postpone", "s", "c", "2", *until, "--json"))["postponed"] == 1
+    assert [m.seq for m in queue.receive("s", "c", 10).messages] == [3]
+    run("postpone", "s", "c", "2", "--until", "2000-01-01T00:00:00Z")
+    assert [m.seq for m in queue.receive("s", "c", 10).messages] == [2]
+    run("postpone", "s", "c", "2", code=2)
+    run("postpone", "s", "c", *until, code=2)
+    run("postpone", "s", "c", "2", "--until", "soon", code=2)
+
+
 def test_cancel_takes_messages_away(queue, run):
     for data in "abc":
         queue.send("s", data)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -37,6 +39,12 @@ def test_explain(queue, url):
     done = process("explain", "s", "b", "1", url=url)
     assert "held by spark-pgqueue" in done.stdout
     assert "(until 20" in done.stdout
+    queue.receive("s", "b", 1).nack(delay=timedelta(hours=1), reason="no answer")
+    state, failed = process("explain", "s", "b", "3", url=url).stdout.splitlines()
+    assert state.startswith("delayed: returned to be delivered later; delivered once")
+    assert re.fullmatch(r"failed 20.* UTC  spark-pgqueue.*: no answer", failed), failed
+    shown = json.loads(process("explain", "s", "b", "3", "--json", url=url).stdout)
+    assert [each["error"] for each in shown["failures"]] == ["no answer"]
     assert "unknown consumer" in process("explain", "s", "z", "1", url=url).stderr
     assert process("explain", "s", "b", "0", url=url).returncode == 2
 

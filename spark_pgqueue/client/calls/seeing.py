@@ -7,7 +7,7 @@ from psycopg.rows import class_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.consumers import ConsumerCalls
 from spark_pgqueue.client.calls.streams import StreamCalls
-from spark_pgqueue.client.messages import Explanation
+from spark_pgqueue.client.messages import Explanation, Failure
 from spark_pgqueue.client.results import KeyStats, Look, OpenClaim, PartitionStats
 
 
@@ -44,6 +44,33 @@ class SeeCalls(StreamCalls, ConsumerCalls):
             row_factory=class_row(Explanation),
         )
         return found
+
+    def failures(self, stream: str, consumer: str, seq: int) -> list[Failure]:
+        """The failed deliveries of a message that a consumer has or gave up: the last ten.
+
+            >>> queue.receive("orders", "billing").nack(delay=timedelta(0), reason="no answer")
+            1
+            >>> [failure.error for failure in queue.failures("orders", "billing", 1)]
+            ['no answer']
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            seq: the message's number.
+
+        Returns:
+            the failures in their order; none for a message that is done. The call is for people: it
+            may read all messages that the consumer has taken and not finished.
+        """
+        return self._statements.rows(
+            "select failed_at, owner, error from pgqueue.failures(%s::text, %s::text, %s::bigint)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.long("seq", seq),
+            ],
+            row_factory=class_row(Failure),
+        )
 
     def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000

@@ -260,6 +260,26 @@ def cancel(
 
 
 @app.command()
+def postpone(
+    stream: StreamName,
+    consumer: ConsumerName,
+    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    until: Annotated[
+        datetime,
+        typer.Option(
+            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
+        ),
+    ],
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Deliver messages that nobody has claimed later, or, with a time that has passed, at once."""
+    with connect(url) as queue:
+        count = queue.postpone(stream, consumer, seqs, until)
+    told(as_json, f"{count_of(count)} postponed", stream=stream, consumer=consumer, postponed=count)
+
+
+@app.command()
 def ack(
     claim: ClaimId,
     seq: Seqs = None,

@@ -24,7 +24,6 @@ from spark_pgqueue.command_line.arguments import AnyStream, ConsumerName, Json, 
 from spark_pgqueue.command_line.output import (
     figure,
     json_of_fields,
-    json_of_row,
     per_second,
     show,
     span,
@@ -167,11 +166,16 @@ def explain(
     """Explain the state of a message for one consumer, and how long it lasts."""
     with connect(url) as queue:
         found = queue.explain(stream, consumer, seq)
+        failures = queue.failures(stream, consumer, seq)
     if as_json:
-        print(json_of_row(found))
+        listed = [dataclasses.asdict(failure) for failure in failures]
+        print(json_of_fields(dataclasses.asdict(found) | {"failures": listed}))
     else:
         until = f" (until {found.until:%Y-%m-%d %H:%M:%S %Z})" if found.until else ""
         print(f"{found.state}: {one_line(found.because)}{until}")
+        for each in failures:
+            error = f"{each.owner or 'a worker'}: {each.error or 'returned without a reason'}"
+            print(f"failed {each.failed_at:%Y-%m-%d %H:%M:%S %Z}  {one_line(error)}")
 
 
 @consumer_app.command("keys")
