@@ -208,7 +208,7 @@ def test_a_failure_is_told_with_its_owner(conn: Conn) -> None:
     seq = send(conn)
     value(conn, "nack", claim_of(receive(conn)), None, None, "no such user")
     (dead,) = internals.dead_letters(conn)
-    assert (dead.owner, dead.note) == ("worker 7", {"error": "no such user"})
+    assert (dead.owner, dead.note["error"]) == ("worker 7", "no such user")
     assert state(conn, seq).last_error == "no such user"
 
 
