@@ -58,6 +58,7 @@ PASSING_SQLSTATES: dict[str, str] = {
 STATEMENT_SQLSTATES: dict[str, str] = {
     "40001": "a serialization failure, or a standby that had to cancel a query",
     "40P01": "a deadlock",
+    "53100": "a full disk",
     "55P03": "a lock timeout",
     "57014": "a statement timeout, or a statement that an administrator cancelled",
 }
@@ -76,6 +77,8 @@ def is_passing(error: BaseException) -> bool:
     Args:
         error: an error of psycopg or of ADBC, or the error that `connect` made of it.
     """
+    if is_crash(error):
+        return True
     sqlstate = sqlstate_of(error)
     if sqlstate is not None:
         return sqlstate.startswith(tuple(PASSING_SQLSTATES))
@@ -83,6 +86,12 @@ def is_passing(error: BaseException) -> bool:
         return False
     text = str(error)
     return bool(_PASSING.search(text)) and not _FINAL.search(text)
+
+
+def is_crash(error: BaseException) -> bool:
+    """Whether the server crashes by the error, as of a log that it cannot write."""
+    diagnostics = getattr(error, "diag", None)
+    return getattr(diagnostics, "severity_nonlocalized", None) == "PANIC"
 
 
 def is_worth_a_retry(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
 from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.loading import load_nearest
-from spark_pgqueue.postgres.retrying import PATIENCE, is_passing, with_backoff
+from spark_pgqueue.postgres.retrying import PATIENCE, is_crash, is_passing, with_backoff
 from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit, answers
 
 _READ_ONLY = "25006"
@@ -257,7 +257,8 @@ class Statements:
             return PgQueueError(
                 f"the connection to Postgres was lost: {said.message}",
                 hint="check that Postgres runs and can be reached" if self._repeat else hint,
-                sqlstate=sqlstate or _LOST,  # `is_passing` must be true of this error, too
+                # `is_passing` must be true of this error, too.
+                sqlstate=_LOST if sqlstate is None or is_crash(error) else sqlstate,
             )
         if isinstance(error, psycopg.DataError):
             # Without the detail, which may quote a payload.

@@ -58,7 +58,8 @@ begin
         execute v_statements[2] into v_rows using p_chunks;
         if v_rows is not null then
             raise exception 'batch % of sink % has two rows of one key for table %', p_batch, p_sink, p_table
-                using errcode = '21000', hint = 'Name a column of numbers or times that says which row is the last.';
+                using errcode = '21000',
+                      hint = 'Let option sequenceBy name a column of numbers or times. The highest value wins.';
         end if;
     end if;
     perform set_config('search_path', p_path, true);

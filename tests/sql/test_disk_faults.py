@@ -3,78 +3,33 @@
 from __future__ import annotations
 
 import errno
-import shutil
-import subprocess
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 import pytest
 
-from spark_pgqueue.postgres import connection, embedded, schema
+import spark_pgqueue
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of
 from spark_pgqueue.postgres.retrying import is_passing
-from tests.conftest import SETTINGS, VERSIONS
-from tests.sql import checker
+from tests.disk import FAILED, Disk, a_disk
+from tests.processes import wait_until
+from tests.sql import checker, clock
 from tests.sql.queue import acked, call, claim_of, receive, send, seqs_of, value
 
-pytestmark = [
-    pytest.mark.longer,
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="apt-get install gcc"),
-]
-
-
-class Disk:
-    """The disk of a server of its own.
-
-    Attributes:
-        server: the server.
-        url: a database with the schema.
-    """
-
-    def __init__(self, server: embedded.Server, faults: Path):
-        self.server = server
-        self.url = server.url_of("faults")
-        self._faults = faults
-        with connection.connect(server.url) as conn:
-            conn.execute("create database faults")
-        with connection.connect(self.url) as conn:
-            schema.install(conn)
-
-    def fail(self, calls: str, error: int, part: str) -> None:
-        """Let calls ("write" or "sync") fail for files with a part in their path."""
-        new = self._faults.with_suffix(".new")
-        new.write_text(f"{calls} {error} {part}")
-        new.chmod(0o644)
-        new.rename(self._faults)
-
-    def mend(self) -> None:
-        """End the fault, and start the server where it has given up."""
-        self._faults.unlink()
-        with suppress(psycopg.Error), connection.connect(self.url) as conn:
-            conn.execute("checkpoint")
-            return
-        self.server.restart("immediate")
+pytestmark = pytest.mark.longer
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory, servers_home: Path) -> Iterator[Disk]:
-    folder = servers_home / "disk"
-    folder.mkdir(mode=0o755)
-    servers_home.chmod(0o755)  # the server's user reads the library and the faults
-    source = Path(__file__).with_name("disk_faults.c")
-    library = folder / "faults.so"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
-    subprocess.run(command, check=True)
-    settings = {**SETTINGS, "fsync": "on", "synchronous_commit": "on", "restart_after_crash": "on"}
-    preloaded = {"LD_PRELOAD": str(library), "FAULTS": str(folder / "faults")}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, text in preloaded.items():
-            patch.setenv(name, text)
-        with embedded.start(folder / "pg", version=VERSIONS[0], settings=settings) as server:
-            yield Disk(server, folder / "faults")
+def disk(servers_home: Path) -> Iterator[Disk]:
+    with a_disk(servers_home / "disk") as made:
+        yield made
 
 
 class Sessions:
@@ -83,6 +38,7 @@ class Sessions:
     Attributes:
         sent: the messages whose `send` has returned.
         acked: the messages whose `ack` has returned.
+        tried: the messages of each `ack`: one that failed may have taken effect.
         again: the messages that were received after that.
         errors: what the calls raised.
     """
@@ -92,8 +48,9 @@ class Sessions:
         self._over = threading.Event()
         self.sent: set[int] = set()
         self.acked: set[int] = set()
+        self.tried: set[int] = set()
         self.again: set[int] = set()
-        self.errors: list[psycopg.Error] = []
+        self.errors: list[Exception] = []
         self._threads = [threading.Thread(target=self._repeat, args=[self._produce])]
         self._threads += [threading.Thread(target=self._repeat, args=[self._work]) for _ in "12"]
 
@@ -107,70 +64,101 @@ class Sessions:
         for thread in self._threads:
             thread.join(60)
 
+    def go_on(self) -> None:
+        """Wait until each of them was confirmed more."""
+        sent, done = len(self.sent), len(self.acked)
+        wait_until(lambda: len(self.sent) > sent + 20 and len(self.acked) > done + 20)
+
     def _repeat(self, step) -> None:
         while not self._over.is_set():
             try:
-                with connection.connect(self._url) as conn:
+                with connection.connect(self._url, patience=0) as conn:
                     while not self._over.is_set():
                         step(conn)
-            except psycopg.Error as error:
+            except FAILED as error:
                 self.errors.append(error)
                 time.sleep(0.05)
 
     def _produce(self, conn) -> None:
-        self.sent.add(send(conn, "x" * 2000))
+        self.sent.add(send(conn, "x" * 1500))
 
     def _work(self, conn) -> None:
         rows = receive(conn, 5)
         seqs = seqs_of(rows)
         self.again |= self.acked & set(seqs)
+        self.tried |= set(seqs)
         if seqs and value(conn, "ack", claim_of(rows)) == len(seqs):
             self.acked |= set(seqs)
 
 
+class Fault(NamedTuple):
+    """What fails, and what clients see.
+
+    Attributes:
+        calls: "write" or "sync".
+        error: its number.
+        part: of the path of the files that the calls fail for.
+        sqlstate: of the statements that fail. None: the server crashes, and connections are lost.
+    """
+
+    calls: str
+    error: int
+    part: str
+    sqlstate: str | None = None
+
+
 FAULTS = {
-    "the log cannot be synced": ("sync", errno.EIO, "pg_wal"),
-    "the log cannot be written": ("write", errno.EIO, "pg_wal"),
-    "the disk of the log is full": ("write", errno.ENOSPC, "pg_wal"),
-    "tables cannot be synced": ("sync", errno.EIO, "/base/"),
-    "tables cannot be written": ("write", errno.EIO, "/base/"),
-    "the disk of the tables is full": ("write", errno.ENOSPC, "/base/"),
+    "the log cannot be synced": Fault("sync", errno.EIO, "pg_wal"),
+    "the log cannot be written": Fault("write", errno.EIO, "pg_wal"),
+    "the disk of the log is full": Fault("write", errno.ENOSPC, "pg_wal"),
+    "tables cannot be synced": Fault("sync", errno.EIO, "/base/"),
+    "tables cannot be written": Fault("write", errno.EIO, "/base/", "58030"),
+    "the disk of the tables is full": Fault("write", errno.ENOSPC, "/base/", "53100"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_was_confirmed_stays_and_comes_once_although(disk: Disk, fault: str) -> None:
+    calls, error, part, sqlstate = FAULTS[fault]
     with connection.connect(disk.url) as conn:
         with suppress(psycopg.Error):
-            value(conn, "drop_stream", "s", p_force=True)
+            value(conn, "drop_stream", "s")
         value(conn, "create_stream", "s")
         value(conn, "create_consumer", "s", "c", "earliest")
-        send(conn)
     with Sessions(disk.url) as sessions:
-        time.sleep(1)
-        before = len(sessions.sent)
-        disk.fail(*FAULTS[fault])
-        time.sleep(1)
-        with suppress(psycopg.Error), connection.connect(disk.url) as conn:
-            conn.execute("checkpoint")  # tables are written and synced by it
-        time.sleep(1)
-        disk.mend()
-        at_mend = len(sessions.sent)
-        deadline = time.monotonic() + 30
-        while len(sessions.sent) < at_mend + 20 and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert before > 20
-    assert len(sessions.sent) >= at_mend + 20, "they went on by themselves"
-    assert sessions.errors
-    assert [error for error in sessions.errors if not is_passing(error)] == []
+        sessions.go_on()
+        with disk.failing(calls, error, part):
+
+            def is_seen() -> bool:
+                disk.checkpoint()  # tables are written and synced by it
+                return os.strerror(error) in disk.said() and bool(sessions.errors)
+
+            wait_until(is_seen, 20)
+            is_crash = "PANIC" in disk.said()
+        sessions.go_on()
+    assert is_crash == (sqlstate is None)
+    seen = {sqlstate_of(each) for each in sessions.errors if not is_passing(each)}
+    assert seen == ({sqlstate} if sqlstate else set()), sessions.errors
     with connection.connect(disk.url) as conn:
         call(conn, "maintain")
-        conn.execute("update pgqueue.claims set lease_until = now() where live")
-        conn.execute("update pgqueue.slots set lease_until = now() where token is not null")
+        clock.end_leases(conn)
         rest = set()
         while seqs := acked(conn, "s", "c"):
             rest |= set(seqs)
         assert sessions.again == set()
         assert rest & sessions.acked == set()
-        assert sessions.sent <= rest | sessions.acked
+        assert sessions.sent <= rest | sessions.tried
         checker.check(conn)
+
+
+def test_who_crashes_the_server_is_told_that_nobody_knows_what_took_effect(disk: Disk) -> None:
+    """The log has the commit, perhaps. Whoever may repeat a call connects again."""
+    calls, error, part, _ = FAULTS["the log cannot be synced"]
+    with spark_pgqueue.connect(disk.url, patience=0) as client:
+        client.create_stream("sent")
+        with (
+            disk.failing(calls, error, part),
+            pytest.raises(PgQueueError, match="whether the call took effect is not known") as said,
+        ):
+            client.send("sent", "x")
+        assert is_passing(said.value)

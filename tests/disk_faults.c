@@ -1,6 +1,6 @@
 /* Makes writes and syncs of a server fail while a file named by FAULTS exists. The file has three words: the calls that
  * fail (write or sync), the error's number, and a part of the path of the files that they fail for. Preloaded by
- * test_disk_faults.py. */
+ * disk.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
