@@ -56,7 +56,7 @@ create or replace function _pgqueue.limit_pieces() returns int language sql immu
 create or replace function _pgqueue.limit_slice_size() returns int language sql immutable parallel safe as 'select 256';
 
 -- Slots that are cut at once for small claims.
-create or replace function _pgqueue.limit_slots() returns int language sql immutable parallel safe as 'select 64';
+create or replace function _pgqueue.limit_slots() returns int language sql immutable parallel safe as 'select 128';
 
 -- Runs, about, that are claimed without the consumer's lock before the place where the line begins is stored anew.
 create or replace function _pgqueue.limit_behind() returns int language sql immutable parallel safe as 'select 64';

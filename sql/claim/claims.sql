@@ -173,14 +173,12 @@ begin
         perform _pgqueue.check_claim(p_max, p_visibility_timeout);
     end if;
     -- (a row as one value: column by column costs twice as much)
-    v_consumer := (select c from pgqueue.consumers c
-                   where c.stream_id = (select stream_id from pgqueue.streams where name = p_stream)
-                     and c.name = p_consumer);
-    if v_consumer.consumer_id is null then
-        perform _pgqueue.consumer(p_stream, p_consumer);
-    end if;
+    v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
     v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none of these)
+    if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
+        if v_consumer.consumer_id is null then
+            perform _pgqueue.consumer(p_stream, p_consumer);
+        end if;
         if v_consumer.partitions is not null then
             perform _pgqueue.refuse_group(v_consumer);
         end if;
@@ -197,9 +195,8 @@ begin
     if not v_consumer.by_key and v_in_turn is not true then
         v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
                      order by c.version desc limit 1);
-        v_slots := _pgqueue.has_slots(v_cursor);
-        v_next := v_slots and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
-            and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor);
+        v_next := _pgqueue.has_slots(v_cursor) and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
+            and _pgqueue.need_not_look(v_cursor.slots_until);
     end if;
     if v_in_turn is not true then
         begin
@@ -207,15 +204,25 @@ begin
                 v_acked := _pgqueue.ack(p_ack);
             end if;
             if v_next then
-                v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from,
-                                              v_cursor.slots_to, p_max, v_timeout);
-                if v_slot.claim_id is null and (p_max > 1 or v_cursor.slots_size > 1) then
-                    v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                end if;
+                v_slot := _pgqueue.claim_slot(
+                    v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,
+                    v_timeout, case when not v_cursor.take_was_cut then v_cursor.next_publication end,
+                    v_cursor.slots_priority);
                 if v_slot.claim_id is not null then
                     return v_slot;
+                elsif _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
+                    if p_max > 1 or v_cursor.slots_size > 1 then
+                        v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
+                        if v_slot.claim_id is not null then
+                            return v_slot;
+                        end if;
+                    end if;
+                    v_slots := _pgqueue.has_slot(v_cursor);
+                else
+                    v_slots := true;
                 end if;
-                v_slots := _pgqueue.has_slot(v_cursor);
+            else
+                v_slots := _pgqueue.has_slots(v_cursor);
             end if;
             v_claim.claim_id := _pgqueue.new_claim_id();
             v_claim.stream_id := v_consumer.stream_id;

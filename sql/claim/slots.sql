@@ -16,23 +16,29 @@ end $$;
 
 -- Claims the first free slot of a range, if it has as many messages as the claim wants. Returns the claim; its id is
 -- null when there is no such slot. Locks: the slot.
+--   p_publication, p_priority  only if nothing more urgent than this was published from there on; null: whatever was.
+--                              (Asked by the same statement, this costs two thirds of what it costs alone)
 create or replace function _pgqueue.claim_slot(p_stream_id int, p_consumer_id int, p_from bigint, p_to bigint,
-                                               p_max int, p_timeout interval) returns pgqueue.claimed
+                                               p_max int, p_timeout interval, p_publication bigint default null,
+                                               p_priority int default null) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
     v_now   timestamptz := clock_timestamp();
-    v_token bigint := _pgqueue.new_token();
 begin
     update pgqueue.slots
-    set token = v_token, claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
+    set token = _pgqueue.new_token(), claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
         owner = current_setting('application_name')
     where ctid = (select ctid from pgqueue.slots
                   where consumer_id = p_consumer_id and slot >= p_from and slot < p_to and token is null
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
       and message_count = p_max
+      and (p_publication is null
+           or not exists (select from pgqueue.publications
+                          where stream_id = p_stream_id and publication_id >= p_publication
+                            and priority > 0 and priority > p_priority))
     returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
     return v_claim;
 end $$;
@@ -206,7 +212,7 @@ begin
                                                              _pgqueue.cardinality(v_front.o_seqs) / p_max));
         v_parts := v_parts || v_cut;
         v_arrivals := v_arrivals || array_fill((v_front.o_first).arrival_no, array[cardinality(v_cut)]);
-        v_rest := v_front.o_seqs - coalesce((select range_agg(p) from unnest(v_cut) p), '{}');
+        v_rest := v_front.o_seqs * int8multirange(int8range(upper(v_cut[cardinality(v_cut)]), null));
         perform _pgqueue.store_run(v_front.o_first, v_rest);
         exit when v_rest <> '{}';
     end loop;

@@ -85,10 +85,11 @@ begin
 
     v_consumer.consumer_id := _pgqueue.await(
         'the name of the consumer, or stream ' || quote_literal(p_stream),
-        'with held as (select stream_id from pgqueue.streams where stream_id = $1 for key share), '  -- lock: stream
-        'made as (insert into pgqueue.consumers (stream_id, name, ordering, filtered) '
-        'select stream_id, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean from held '
-        'on conflict (stream_id, name) do nothing returning consumer_id) '  -- lock: settings
+        'with held as (select stream_id, name from pgqueue.streams '
+        'where stream_id = $1 for key share), '  -- lock: stream
+        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered) '
+        'select stream_id, name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean from held '
+        'on conflict do nothing returning consumer_id) '  -- lock: settings
         'select coalesce(max(consumer_id), 0) from made',
         v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null))::int;
     if v_consumer.consumer_id = 0 then

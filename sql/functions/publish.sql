@@ -24,25 +24,29 @@ create or replace function pgqueue.send(p_stream text, p_data text, p_key text d
 language plpgsql
 as $$
 declare
-    v_stream pgqueue.streams;
-    v_seq    bigint;
-    v_first  bigint;
-    v_id     bigint;
+    v_stream    pgqueue.streams;
+    v_seq       bigint;
+    v_first     bigint;
+    v_id        bigint;
+    v_headers   boolean;  -- they need a closer look
+    v_expires   timestamptz;
+    v_consumers int[];
 begin
     select * into v_stream from pgqueue.streams where name = p_stream;
     if not found then
         perform _pgqueue.stream(p_stream);
     end if;
-    if p_priority is distinct from 0 or p_deliver_at is not null or p_expires_at is not null then
+    -- (what most messages do not have is asked for once: PL/pgSQL prepares each expression anew for each message)
+    if p_priority is distinct from 0 or p_headers is not null or p_deliver_at is not null or p_consumers is not null
+       or p_expires_at is not null then
         perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
+        v_headers := jsonb_typeof(p_headers) <> 'object'
+            or octet_length(p_headers::text) > least(v_stream.max_header_bytes, _pgqueue.short_headers());
+        v_expires := _pgqueue.whole_second(p_expires_at);
+        v_consumers := _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
     end if;
-    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null
-        or octet_length(p_key) > _pgqueue.max_key_bytes()
-       or octet_length(p_data) > v_stream.max_bytes
-       -- most headers need no closer look
-       or (p_headers is not null and (jsonb_typeof(p_headers) <> 'object'
-                                      or octet_length(p_headers::text)
-                                         > least(v_stream.max_header_bytes, _pgqueue.short_headers()))) then
+    if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or v_headers
+       or octet_length(p_key) > _pgqueue.max_key_bytes() or octet_length(p_data) > v_stream.max_bytes then
         perform _pgqueue.check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
     v_seq := nextval(('pgqueue.seq_' || v_stream.stream_id)::regclass);
@@ -56,10 +60,7 @@ begin
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
     -- assigned, not performed: so Postgres calls it without a statement around it
     v_id := _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
-                             case when p_consumers is not null
-                                  then _pgqueue.consumer_ids(v_stream.stream_id, p_consumers) end,
-                             case when p_expires_at is not null then _pgqueue.whole_second(p_expires_at) end,
-                             case when v_stream.keys_limited then array[p_key] end);
+                             v_consumers, v_expires, array[p_key]);
     return v_seq;
 end $$;
 

@@ -103,23 +103,28 @@ end $$;
 
 -- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
 -- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
--- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. The text never
--- changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it
--- under a claim. More of them would cost each new session more than its claims save.
+-- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its
+-- stream among halves of halves, by five or six comparisons: PL/pgSQL prepares each anew in each transaction. The text
+-- never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped
+-- replaces it under a claim. More of them would cost each new session more than its claims save.
 --   p_seqs, p_seq, p_priority  the messages of a claim that is a slot, and their priority; null: it is none
 do $do$
 declare
-    v_calls text;
-    v_call  text;
+    v_calls text[] := array(
+        select format('return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority);', i)
+        from generate_series(1, 32) i order by i);
+    v_call  text[] := array(
+        select format('return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, coalesce(v_count, 1), v_saved);', i)
+        from generate_series(1, 32) i order by i);
+    v_if    text := E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;';
+    v_width int;
 begin
-    select string_agg(format(
-               'when %1$s then return query select * from _pgqueue.payloads_%1$s(p_claim_id, p_seqs, p_priority);', i),
-               E'\n            ' order by i),
-           string_agg(format(
-               'when %1$s then return _pgqueue.payload_%1$s(p_claim_id, p_seq, p_priority, v_count, v_saved);', i),
-               E'\n            ' order by i)
-    into v_calls, v_call
-    from generate_series(1, 32) i;
+    foreach v_width in array '{1, 2, 4, 8}'::int[] loop
+        select array_agg(format(v_if, (2 * i - 1) * v_width, v_calls[2 * i - 1], v_calls[2 * i]) order by i),
+               array_agg(format(v_if, (2 * i - 1) * v_width, v_call[2 * i - 1], v_call[2 * i]) order by i)
+        into v_calls, v_call
+        from generate_series(1, 16 / v_width) i;
+    end loop;
     execute format($q$
         create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint,
                                                      p_seqs int8multirange default null, p_priority int default null)
@@ -127,21 +132,23 @@ begin
         language plpgsql
         as $f$
         begin
-            case p_stream_id
+            if p_stream_id <= 16 then
+            %s
+            elsif p_stream_id <= 32 then
             %s
             else
             return query execute format('select * from _pgqueue.payloads_%%s($1, $2, $3)', p_stream_id)
                 using p_claim_id, p_seqs, p_priority;
-            end case;
+            end if;
         end $f$ $q$,
-        v_calls);
+        v_calls[1], v_calls[2]);
     execute format($q$
         create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int)
         returns pgqueue.received
         language plpgsql
         as $f$
         declare
-            v_count int := 1;
+            v_count int;
             v_saved jsonb;
             v_row   pgqueue.received;
         begin
@@ -149,13 +156,15 @@ begin
                 select first_seq, priority, deliver_count, note -> 'saved' into p_seq, p_priority, v_count, v_saved
                 from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
             end if;
-            case p_stream_id
+            if p_stream_id <= 16 then
+            %s
+            elsif p_stream_id <= 32 then
             %s
             else
             execute format('select * from _pgqueue.payload_%%s($1, $2, $3, $4, $5)', p_stream_id)
-                into v_row using p_claim_id, p_seq, p_priority, v_count, v_saved;
+                into v_row using p_claim_id, p_seq, p_priority, coalesce(v_count, 1), v_saved;
             return v_row;
-            end case;
+            end if;
         end $f$ $q$,
-        v_call);
+        v_call[1], v_call[2]);
 end $do$;

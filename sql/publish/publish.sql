@@ -47,11 +47,13 @@ declare
     v_id      bigint;
     v_entries pgqueue.key_backlog[];
 begin
-    if p_stream.limited then
-        perform _pgqueue.check_room(p_stream, p_count, p_consumers);
-    end if;
-    if p_stream.keys_limited then
-        v_entries := _pgqueue.check_keys(p_stream, p_seqs, p_consumers, p_key);
+    if p_stream.special then  -- (each question costs a little, and nearly all streams need none of these)
+        if p_stream.limited then
+            perform _pgqueue.check_room(p_stream, p_count, p_consumers);
+        end if;
+        if p_stream.keys_limited then
+            v_entries := _pgqueue.check_keys(p_stream, p_seqs, p_consumers, p_key);
+        end if;
     end if;
     -- before the publication id: by this lock consumers tell open transactions from dead ones
     if not _pgqueue.try_lock_publish(p_stream.stream_id) then
@@ -62,11 +64,11 @@ begin
                                       seqs, consumers, expires_at)
     values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id, p_priority, p_seqs, p_consumers,
             p_expires_at);
-    if v_entries is not null then
+    if p_stream.special then
         insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
-    end if;
-    if p_stream.bound and p_consumers is null then
-        perform _pgqueue.route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);
+        if p_stream.bound and p_consumers is null then
+            perform _pgqueue.route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);
+        end if;
     end if;
     -- after the publish lock: a session that begins to wait relies on it, see functions/waiting.sql
     if p_stream.notify and _pgqueue.is_waited_for(p_stream.stream_id) then

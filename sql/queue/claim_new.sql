@@ -39,8 +39,10 @@ begin
             o_last := null;
         end if;
     end if;
-    if (select count(*) from unnest(o_seqs) g) > _pgqueue.limit_ranges() then
-        o_last := null;
+    if o_seqs <> int8multirange(range_merge(o_seqs)) then  -- (the usual case is told without a query)
+        if (select count(*) from unnest(o_seqs) g) > _pgqueue.limit_ranges() then
+            o_last := null;
+        end if;
     end if;
 end $$;
 

@@ -3,6 +3,7 @@
 create table if not exists pgqueue.consumers (
     consumer_id        int         generated always as identity primary key,
     stream_id          int         not null references pgqueue.streams,
+    stream_name        text        not null,                     -- the stream's, so that claims look for no stream
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
     max_deliver_count  int         check (max_deliver_count > 0),
@@ -49,7 +50,8 @@ create table if not exists pgqueue.consumers (
              or per_key_limit is not null or per_key_interval is not null or fair or max_in_flight is not null
              or rate_limit is not null or filtered or ageing is not null or keep_history is not null or notify_done
              or per_key_capacity is not null)) stored,
-    unique (stream_id, name)
+    unique (stream_id, name),
+    unique (stream_name, name)
 );
 
 -- The filters of consumers, see queue/filters.sql.

@@ -20,7 +20,9 @@ create table if not exists pgqueue.streams (
     -- numbers that were passed over when segments were closed: no message has them
     passed_over bigint not null default 0,
     limited    boolean not null default false, -- sends fail when a consumer has its max_backlog before it
-    keys_limited boolean not null default false -- ... or its per_key_capacity of the message's key
+    keys_limited boolean not null default false, -- ... or its per_key_capacity of the message's key
+    -- whether publishing has more to do than to publish
+    special    boolean generated always as (limited or keys_limited or bound) stored
 );
 
 -- The streams to which messages are copied, by the topic of their key.

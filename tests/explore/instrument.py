@@ -53,12 +53,16 @@ as 'select explore.sleep(extract(epoch from p_time)::float8)';
 
 # Every look is made, also where the clock says that the last one was just now. But slots are
 # claimed for as long as nothing is known to come before them.
-LOOK = """
+LOOK = r"""
 do $$
+declare
+    v_function regproc;
 begin
-    execute replace(pg_get_functiondef('_pgqueue.slots_are_next'::regproc),
-                    '_pgqueue.need_not_look(p_cursor.slots_until)',
-                    $q$p_cursor.slots_until > '-infinity'$q$);
+    foreach v_function in array '{_pgqueue.slots_are_next, _pgqueue.claim}'::regproc[] loop
+        execute regexp_replace(pg_get_functiondef(v_function),
+                               '_pgqueue.need_not_look\((\w+.slots_until)\)',
+                               $q$\1 > '-infinity'$q$);
+    end loop;
 end $$;
 create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
 language sql volatile as 'select false';

@@ -127,13 +127,13 @@ def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
 def test_what_is_ready_is_claimed_without_the_lock_of_the_consumer(conn: Conn) -> None:
     look_rarely(conn)
     consumer(conn)
-    sent = send_all(conn, ["x"] * 500)
+    sent = send_all(conn, ["x"] * 1000)
     assert claim_one(conn) == sent[0]
     assert locks(conn, lambda: claim_one(conn)) == 0
     assert locks(conn, lambda: receive(conn, 20)) == 0, "not even when slots have to be joined"
-    assert locks(conn, lambda: receive(conn, 100)) == 1, "new slots have to be cut"
+    assert locks(conn, lambda: receive(conn, 150)) == 1, "new slots have to be cut"
     assert locks(conn, lambda: receive(conn, 30)) == 0, "not even when a slot has to be divided"
-    done = written(conn, lambda: receive(conn, 100))
+    done = written(conn, lambda: receive(conn, 150))
     assert done == (NOTHING, NOTHING, NOTHING, NOTHING)
 
 

@@ -32,7 +32,7 @@ where schemaname = 'pgqueue' and n > 0
 # A claim of what is ready, its payloads, and the acknowledgement.
 BOTH = {
     "receive": 1, "_claim": 1, "_is_due": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
-    "streams scans": 1, "consumers scans": 1, "messages_1 scans": 1, "claims scans": 1,
+    "consumers scans": 1, "messages_1 scans": 1, "claims scans": 1,
     "consumer_messages writes": 2, "claims writes": 2,
 }  # fmt: skip
 # asked for what is delayed, what is ready, what was claimed, and at the acknowledgement
@@ -46,9 +46,7 @@ READY = {
         "_payloads_1": 1,
         "ack": 1,
         "_ack": 1,
-        "_slots_are_next": 1,
         "_claim_slot": 1,
-        "streams scans": 1,
         "consumers scans": 1,
         "consumer_cursors scans": 1,
         "publications scans": 1,
@@ -63,7 +61,7 @@ NEW = {
     "receive": 1, "_claim": 1, "_is_due": 1, "_payload": 1, "_payload_1": 1, "ack": 1, "_ack": 1,
     "_claim_quickly": 1, "_claim_new_slot": 1, "_next_alike": 1, "_start_taking": 1,
     "_try_lock_consumer": 1,
-    "_store_claimed_slot": 1, "streams scans": 1, "consumers scans": 1, "messages_1 scans": 1,
+    "_store_claimed_slot": 1, "consumers scans": 1, "messages_1 scans": 1,
     "publications scans": 2, "consumer_messages scans": 1,
     "consumer_cursors scans": 2, "consumer_cursors writes": 2, "slots scans": 1, "slots writes": 2,
 }  # fmt: skip
