@@ -77,9 +77,13 @@ class Traffic:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def stop(self) -> None:
+        """Publish no more."""
         self._done.set()
         self._thread.join()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
 
 def application(queue: Queue, trigger: str, text: str = APPLICATION) -> Child:
