@@ -7,7 +7,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,31 +32,58 @@ SETTINGS: dict[str, str | int] = {
 class Pair:
     """Two servers. `primary` is the one that takes writes, `standby` follows it.
 
+    A folder that has had a pair before goes on with its data: what was the primary, or was to be
+    it, is the primary again, and has a new standby.
+
     Attributes:
         url: of both: whoever connects gets the one that takes writes.
     """
 
-    def __init__(self, home: Path):
-        self.primary = embedded.start(home / "one", settings=dict(SETTINGS))
-        self.owner = pwd.getpwnam((home / "one" / "data").owner())
+    def __init__(self, home: Path, settings: Mapping[str, str | int] = SETTINGS):
+        self._home, self._settings = home, settings
+        self._note = home / "primary"
+        name = self._note.read_text() if self._note.exists() else "one"
+        self.primary = self._start(name)
+        self.owner = pwd.getpwnam(self.data(self.primary).owner())
         with connection.connect(self.primary.url) as conn:
+            if one(conn, "select pg_is_in_recovery()"):  # the run ended before it was promoted
+                conn.execute("select pg_promote()")
+            self._wait_for_nobody(conn)
             schema.install(conn)
             # In a file, where pg_rewind finds it: it recovers the old primary first.
             conn.execute("alter system set wal_keep_size = '512MB'")
             conn.execute("select pg_reload_conf()")
-        data = home / "two" / "data"
-        data.parent.mkdir()
+        self.standby = self.add_standby()
+        hosts = [conninfo_to_dict(self._url_of(name))["host"] for name in ("one", "two")]
+        self.url = (
+            f"postgresql://postgres@/postgres?host={','.join(map(str, hosts))}&port=5432,5432"
+            "&target_session_attrs=read-write"
+        )
+
+    def _start(self, name: str) -> embedded.Server:
+        return embedded.start(self._home / name, settings=dict(self._settings))
+
+    def _url_of(self, name: str) -> str:
+        return next(s.url for s in (self.primary, self.standby) if s.directory.name == name)
+
+    def _wait_for_nobody(self, conn: psycopg.Connection) -> None:
+        """From now on a commit waits for no standby."""
+        conn.execute("alter system reset synchronous_standby_names")
+        conn.execute("select pg_reload_conf()")
+
+    def add_standby(self) -> embedded.Server:
+        """Make the other folder a copy of the primary that follows it, whatever was there."""
+        name = {"one": "two", "two": "one"}[self.primary.directory.name]
+        data = self._home / name / "data"
+        self._end(data)
+        shutil.rmtree(data, ignore_errors=True)
+        data.parent.mkdir(exist_ok=True)
         (data.parent / "lock").touch(mode=0o600)  # so that it is one of ours
         os.chown(data.parent, os.geteuid(), self.owner.pw_gid)
         self.run("pg_basebackup", "-d", self.primary.url, "-D", str(data), "-R", "-c", "fast",
                  as_owner=False)  # fmt: skip
         self.clean(data)
-        self.standby = embedded.start(home / "two", settings=dict(SETTINGS))
-        hosts = [conninfo_to_dict(s.url)["host"] for s in (self.primary, self.standby)]
-        self.url = (
-            f"postgresql://postgres@/postgres?host={','.join(map(str, hosts))}&port=5432,5432"
-            "&target_session_attrs=read-write"
-        )
+        return self._start(name)
 
     def run(self, program: str, *arguments: str, as_owner: bool = True) -> None:
         """Run a program of Postgres; skips the test where there is none."""
@@ -110,9 +137,18 @@ class Pair:
 
     def kill(self) -> None:
         """kill -9 of all processes of the primary."""
-        pid = int((self.data(self.primary) / "postmaster.pid").read_text().split()[0])
-        postmaster = psutil.Process(pid)
-        processes = [postmaster, *postmaster.children(recursive=True)]
+        self._end(self.data(self.primary))
+
+    def _end(self, data: Path) -> None:
+        """kill -9 of the server of a folder, if it runs."""
+        try:
+            pid = int((data / "postmaster.pid").read_text().split()[0])
+            postmaster = psutil.Process(pid)
+            if "postgres" not in postmaster.name():
+                return  # its number was given out again
+            processes = [postmaster, *postmaster.children(recursive=True)]
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            return
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -120,9 +156,20 @@ class Pair:
 
     def promote(self) -> None:
         """The standby takes over; what was the primary is `standby` now, and does not run."""
+        self._note.write_text(self.standby.directory.name)
         with connection.connect(self.standby.url) as conn:
             conn.execute("select pg_promote()")
         self.primary, self.standby = self.standby, self.primary
+
+    def replace_standby(self) -> None:
+        """Begin anew with the server that was killed, while the other one goes on.
+
+        Commits wait for no standby until `synchronize`.
+        """
+        with connection.connect(self.primary.url) as conn:
+            self._wait_for_nobody(conn)
+        self.standby.close()
+        self.standby = self.add_standby()
 
     def rewind(self) -> None:
         """Make the killed server a standby of the one that took over.

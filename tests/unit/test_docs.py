@@ -24,6 +24,7 @@ from spark_pgqueue.spark.options import (
 from spark_pgqueue.spark.options.checking import BATCH, STREAMING
 from tests.docs import comments, options, sql, stub
 from tests.docs.headers import Item, parse
+from tests.endure import tally
 
 STALE = "it is not what the code says now: make docs"
 
@@ -72,6 +73,11 @@ def test_the_reference_of_the_sql_is_what_the_schema_and_its_comments_say(conn):
 def test_the_tables_of_options_and_columns_are_what_the_code_says():
     text = options.PAGE.read_text()
     assert text == options.page(text), STALE
+
+
+def test_the_tally_of_the_long_run_on_the_page_of_guarantees_is_the_one_in_its_file():
+    text = tally.PAGE.read_text()
+    assert text == tally.page(text, tally.load()), STALE
 
 
 def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():
