@@ -113,6 +113,7 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CHANGELOG.md", "README.md", "pyproject.toml", "sql/install.sql"} <= names
+    assert {"Makefile", "tests/quick.txt", "notebooks/README.md", "CONTRIBUTING.md"} <= names
 
 
 @pytest.mark.longer
@@ -127,6 +128,49 @@ def test_the_sdist_builds_and_works_without_a_network(folder: Path, empty_url: s
     run(pgqueue, "install", cwd=tmp_path, PGQUEUE_URL=empty_url)
     said = run(pgqueue, "doctor", cwd=tmp_path, PGQUEUE_URL=empty_url)
     assert "schema pgqueue" in said, said
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_the_sdist_passes_its_tests_alone(folder: Path, tmp_path):
+    """Those of maps and of generated files, which read all of the checkout, and some of the queue.
+
+    In this environment, and with what the sdist holds: no checkout, no git.
+    """
+    (sdist,) = folder.glob("spark_pgqueue-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (there,) = tmp_path.glob("spark_pgqueue-*")
+    some = ("tests/unit/test_maps.py", "tests/unit/test_docs.py", "tests/sql/test_settle.py")
+    environment = {"PYTHONPATH": str(there), "PGQUEUE_TEST_VERSIONS": "18"}
+    said = run(sys.executable, "-m", "pytest", "-q", *some, cwd=there, **environment)
+    assert " passed" in said, said
+
+
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """uv, in an environment of its own."""
+    directory = tmp_path_factory.mktemp("uv")
+    venv.create(directory / "venv")
+    python = directory / "venv" / "bin" / "python"
+    run(*pip(python), "install", "--quiet", "uv>=0.9", cwd=directory)
+    return python.with_name("uv")
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_uvx_runs_the_command_line_of_the_wheel(uv: Path, folder: Path, empty_url: str, tmp_path):
+    (wheel,) = folder.glob("spark_pgqueue-*.whl")
+    pgqueue = (uv, "tool", "run", "--quiet", "--python", sys.executable, "--from", wheel, "pgqueue")
+    assert "installed" in run(*pgqueue, "install", cwd=tmp_path, PGQUEUE_URL=empty_url)
+    assert run(*pgqueue, "--version", cwd=tmp_path)
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_an_index_can_show_what_the_package_says_of_itself(uv: Path, folder: Path, tmp_path):
+    twine = (uv, "tool", "run", "--quiet", "--python", sys.executable, "twine", "check", "--strict")
+    run(*twine, *folder.glob("spark_pgqueue-*"), cwd=tmp_path)
 
 
 @pytest.mark.longer

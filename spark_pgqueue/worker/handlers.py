@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +16,8 @@ from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
 from spark_pgqueue.worker.signals import stopped_by_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 _MARK = "_pgqueue_handles"
 _LONG, _SOON = 3600.0, 0.1  # seconds; a signal, and the end of a worker, end the wait
@@ -99,6 +102,9 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
         PgQueueError: as `Consumer.run`, of a worker that failed; the others are stopped then.
     """
     workers = [Consumer(url, each.stream, each.consumer) for each in handled]
+    for each in handled:
+        name = getattr(each.function, "__qualname__", repr(each.function))
+        logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
     stops: list[float | None] = []
 
     def stop(grace: float | None = None) -> None:

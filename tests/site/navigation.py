@@ -73,6 +73,7 @@ SECTIONS = {
         "Figures": "tests/benchmarks/README",
     },
     "How it is made": {
+        "Contributing, security, support": "CONTRIBUTING",
         "The SQL": "sql/README",
         "One receive, step by step": "sql/one-receive",
         "Changing something": "sql/changing",
