@@ -21,6 +21,7 @@ SECTIONS = {
         "Handle dead letters": "sql/guide/dead-letters",
         "Send each message once": "sql/guide/sending-once",
         "Defer and expire messages": "sql/guide/defer-and-expiry",
+        "Start runs of Airflow": "sql/guide/airflow",
         "Send on a schedule": "sql/guide/schedules",
         "Set priorities": "sql/guide/priorities",
         "Cancel messages": "sql/guide/cancelling",

@@ -19,12 +19,13 @@ from tests.docs.examples import run, run_all
 
 # What these packages say is typed in a Spark session: tests/spark/test_docstrings.py.
 SPARK = ("spark_pgqueue.spark", "spark_pgqueue.watching")
+AIRFLOW = "spark_pgqueue.airflow."  # tests/test_wheel.py has an Airflow
 
 
 def modules() -> Iterator[Any]:
     yield spark_pgqueue
     for found in walk_packages(spark_pgqueue.__path__, "spark_pgqueue."):
-        if not found.name.startswith(SPARK) and not found.name.endswith("__main__"):
+        if not found.name.startswith((*SPARK, AIRFLOW)) and not found.name.endswith("__main__"):
             yield import_module(found.name)
 
 

@@ -21,7 +21,7 @@ FLOORS = (
     ("printable", "version"),
     ("postgres",),
     ("client", "archive", "servers", "serving", "tracing"),
-    ("worker", "spark", "watching", "metrics"),
+    ("worker", "spark", "watching", "metrics", "airflow"),
     ("web",),
     ("",),  # the package's own __init__.py
     ("command_line",),
