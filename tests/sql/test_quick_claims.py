@@ -5,6 +5,7 @@ Not in time, which a busy machine changes.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -259,6 +260,29 @@ def test_payloads_are_read_with_a_plan_that_is_kept(
     made = plans(conn, lambda: receive(conn, 10))
     assert len(made) == planned
     assert not any("SCAN " in plan.replace("FUNCTIONSCAN ", "") for plan in made)
+
+
+@pytest.mark.parametrize("function", ["payload", "payloads"])
+def test_the_function_of_a_stream_is_found_by_few_comparisons(conn: Conn, function: str) -> None:
+    """Each costs as much as a twentieth of a query. One after the other, there were up to 32."""
+    body = one(conn, "select prosrc from pg_proc where proname = %s", function)
+    pattern = r"(els)?if p_stream_id <= (\d+)|(else)\n|(end if;)\n|_pgqueue.payloads?_(\d+)\("
+    ranges: list[tuple[int, int]] = []  # of each if that is open: which streams come here
+    called = []
+    for elsif, upto, otherwise, end, stream_id in re.findall(
+        pattern, body[body.index("if p_stream_id") :]
+    ):
+        if elsif or otherwise:
+            ranges.append((ranges.pop()[1], int(upto or 99)))
+        elif upto:
+            ranges.append((0, int(upto)))
+        elif end:
+            ranges.pop()
+        else:
+            assert all(low < int(stream_id) <= high for low, high in ranges)
+            assert len(ranges) == 5
+            called.append(int(stream_id))
+    assert called == list(range(1, 33))
 
 
 def test_runs_that_interleave_are_delivered_in_one_order(conn: Conn) -> None:
