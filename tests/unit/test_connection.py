@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spark_pgqueue.postgres import connection, retrying, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.kept import take
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.url import redact
 
@@ -340,3 +341,23 @@ def test_the_command_line_says_on_standard_error_where_it_is_still_trying(silent
     )
     assert done.returncode == 1
     assert f"no connection to Postgres ({silent} user=u) yet, still trying" in done.stderr
+
+
+def test_a_connection_is_kept_for_the_next_statements_unless_it_broke(url):
+    def pid() -> int:
+        with Statements(url, patience=0).kept() as statements:
+            return statements.row("select pg_backend_pid()")[0]
+
+    first = pid()
+    assert pid() == first
+    with connection.connect(url) as conn:
+        conn.execute("select pg_terminate_backend(%s, 5000)", [first])
+    second = pid()
+    assert second != first, "replaced before the first statement, which is not tried twice"
+    with pytest.raises(ZeroDivisionError), Statements(url, patience=0).kept() as statements:
+        assert statements.row("select pg_backend_pid()") == (second,)
+        raise ZeroDivisionError
+    assert pid() != second, "after an error nobody knows what is under way"
+    left = take(psycopg.Connection, url)
+    assert left is not None
+    left.close()
