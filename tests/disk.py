@@ -93,6 +93,9 @@ def a_disk(home: Path) -> Iterator[Disk]:
     if shutil.which("gcc") is None:
         pytest.skip("apt-get install gcc")
     disk = Disk(home)
-    yield disk
-    disk.server.stop("immediate")
-    disk.server.close()
+    try:
+        yield disk
+    finally:
+        disk.server.stop("immediate")
+        disk.server.close()
+        shutil.rmtree(home)

@@ -132,3 +132,4 @@ def a_network(home: Path) -> Iterator[Network]:
         yield network
     finally:
         network.close()
+        shutil.rmtree(home)
