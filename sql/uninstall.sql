@@ -1,6 +1,6 @@
--- Removes the schemas pgqueue and _pgqueue with all their objects:  psql -f sql/uninstall.sql One transaction. It
--- refuses while objects of others depend on the schemas. The group roles stay: other databases of the server may use
--- them.
+-- Removes the schemas pgqueue and _pgqueue with all their objects, and the schema pgmq if sql/pgmq/install.sql made it:
+-- psql -f sql/uninstall.sql  One transaction. It refuses while objects of others depend on the schemas. The group roles
+-- stay: other databases of the server may use them.
 \set ON_ERROR_STOP on
 \set QUIET on
 begin isolation level read committed read write;
@@ -11,7 +11,10 @@ set local lock_timeout = '5s';
 do $$
 declare
     v_others text;
-    v_ours   regnamespace[] := array_remove(array[to_regnamespace('pgqueue'), to_regnamespace('_pgqueue')], null);
+    v_face   oid := (select oid from pg_namespace
+                     where nspname = 'pgmq' and obj_description(oid, 'pg_namespace') like 'spark-pgqueue:%');
+    v_ours   regnamespace[] := array_remove(
+        array[to_regnamespace('pgqueue'), to_regnamespace('_pgqueue'), v_face::regnamespace], null);
 begin
     if v_ours = '{}' then
         return;
@@ -47,6 +50,9 @@ begin
     if v_others is not null then
         raise exception 'others depend on the schema pgqueue: %', v_others
             using errcode = 'dependent_objects_still_exist', hint = 'Drop them first. Nothing was changed.';
+    end if;
+    if v_face is not null then
+        drop schema pgmq cascade;
     end if;
     drop schema if exists pgqueue, _pgqueue cascade;
 end $$;

@@ -129,6 +129,7 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
     for name in (
         *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),
         *("sql/install.sql", "sql/queue/take.sql", "sql/guide/reference.md", "guide/options.md"),
+        "sql/pgmq/install.sql",
     ):
         assert f"spark_pgqueue/{name}" in within
     assert "pyspark_pgqueue.py" in within
@@ -137,6 +138,7 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CHANGELOG.md", "README.md", "pyproject.toml", "sql/install.sql"} <= names
     assert {"Makefile", "tests/quick.txt", "notebooks/README.md", "CONTRIBUTING.md"} <= names
+    assert "sql/pgmq/install.sql" in names
 
 
 @pytest.mark.longer

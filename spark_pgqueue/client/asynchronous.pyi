@@ -306,7 +306,7 @@ class AsyncClient:
     async def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
         """Publish messages from lines of JSON, in order: all of them, or none."""
 
-    async def install(self) -> int:
+    async def install(self, *, pgmq: bool = False) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat."""
 
     async def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:

@@ -113,7 +113,7 @@ class _Statements(Statements):
         self._connection = connection
         self._on_loop = on_loop
 
-    def install(self) -> int:
+    def install(self, *, pgmq: bool = False) -> int:
         raise PgQueueError(
             "the schema is installed over a connection of the client's own",
             hint="call pgqueue install, or install of spark_pgqueue.connect(url)",

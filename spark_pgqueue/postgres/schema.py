@@ -36,6 +36,9 @@ PAUSE = 1.0
 """Seconds between two attempts, in which other sessions proceed."""
 
 
+PGMQ = "pgmq/install.sql"
+"""The file that makes the schema pgmq, a face of the queue for clients of pgmq."""
+
 _FRAME = ("begin isolation", "commit;")
 """How the lines begin that make a file a transaction."""
 
@@ -63,21 +66,23 @@ def sql_directory() -> Path:
     )
 
 
-def sql_files() -> list[Path]:
-    r"""The files that sql/install.sql runs by its `\ir` lines, in that order."""
-    folder = sql_directory()
-    names = re.findall(r"^\\ir\s+(\S+)\s*$", (folder / "install.sql").read_text(), re.MULTILINE)
-    return [folder / name for name in names]
+def sql_files(name: str = "install.sql") -> list[Path]:
+    r"""The files that sql/install.sql, or another file, runs by its `\ir` lines, in that order."""
+    main = sql_directory() / name
+    names = re.findall(r"^\\ir\s+(\S+)\s*$", main.read_text(), re.MULTILINE)
+    return [main.parent / name for name in names]
 
 
-def script(*, transaction: bool = True) -> str:
+def script(*, transaction: bool = True, pgmq: bool = False) -> str:
     r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
 
     Args:
+        pgmq: the face of pgmq in its place, see `install`.
         transaction: whether the script begins and commits a transaction; not for tools that run
             each file in a transaction of their own.
     """
-    return "\n".join(text for _, text in _parts("install.sql", transaction))
+    name = PGMQ if pgmq else "install.sql"
+    return "\n".join(text for _, text in _parts(name, transaction))
 
 
 def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
@@ -165,11 +170,12 @@ def _version_by(ask: Ask) -> int | None:
     return found[0] if found else None
 
 
-def install(conn: psycopg.Connection) -> int:
+def install(conn: psycopg.Connection, *, pgmq: bool = False) -> int:
     """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
     Args:
         conn: a connection as the role that owns, or will own, the schema, in no transaction.
+        pgmq: also make the schema pgmq, a face for clients of pgmq, in a transaction of its own.
 
     Returns:
         the version installed.
@@ -179,6 +185,8 @@ def install(conn: psycopg.Connection) -> int:
             lacks a permission, or another session holds locks. Nothing is changed then.
     """
     _run(conn, "install.sql")
+    if pgmq:
+        _run(conn, PGMQ)
     return expected_version()
 
 
@@ -233,6 +241,8 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
     """
     with translated(), conn.transaction():
         conn.execute("select pgqueue.create_roles()")
+        if conn.execute("select to_regprocedure('pgmq._grant()')").fetchone() != (None,):
+            conn.execute("select pgmq._grant()")
         try:
             conn.execute(
                 SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))

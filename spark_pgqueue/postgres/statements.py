@@ -110,10 +110,10 @@ class Statements:
         (row,) = self.rows(sql, parameters)
         return row
 
-    def install(self) -> int:
+    def install(self, *, pgmq: bool = False) -> int:
         """Install or upgrade the schema; see `schema.install`."""
         with self.explained():
-            version = schema.install(self.connection())
+            version = schema.install(self.connection(), pgmq=pgmq)
         self._checked = True
         return version
 

@@ -16,6 +16,7 @@ SECTIONS = {
         "Send in your transaction": "sql/guide/in-your-transaction",
         "Use Node, Java, Go, HTTP": "sql/guide/languages",
         "Move from pgmq, Kafka or SQS": "sql/guide/moving",
+        "Serve clients of pgmq": "sql/guide/pgmq",
         "Run workers": "sql/guide/workers",
         "Retry": "sql/guide/retries",
         "Handle dead letters": "sql/guide/dead-letters",

@@ -143,6 +143,7 @@ CONDITIONS = {
     "dependent_objects_still_exist": "2BP01",
     "object_in_use": "55006",
     "insufficient_privilege": "42501",
+    "undefined_table": "42P01",
 }
 
 

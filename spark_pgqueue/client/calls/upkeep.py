@@ -14,10 +14,13 @@ _MAINTAIN_CALLS = 10_000  # the limit of one maintain(), where there is always m
 class UpkeepCalls(Calls):
     """Installing and maintaining the schema."""
 
-    def install(self) -> int:
+    def install(self, *, pgmq: bool = False) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
             >>> version = queue.install()
+
+        Args:
+            pgmq: also make the schema pgmq, whose functions let clients of pgmq use this queue.
 
         Returns:
             its version.
@@ -26,7 +29,7 @@ class UpkeepCalls(Calls):
             PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
                 is changed then.
         """
-        return self._statements.install()
+        return self._statements.install(pgmq=arguments.flag("pgmq", pgmq))
 
     def maintain(
         self,

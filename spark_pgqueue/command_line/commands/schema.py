@@ -15,10 +15,16 @@ from spark_pgqueue.postgres import connection, schema
 
 
 @app.command()
-def install(as_json: Json = False, url: Url = None) -> None:
+def install(
+    pgmq: Annotated[
+        bool, typer.Option("--pgmq", help="Also make the schema pgmq, for clients of pgmq.")
+    ] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
     """Install or upgrade the schema pgqueue. Safe to repeat."""
     with connect(url) as queue:
-        version = queue.install()
+        version = queue.install(pgmq=pgmq)
     told(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
 
 
@@ -31,9 +37,12 @@ def print_sql(
             help="Begin and commit one; not for Flyway and others that begin their own.",
         ),
     ] = True,
+    pgmq: Annotated[
+        bool, typer.Option("--pgmq", help="What install --pgmq runs, after the schema pgqueue.")
+    ] = False,
 ) -> None:
     """Print what `install` runs, as one file: for `psql <`, Flyway, or `docker exec`."""
-    print(schema.script(transaction=transaction), end="")
+    print(schema.script(transaction=transaction, pgmq=pgmq), end="")
 
 
 @app.command()

@@ -1,0 +1,63 @@
+-- Who may call which function, and with which settings it runs. As in the schema pgqueue, functions run with the rights
+-- of their owner, and PUBLIC has none.
+
+-- Grants the group roles of this database what they need: a producer sends, a consumer reads and settles, an observer
+-- looks, and an admin makes and drops queues. pgqueue grant calls it, too.
+create or replace function pgmq._grant() returns void
+language plpgsql
+as $$
+declare
+    v_role text;
+begin
+    for v_role in select _pgqueue.roles() loop
+        execute format('grant usage on schema pgmq to %I', v_role);
+        execute (select string_agg(format('grant execute on function %s to %I', p.oid::regprocedure, v_role), ';')
+                 from pg_proc p
+                 where p.pronamespace = 'pgmq'::regnamespace
+                   and p.proname ~ case v_role
+                       when 'pgqueue_producer' then '^(send|validate|test_routing)'
+                       when 'pgqueue_consumer' then '^(read|pop$|delete$|archive$|set_vt$|_rows$)'
+                       when 'pgqueue_observer' then '^(metrics|list|test_routing|_rows$)'
+                       else '^(create|drop|purge|bind|unbind|list|metrics|validate|test|enable|disable|update|'
+                            || 'convert|detach)'
+                       end
+                   -- of the two, the view's
+                   and (p.proname <> '_rows' or p.pronargs = 1));
+        execute (select string_agg(format('grant select on %s to %I', c.oid::regclass, v_role), ';')
+                 from pg_class c
+                 where c.relnamespace = 'pgmq'::regnamespace
+                   and (c.relname = 'meta'
+                        or (c.relkind = 'v' and v_role in ('pgqueue_consumer', 'pgqueue_observer'))));
+    end loop;
+end $$;
+
+do $$
+declare
+    v_object text;
+begin
+    for v_object in
+        select oid::regprocedure::text from pg_proc where pronamespace = 'pgmq'::regnamespace
+    loop
+        execute format('revoke all on function %s from public', v_object);
+    end loop;
+    for v_object in  -- those that others call; the others run within them
+        select oid::regprocedure::text from pg_proc
+        where pronamespace = 'pgmq'::regnamespace and (proname !~ '^_' or (proname = '_rows' and pronargs = 1))
+    loop
+        execute format('alter function %s security definer', v_object);
+        execute format('alter function %s set search_path = pg_catalog, pg_temp', v_object);
+    end loop;
+    for v_object in
+        select p.oid::regprocedure::text from pg_proc p
+        where p.pronamespace = 'pgmq'::regnamespace
+          and p.proname in ('_claim', '_claims_of', '_settle', '_hold', '_consumer', '_rows', 'metrics')
+    loop
+        execute format('alter function %s set plan_cache_mode = force_generic_plan', v_object);
+        execute format('alter function %s set enable_seqscan = off', v_object);
+        execute format('alter function %s set enable_hashjoin = off', v_object);
+        execute format('alter function %s set enable_mergejoin = off', v_object);
+        execute format('alter function %s set jit = off', v_object);
+    end loop;
+    alter function pgmq._grant() set search_path = pg_catalog, pg_temp;
+    perform pgmq._grant();
+end $$;

@@ -1,0 +1,52 @@
+-- Messages as pgmq shows them.
+
+-- What a queue holds, or those messages of it: visible ones, ones that are read and not settled, and delayed ones. It
+-- reads all runs of the consumer, and unless all messages are found there, all new publications.
+--   p_set  null: all
+create or replace function pgmq._rows(p_consumer pgqueue.consumers, p_set int8multirange)
+returns setof pgmq.message_record
+language plpgsql stable
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_runs   pgqueue.consumer_messages[] := array(
+        select m from _pgqueue.runs_of(p_consumer.consumer_id) m where p_set is null or m.seqs && p_set);
+    v_left   int8multirange := coalesce(p_set, int8multirange(int8range(null, null)))
+        - coalesce((select range_agg(m.seqs) from unnest(v_runs) m), '{}');
+begin
+    return query execute format($q$
+        with run as (
+            select m.seqs * coalesce($3, m.seqs) as seqs, m.deliver_count, m.last_delivered_at,
+                   coalesce(l.lease_until, m.not_visible_until) as vt
+            from unnest($1) m
+            left join lateral (select lease_until from _pgqueue.claim_by(m.claim_id)) l on true
+            union all
+            select n.seqs, 0, null, n.deliver_at
+            from (select (p.seqs - coalesce(_pgqueue.kept($4), '{}')) * $2 as seqs, p.deliver_at
+                  from unnest(_pgqueue.new_ids($4)) g
+                  join pgqueue.publications p on p.stream_id = $5 and p.publication_id >= lower(g)
+                    and p.publication_id < coalesce(upper(g), 9223372036854775807)
+                  where $2 <> '{}' and p.seqs && $2 and _pgqueue.is_for(p.consumers, $6)) n
+        )
+        select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),
+               m.data::jsonb, m.headers
+        from run r cross join lateral unnest(r.seqs) g
+        join pgqueue.messages_%s m on m.seq >= lower(g) and m.seq < upper(g)
+        order by m.seq $q$, p_consumer.stream_id)
+    using v_runs, v_left, p_set, v_cursor, p_consumer.stream_id, p_consumer.consumer_id;
+end $$;
+
+-- What a queue holds: for the view q_<queue>.
+create or replace function pgmq._rows(queue_name text) returns setof pgmq.message_record
+language sql stable
+as $$ select * from pgmq._rows(pgmq._consumer(queue_name), null) $$;
+
+-- An array of message numbers as a set.
+create or replace function pgmq._set(msg_ids bigint[]) returns int8multirange
+language sql immutable
+as $$ select coalesce(range_agg(int8range(i, i, '[]')), '{}') from unnest(msg_ids) i where i < 9223372036854775807 $$;
+
+-- A number of seconds as a lease: not visible until then.
+create or replace function pgmq._lease(vt integer) returns interval
+language sql immutable
+as $$ select greatest(make_interval(secs => coalesce(vt, 0)), interval '1 microsecond') $$;

@@ -1,0 +1,200 @@
+-- Queues: made, dropped, listed, measured.
+
+-- The stream of a queue: pgmq, too, knows a queue by its name in lower case.
+create or replace function pgmq._stream_of(queue_name text) returns text
+language sql immutable
+as $$ select lower(queue_name) $$;
+
+-- The consumer of a queue. Errors: 42P01 when there is no such queue.
+create or replace function pgmq._consumer(queue_name text) returns pgqueue.consumers
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    select c.* into v_consumer
+    from pgqueue.streams s join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = 'pgmq'
+    where s.name = pgmq._stream_of(queue_name);
+    if not found then
+        perform pgmq._refuse(queue_name);
+    end if;
+    return v_consumer;
+end $$;
+
+-- Raises an error for a queue that does not exist.
+create or replace function pgmq._refuse(queue_name text) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'there is no queue %', coalesce(quote_literal(queue_name), 'null')
+        using errcode = 'undefined_table', hint = 'pgmq.create makes one.';
+end $$;
+
+-- Raises an error for a name that no queue can have.
+create or replace function pgmq.validate_queue_name(queue_name text) returns void
+language plpgsql immutable
+as $$
+begin
+    if queue_name = '' or queue_name is null then
+        raise exception 'queue_name is a name, not %', coalesce(quote_literal(queue_name), 'null')
+            using errcode = 'PQ003';
+    elsif length(queue_name) > 47 then
+        raise exception 'a queue name is too long, maximum length is 47 characters: % has %',
+            quote_literal(queue_name), length(queue_name) using errcode = 'PQ003';
+    elsif queue_name ~ '[$;'']|--' then
+        raise exception 'a queue name contains invalid characters: none of $, ; or a quote, and not -- : %', queue_name
+            using errcode = 'PQ003';
+    end if;
+end $$;
+
+-- Makes a queue; one that exists stays as it is. Messages that it is done with are trimmed by maintain().
+create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void
+language plpgsql
+as $$
+declare
+    v_stream text := pgmq._stream_of(queue_name);
+begin
+    perform pgmq.validate_queue_name(queue_name);
+    if exists (select from pgmq.meta m where pgmq._stream_of(m.queue_name) = v_stream) then
+        raise notice 'queue % exists already', quote_literal(queue_name);
+        return;
+    end if;
+    perform pgqueue.create_stream(v_stream, 'json');
+    perform pgqueue.create_consumer(v_stream, 'pgmq', p_start => 'earliest');
+    perform pgqueue.set_retention(v_stream, p_done => true);
+    insert into pgmq.meta (queue_name, is_partitioned, is_unlogged) values (queue_name, partitioned, unlogged);
+    execute format('create view pgmq.%I as select * from pgmq._rows(%L)', 'q_' || v_stream, queue_name);
+    execute format('create view pgmq.%I as select msg_id, read_ct, enqueued_at, last_read_at, archived_at, vt, '
+                   'message, headers from pgmq._archived where queue_name = %L', 'a_' || v_stream, queue_name);
+    perform pgmq._grant();
+end $$;
+
+create or replace function pgmq.create(queue_name text) returns void
+language plpgsql
+as $$ begin perform pgmq._create(queue_name, false, false); end $$;
+
+create or replace function pgmq.create_non_partitioned(queue_name text) returns void
+language plpgsql
+as $$ begin perform pgmq._create(queue_name, false, false); end $$;
+
+-- (The stream is logged all the same.)
+create or replace function pgmq.create_unlogged(queue_name text) returns void
+language plpgsql
+as $$ begin perform pgmq._create(queue_name, false, true); end $$;
+
+-- Makes a queue that keeps messages for a time, or some number of messages, whether they were read or not. Streams
+-- choose their segments themselves: partition_interval and premake mean nothing.
+create or replace function pgmq.create_partitioned(queue_name text, partition_interval text default '10000',
+                                                   retention_interval text default '100000',
+                                                   premake integer default 4) returns void
+language plpgsql
+as $$
+begin
+    perform pgmq._create(queue_name, true, false);
+    if retention_interval ~ '^\d+$' then
+        perform pgqueue.set_retention(pgmq._stream_of(queue_name), p_messages => retention_interval::bigint,
+                                      p_unread => 'drop');
+    else
+        perform pgqueue.set_retention(pgmq._stream_of(queue_name), p_for => retention_interval::interval,
+                                      p_unread => 'drop');
+    end if;
+end $$;
+
+-- Drops a queue with all its messages, archived ones too. Returns whether there was one.
+create or replace function pgmq.drop_queue(queue_name text) returns boolean
+language plpgsql
+as $$
+declare
+    v_stream text := pgmq._stream_of(queue_name);
+begin
+    delete from pgmq.meta m where pgmq._stream_of(m.queue_name) = v_stream;
+    if not found then
+        raise notice 'there is no queue %', coalesce(quote_literal(queue_name), 'null');
+        return false;
+    end if;
+    execute format('drop view if exists pgmq.%I, pgmq.%I', 'q_' || v_stream, 'a_' || v_stream);
+    perform pgqueue.drop_stream(v_stream) where exists (select from pgqueue.streams where name = v_stream);
+    return true;
+end $$;
+
+create or replace function pgmq.drop_queue(queue_name text, partitioned boolean) returns boolean
+language plpgsql
+as $$ begin return pgmq.drop_queue(queue_name); end $$;
+
+create or replace function pgmq.list_queues() returns setof pgmq.queue_record
+language sql stable
+as $$ select queue_name, is_partitioned, is_unlogged, created_at from pgmq.meta order by created_at, queue_name $$;
+
+-- Deletes all messages of a queue, those too that somebody works at. Returns how many.
+create or replace function pgmq.purge_queue(queue_name text) returns bigint
+language plpgsql
+as $$
+begin
+    perform pgmq._consumer(queue_name);
+    return pgqueue.seek(pgmq._stream_of(queue_name), 'pgmq', 'latest');
+end $$;
+
+-- The figures of a queue, from sums of the consumer's rows and of 3,000 new publications at most. Beyond these the
+-- lengths are estimates.
+create or replace function pgmq.metrics(queue_name text) returns pgmq.metrics_result
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
+    v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
+    v_kept     int8multirange := coalesce(_pgqueue.kept(v_cursor), '{}');
+    v_now      timestamptz := clock_timestamp();
+    v_new      record;
+    v_runs     record;
+    v_guess    record := _pgqueue.estimate_new(v_consumer.consumer_id);
+    v_last     bigint := _pgqueue.last_seq(v_consumer.stream_id);
+begin
+    select coalesce(sum(_pgqueue.cardinality(p.seqs)) filter (where p.deliver_at > v_now), 0) as later,
+           min(lower(p.seqs)) as first, max(upper(p.seqs)) - 1 as last
+    into v_new
+    from (select case when n.seqs && v_kept then n.seqs - v_kept else n.seqs end as seqs, n.deliver_at
+          from unnest(_pgqueue.new_ids(v_cursor)) g
+          cross join lateral (select seqs, deliver_at from pgqueue.publications
+                              where stream_id = v_consumer.stream_id and publication_id >= lower(g)
+                                and publication_id < coalesce(upper(g), 9223372036854775807)
+                                and _pgqueue.is_for(consumers, v_consumer.consumer_id)
+                              order by publication_id limit _pgqueue.limit_shown()) n) p
+    where p.seqs <> '{}';
+    select coalesce(sum(m.message_count), 0) as count, min(m.first_seq) as first, max(upper(m.seqs)) - 1 as last,
+           coalesce(sum(m.message_count) filter (
+               where coalesce(l.lease_until, m.not_visible_until, '-infinity') <= v_now), 0) as visible
+    into v_runs
+    from _pgqueue.runs_of(v_consumer.consumer_id) m
+    left join lateral (select lease_until from _pgqueue.claim_by(m.claim_id)) l on true;
+    return (queue_name, v_runs.count + v_guess.o_count,
+            extract(epoch from v_now - _pgqueue.sent_at(v_consumer.stream_id, case
+                when v_guess.o_estimated then v_last else greatest(v_runs.last, v_new.last) end))::int,
+            extract(epoch from v_now - _pgqueue.sent_at(v_consumer.stream_id, least(v_runs.first, v_new.first)))::int,
+            v_last, v_now, v_runs.visible + v_guess.o_count - v_new.later, null)::pgmq.metrics_result;
+end $$;
+
+create or replace function pgmq.metrics_all() returns setof pgmq.metrics_result
+language sql stable
+as $$
+    select m.* from pgmq.meta q cross join lateral pgmq.metrics(q.queue_name) m order by q.created_at, q.queue_name
+$$;
+
+-- Functions of pgmq that have nothing to do here.
+
+create or replace function pgmq.create_fifo_index(queue_name text) returns void
+language plpgsql
+as $$ begin perform pgmq._consumer(queue_name); end $$;
+
+create or replace function pgmq.create_fifo_indexes_all() returns void
+language plpgsql
+as $$ begin null; end $$;
+
+create or replace function pgmq.detach_archive(queue_name text) returns void
+language plpgsql
+as $$ begin raise warning 'detach_archive does nothing'; end $$;
+
+create or replace function pgmq.convert_archive_partitioned(table_name text, partition_interval text default '10000',
+                                                            retention_interval text default '100000',
+                                                            leading_partition int default 10) returns void
+language plpgsql
+as $$ begin raise notice 'archives of this queue are not partitioned'; end $$;

@@ -1,0 +1,210 @@
+-- Reading: read, with a condition, and by groups; each also with polling.
+
+-- Claims the messages of a set that nobody has, or whose claims have ended, as one claim, and returns them. Needs the
+-- consumer's lock. Locks: those claims, the runs.
+create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+    v_claim  bigint := _pgqueue.new_claim_id();
+    v_stored pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_due    record;
+    v_new    record;
+    v_taken  record;
+    v_cursor pgqueue.consumer_cursors;
+    v_runs   pgqueue.consumer_messages[];
+    v_run    pgqueue.consumer_messages;
+    v_count  bigint := 0;
+begin
+    if p_set = '{}' then
+        return;
+    end if;
+    v_due := _pgqueue.release_due(p_consumer, v_stored, p_set);
+    v_new := _pgqueue.take_early(p_consumer, v_due.o_cursor, p_set);
+    v_taken := _pgqueue.take_unclaimed(p_consumer, v_new.p_cursor, p_set);
+    v_cursor := v_taken.o_cursor;
+    v_runs := v_taken.o_runs || v_new.o_runs;
+    foreach v_run in array v_runs loop
+        v_run.note := _pgqueue.noted(v_run.note, '{"at_most": null}');  -- pgmq does not look for who is to blame
+        v_count := v_count + _pgqueue.claim_run(v_run, v_run.seqs, v_claim);
+    end loop;
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+    if v_count > 0 then
+        perform _pgqueue.open_claim(p_consumer, v_claim, v_count, p_lease, null);
+        return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
+                            r.data::jsonb, r.headers
+                     from _pgqueue.payloads(p_consumer.stream_id, v_claim) r order by r.seq;
+    end if;
+end $$;
+
+-- Reads messages: they are not visible to others for vt seconds.
+--   conditional  only messages that contain this
+create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
+    v_lease    interval := pgmq._lease(vt);
+    v_left     int := coalesce(qty, 2147483647);
+    v_row      pgqueue.received;
+    v_claim    bigint;
+    v_until    timestamptz;
+begin
+    if conditional <> '{}' then
+        perform _pgqueue.check_isolation();
+        perform _pgqueue.own_consumer(v_consumer.consumer_id);
+        return query
+            select * from pgmq._claim(v_consumer, pgmq._set(array(
+                select r.msg_id from pgmq._rows(v_consumer, null) r
+                where r.vt <= clock_timestamp() and r.message @> conditional order by r.msg_id limit qty)), v_lease);
+        return;
+    end if;
+    while v_left > 0 loop
+        v_claim := null;
+        for v_row in select * from pgqueue.receive(pgmq._stream_of(queue_name), 'pgmq', v_left, v_lease) loop
+            v_claim := v_row.claim_id;
+            v_until := coalesce(v_until, clock_timestamp());
+            v_left := v_left - 1;
+            return next (v_row.seq, v_row.deliver_count, v_row.inserted_at, v_until, v_until + v_lease,
+                         v_row.data::jsonb, v_row.headers)::pgmq.message_record;
+        end loop;
+        -- a claim that failed before comes in parts: the rest is another claim
+        exit when v_claim is null or not pgqueue.is_suspected(v_claim);
+    end loop;
+end $$;
+
+-- Reads by groups, the header x-pgmq-group: from each group whose first message is visible, visible messages in their
+-- order.
+--   how  grouped: as many as possible of the oldest group, then of the next; rr: one of each group in turns; head: the
+--        first of each group
+create or replace function pgmq._read_grouped(queue_name text, vt integer, qty integer, how text)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
+    v_order    bigint[];
+begin
+    perform _pgqueue.check_isolation();
+    perform _pgqueue.own_consumer(v_consumer.consumer_id);
+    select array_agg(c.msg_id order by c.first, c.second) into v_order
+    from (select g.msg_id, case how when 'rr' then g.rank else g.head end as first,
+                 case how when 'rr' then g.head else g.rank end as second
+          from (select m.msg_id, min(m.msg_id) over groups as head,
+                       bool_or(m.is_head and m.is_visible) over groups as free, m.is_visible,
+                       row_number() over (partition by m.name, m.is_visible order by m.msg_id) as rank
+                from (select r.msg_id, r.headers ->> 'x-pgmq-group' as name, r.vt <= clock_timestamp() as is_visible,
+                             r.msg_id = min(r.msg_id) over (partition by r.headers ->> 'x-pgmq-group') as is_head
+                      from pgmq._rows(v_consumer, null) r) m
+                window groups as (partition by m.name)) g
+          where g.is_visible and g.free and (how <> 'head' or g.msg_id = g.head)
+          order by 2, 3 limit qty) c;
+    return query
+        select r.* from pgmq._claim(v_consumer, pgmq._set(v_order), pgmq._lease(vt)) r
+        order by case when how = 'rr' then array_position(v_order, r.msg_id) else r.msg_id end;
+end $$;
+
+create or replace function pgmq.read_grouped(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language plpgsql
+as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'grouped'); end $$;
+
+create or replace function pgmq.read_grouped_rr(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language plpgsql
+as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'rr'); end $$;
+
+create or replace function pgmq.read_grouped_head(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language plpgsql
+as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'head'); end $$;
+
+-- Reads again and again until there is something, or the time is over. Each look is undone, so that it holds no lock of
+-- the consumer while it waits.
+create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
+                                      poll_interval_ms integer, how text, conditional jsonb default '{}')
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+    v_end  timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
+    v_rows pgmq.message_record[];
+begin
+    while clock_timestamp() < v_end loop
+        begin
+            if how = 'read' then
+                v_rows := array(select r from pgmq.read(queue_name, vt, qty, conditional) r);
+            else
+                v_rows := array(select r from pgmq._read_grouped(queue_name, vt, qty, how) r);
+            end if;
+            if v_rows = '{}' then
+                raise exception using errcode = 'PQ099';
+            end if;
+            return query select r.* from unnest(v_rows) r;
+            return;
+        exception when sqlstate 'PQ099' then
+            perform pg_sleep(coalesce(poll_interval_ms, 100) / 1000.0);
+        end;
+    end loop;
+end $$;
+
+create or replace function pgmq.read_with_poll(queue_name text, vt integer, qty integer,
+                                               max_poll_seconds integer default 5, poll_interval_ms integer default 100,
+                                               conditional jsonb default '{}') returns setof pgmq.message_record
+language plpgsql
+as $$
+begin
+    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'read', conditional);
+end $$;
+
+create or replace function pgmq.read_grouped_with_poll(queue_name text, vt integer, qty integer,
+                                                       max_poll_seconds integer default 5,
+                                                       poll_interval_ms integer default 100)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+begin
+    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'grouped');
+end $$;
+
+create or replace function pgmq.read_grouped_rr_with_poll(queue_name text, vt integer, qty integer,
+                                                          max_poll_seconds integer default 5,
+                                                          poll_interval_ms integer default 100)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+begin
+    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'rr');
+end $$;
+
+create or replace function pgmq.read_grouped_head_with_poll(queue_name text, vt integer, qty integer,
+                                                            max_poll_seconds integer default 5,
+                                                            poll_interval_ms integer default 100)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+begin
+    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'head');
+end $$;
+
+-- Reads messages and deletes them at once.
+create or replace function pgmq.pop(queue_name text, qty integer default 1) returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+    v_row   pgmq.message_record;
+    v_popped bigint[] := '{}';
+begin
+    for v_row in select * from pgmq.read(queue_name, 30, qty) loop
+        v_popped := v_popped || v_row.msg_id;
+        v_row.read_ct := v_row.read_ct - 1;
+        v_row.last_read_at := null;
+        v_row.vt := v_row.enqueued_at;
+        return next v_row;
+    end loop;
+    if v_popped <> '{}' then
+        perform pgmq._settle(pgmq._consumer(queue_name), pgmq._set(v_popped));
+    end if;
+end $$;

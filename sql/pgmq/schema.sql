@@ -1,0 +1,82 @@
+-- The schema pgmq, its types, which are those of pgmq 1.13, and what it stores. A queue q is the stream q, of JSON,
+-- with the consumer pgmq. Names that begin with _ are for this schema's own functions.
+
+do $$
+declare
+    v_schema pg_namespace;
+begin
+    if to_regprocedure('pgqueue.schema_version()') is null then
+        raise exception 'the schema pgqueue is not installed in this database'
+            using errcode = 'PQ011', hint = 'Install it first: pgqueue install.';
+    elsif not exists (select from pg_namespace where nspname = 'pgqueue' and nspowner = current_user::regrole) then
+        raise exception 'the schema pgqueue belongs to another role than %', current_user
+            using errcode = 'PQ011', hint = 'Install as its owner.';
+    end if;
+    select * into v_schema from pg_namespace where nspname = 'pgmq';
+    if found and obj_description(v_schema.oid, 'pg_namespace') like 'spark-pgqueue:%' is not true then
+        raise exception 'this database has a schema pgmq that spark-pgqueue did not make: pgmq itself, perhaps'
+            using errcode = 'PQ006', hint = 'Move its queues, as sql/guide/moving.md says, then drop or rename it. '
+                                            'Nothing was changed.';
+    elsif v_schema.nspowner <> current_user::regrole then
+        raise exception 'the schema pgmq belongs to another role than %', current_user
+            using errcode = 'PQ011', hint = 'Install as its owner.';
+    end if;
+end $$;
+
+create schema if not exists pgmq;
+comment on schema pgmq is 'spark-pgqueue: the functions of pgmq, on streams of the schema pgqueue';
+
+do $$
+begin
+    if to_regtype('pgmq.message_record') is null then
+        create type pgmq.message_record as (
+            msg_id bigint, read_ct integer, enqueued_at timestamptz, last_read_at timestamptz, vt timestamptz,
+            message jsonb, headers jsonb);
+        create type pgmq.queue_record as (
+            queue_name varchar, is_partitioned boolean, is_unlogged boolean, created_at timestamptz);
+        create type pgmq.metrics_result as (
+            queue_name text, queue_length bigint, newest_msg_age_sec int, oldest_msg_age_sec int,
+            total_messages bigint, scrape_time timestamptz, queue_visible_length bigint,
+            default_partition_length bigint);
+    end if;
+end $$;
+
+-- The queues.
+create table if not exists pgmq.meta (
+    queue_name     varchar     not null unique,
+    is_partitioned boolean     not null,
+    is_unlogged    boolean     not null,
+    created_at     timestamptz not null default now()
+);
+
+-- The messages that were archived, of all queues; the view a_<queue> has those of one.
+create table if not exists pgmq._archived (
+    queue_name   varchar     not null references pgmq.meta (queue_name) on delete cascade,
+    msg_id       bigint      not null,
+    read_ct      integer     not null,
+    enqueued_at  timestamptz not null,
+    last_read_at timestamptz,
+    archived_at  timestamptz not null default now(),
+    vt           timestamptz not null,
+    message      jsonb,
+    headers      jsonb,
+    primary key (queue_name, msg_id)
+);
+
+-- To which queues a routing key leads. In a pattern, # stands for any characters, and * for some without a dot.
+create table if not exists pgmq.topic_bindings (
+    pattern        text        not null,
+    queue_name     text        not null references pgmq.meta (queue_name) on delete cascade,
+    bound_at       timestamptz not null default now(),
+    compiled_regex text        not null generated always as (
+        '^' || replace(replace(regexp_replace(pattern, '([]+?{}()|^$\\.[])', '\\\1', 'g'), '*', '[^.]+'), '#', '.*')
+        || '$') stored,
+    unique (pattern, queue_name)
+);
+
+-- The queues whose sends notify, and how often at most.
+create table if not exists pgmq.notify_insert_throttle (
+    queue_name           varchar     not null unique references pgmq.meta (queue_name) on delete cascade,
+    throttle_interval_ms integer     not null default 0,
+    last_notified_at     timestamptz not null default to_timestamp(0)
+);

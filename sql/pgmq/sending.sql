@@ -1,0 +1,126 @@
+-- Sending, and the notifications of it.
+
+-- When a message is due; null: at once.
+create or replace function pgmq._due(delay timestamptz) returns timestamptz
+language sql volatile
+as $$ select case when delay > clock_timestamp() then delay end $$;
+
+create or replace function pgmq._due(delay integer) returns timestamptz
+language sql volatile
+as $$ select clock_timestamp() + make_interval(secs => coalesce(delay, 0)) $$;
+
+-- Raises an error for a queue that does not exist; notifies those that listen to the queue, where
+-- enable_notify_insert says so.
+create or replace function pgmq._sending(queue_name text) returns void
+language plpgsql
+as $$
+begin
+    perform pgmq._consumer(queue_name);
+    update pgmq.notify_insert_throttle n set last_notified_at = clock_timestamp()
+    where pgmq._stream_of(n.queue_name) = pgmq._stream_of(_sending.queue_name)
+      and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
+    if found then
+        perform pg_notify('pgmq.q_' || pgmq._stream_of(queue_name) || '.INSERT', '');
+    end if;
+end $$;
+
+-- The group of a message is its key, so that consumers of this queue can go by it; not where it is too long.
+create or replace function pgmq._key(headers jsonb) returns text
+language sql immutable
+as $$ select case when octet_length(headers ->> 'x-pgmq-group') <= 1024 then headers ->> 'x-pgmq-group' end $$;
+
+create or replace function pgmq.send(queue_name text, msg jsonb, headers jsonb, delay timestamptz) returns setof bigint
+language plpgsql
+as $$
+begin
+    perform pgmq._sending(queue_name);
+    return next pgqueue.send(pgmq._stream_of(queue_name), msg::text, pgmq._key(headers), headers,
+                             p_deliver_at => pgmq._due(delay));
+end $$;
+
+-- Sends messages together. Errors: where there is none, or not as many headers.
+create or replace function pgmq.send_batch(queue_name text, msgs jsonb[], headers jsonb[], delay timestamptz)
+returns setof bigint
+language plpgsql
+as $$
+begin
+    if coalesce(cardinality(msgs), 0) = 0 then
+        raise exception 'msgs cannot be NULL or empty' using errcode = 'PQ003';
+    elsif cardinality(headers) <> cardinality(msgs) then
+        raise exception 'headers array length (%) must match msgs array length (%)', cardinality(headers),
+            cardinality(msgs) using errcode = 'PQ003';
+    end if;
+    perform pgmq._sending(queue_name);
+    return query
+        select * from pgqueue.send_batch(
+            pgmq._stream_of(queue_name), array(select m::text from unnest(msgs) with ordinality u (m, n) order by n),
+            case when headers is not null
+                 then array(select pgmq._key(h) from unnest(headers) with ordinality u (h, n) order by n) end,
+            headers, p_deliver_at => pgmq._due(delay));
+end $$;
+
+-- The forms with fewer arguments, and with a delay in seconds.
+do $do$
+declare
+    v_form record;
+begin
+    for v_form in
+        select f.name, f.type, a.given, a.headers, a.delay
+        from (values ('send', 'msg jsonb', 'jsonb'), ('send_batch', 'msgs jsonb[]', 'jsonb[]')) f (name, msg, type)
+        cross join (values ('', 'null', 'null::timestamptz'), (', headers %s', 'headers', 'null::timestamptz'),
+                           (', delay integer', 'null', 'pgmq._due(delay)'), (', delay timestamptz', 'null', 'delay'),
+                           (', headers %s, delay integer', 'headers', 'pgmq._due(delay)')) a (given, headers, delay)
+    loop
+        execute format('create or replace function pgmq.%1$s(queue_name text, %2$s %3$s%4$s) returns setof bigint '
+                       'language plpgsql as $f$ begin '
+                       'return query select * from pgmq.%1$s(queue_name, %2$s, %5$s, %6$s); end $f$',
+                       v_form.name, case v_form.name when 'send' then 'msg' else 'msgs' end, v_form.type,
+                       format(v_form.given, v_form.type), v_form.headers, v_form.delay);
+    end loop;
+end $do$;
+
+-- Notifies the channel pgmq.q_<queue>.INSERT of what is sent to a queue by these functions, at most once in a time.
+create or replace function pgmq.enable_notify_insert(queue_name text, throttle_interval_ms integer default 250)
+returns void
+language plpgsql
+as $$
+begin
+    perform pgmq._consumer(queue_name);
+    if (throttle_interval_ms >= 0) is not true then
+        raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
+            using errcode = 'PQ003';
+    end if;
+    perform pgmq.disable_notify_insert(queue_name);
+    insert into pgmq.notify_insert_throttle (queue_name, throttle_interval_ms)
+    values (queue_name, throttle_interval_ms);
+end $$;
+
+create or replace function pgmq.disable_notify_insert(queue_name text) returns void
+language plpgsql
+as $$
+begin
+    delete from pgmq.notify_insert_throttle n where n.queue_name = disable_notify_insert.queue_name;
+end $$;
+
+create or replace function pgmq.update_notify_insert(queue_name text, throttle_interval_ms integer) returns void
+language plpgsql
+as $$
+begin
+    if (throttle_interval_ms >= 0) is not true then
+        raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
+            using errcode = 'PQ003';
+    end if;
+    perform pgmq._consumer(queue_name);
+    update pgmq.notify_insert_throttle n
+    set throttle_interval_ms = update_notify_insert.throttle_interval_ms, last_notified_at = to_timestamp(0)
+    where n.queue_name = update_notify_insert.queue_name;
+    if not found then
+        raise exception 'queue % does not notify', quote_literal(queue_name)
+            using errcode = 'PQ003', hint = 'pgmq.enable_notify_insert makes it notify.';
+    end if;
+end $$;
+
+create or replace function pgmq.list_notify_insert_throttles()
+returns table (queue_name text, throttle_interval_ms integer, last_notified_at timestamptz)
+language sql stable
+as $$ select queue_name, throttle_interval_ms, last_notified_at from pgmq.notify_insert_throttle order by queue_name $$;

@@ -1,0 +1,130 @@
+-- Topics: a message with a routing key goes to each queue that a pattern binds.
+
+-- Raises an error for a text that is no routing key, or no pattern.
+--   allowed  the characters of a word, for a regular expression
+create or replace function pgmq._check_topic(argument text, given text, allowed text) returns void
+language plpgsql immutable
+as $$
+begin
+    if given = '' or given is null then
+        raise exception '% cannot be NULL or empty', argument using errcode = 'PQ003';
+    elsif length(given) > 255 then
+        raise exception '% has at most 255 characters, not %', argument, length(given) using errcode = 'PQ003';
+    elsif given !~ ('^[' || allowed || ']+([.][' || allowed || ']+)*$') then
+        raise exception '% is words of %, with one dot between two of them, not %', argument,
+                        case argument when 'pattern' then 'letters, digits, -, _, * and #'
+                                      else 'letters, digits, - and _' end, quote_literal(given)
+            using errcode = 'PQ003';
+    elsif given ~ '[*#][*#]' then
+        raise exception '% has no two of * and # side by side, not %', argument, quote_literal(given)
+            using errcode = 'PQ003';
+    end if;
+end $$;
+
+create or replace function pgmq.validate_routing_key(routing_key text) returns boolean
+language plpgsql immutable
+as $$ begin perform pgmq._check_topic('routing_key', routing_key, 'a-zA-Z0-9_-'); return true; end $$;
+
+create or replace function pgmq.validate_topic_pattern(pattern text) returns boolean
+language plpgsql immutable
+as $$ begin perform pgmq._check_topic('pattern', pattern, 'a-zA-Z0-9_*#-'); return true; end $$;
+
+create or replace function pgmq.bind_topic(pattern text, queue_name text) returns void
+language plpgsql
+as $$
+begin
+    perform pgmq.validate_topic_pattern(pattern);
+    perform pgmq._consumer(queue_name);
+    insert into pgmq.topic_bindings (pattern, queue_name)
+    select bind_topic.pattern, m.queue_name from pgmq.meta m
+    where pgmq._stream_of(m.queue_name) = pgmq._stream_of(bind_topic.queue_name)
+    on conflict do nothing;
+end $$;
+
+create or replace function pgmq.unbind_topic(pattern text, queue_name text) returns boolean
+language plpgsql
+as $$
+begin
+    if pattern = '' or pattern is null or queue_name = '' or queue_name is null then
+        raise exception 'pattern and queue_name cannot be NULL or empty' using errcode = 'PQ003';
+    end if;
+    delete from pgmq.topic_bindings b
+    where b.pattern = unbind_topic.pattern
+      and pgmq._stream_of(b.queue_name) = pgmq._stream_of(unbind_topic.queue_name);
+    return found;
+end $$;
+
+create or replace function pgmq.list_topic_bindings()
+returns table (pattern text, queue_name text, bound_at timestamptz, compiled_regex text)
+language sql stable
+as $$ select pattern, queue_name, bound_at, compiled_regex from pgmq.topic_bindings
+      order by bound_at desc, pattern, queue_name $$;
+
+create or replace function pgmq.list_topic_bindings(queue_name text)
+returns table (pattern text, queue_name text, bound_at timestamptz, compiled_regex text)
+language sql stable
+as $$ select b.* from pgmq.list_topic_bindings() b
+      where pgmq._stream_of(b.queue_name) = pgmq._stream_of($1) $$;
+
+create or replace function pgmq.test_routing(routing_key text)
+returns table (pattern text, queue_name text, compiled_regex text)
+language plpgsql stable
+as $$
+begin
+    perform pgmq.validate_routing_key(routing_key);
+    return query select b.pattern, b.queue_name, b.compiled_regex from pgmq.topic_bindings b
+                 where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
+end $$;
+
+create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
+returns table (queue_name text, msg_id bigint)
+language plpgsql
+as $$
+begin
+    for queue_name in select distinct t.queue_name from pgmq.test_routing(routing_key) t order by 1 loop
+        for msg_id in select * from pgmq.send_batch(queue_name, msgs, headers, delay) loop
+            return next;
+        end loop;
+    end loop;
+end $$;
+
+create or replace function pgmq.send_topic(routing_key text, msg jsonb, headers jsonb, delay integer) returns integer
+language plpgsql
+as $$
+begin
+    perform pgmq.validate_routing_key(routing_key);
+    if msg is null then
+        raise exception 'msg cannot be NULL' using errcode = 'PQ003';
+    elsif delay < 0 then
+        raise exception 'delay cannot be negative, not %', delay using errcode = 'PQ003';
+    end if;
+    return (select count(*) from pgmq.send_batch_topic(routing_key, array[msg],
+                                                       case when headers is not null then array[headers] end,
+                                                       pgmq._due(delay)));
+end $$;
+
+create or replace function pgmq.send_topic(routing_key text, msg jsonb) returns integer
+language plpgsql
+as $$ begin return pgmq.send_topic(routing_key, msg, null, 0); end $$;
+
+create or replace function pgmq.send_topic(routing_key text, msg jsonb, delay integer) returns integer
+language plpgsql
+as $$ begin return pgmq.send_topic(routing_key, msg, null, delay); end $$;
+
+-- The forms with fewer arguments, and with a delay in seconds.
+do $do$
+declare
+    v_form record;
+begin
+    for v_form in
+        select * from (values ('', 'null', 'null::timestamptz'), (', headers jsonb[]', 'headers', 'null::timestamptz'),
+                              (', delay integer', 'null', 'pgmq._due(delay)'), (', delay timestamptz', 'null', 'delay'),
+                              (', headers jsonb[], delay integer', 'headers', 'pgmq._due(delay)'))
+               a (given, headers, delay)
+    loop
+        execute format('create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[]%s) '
+                       'returns table (queue_name text, msg_id bigint) language plpgsql as $f$ begin return query '
+                       'select * from pgmq.send_batch_topic(routing_key, msgs, %s, %s); end $f$',
+                       v_form.given, v_form.headers, v_form.delay);
+    end loop;
+end $do$;

@@ -1,0 +1,495 @@
+"""The face of pgmq: what its clients call gives the same here as in pgmq itself."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from tests.conftest import _database
+from tests.sql import checker
+from tests.sql.cost import cost
+from tests.sql.internals import rows
+
+Conn = psycopg.Connection
+
+
+@pytest.fixture
+def face(conn: Conn) -> Conn:
+    """A database with the face."""
+    schema.install(conn, pgmq=True)
+    return conn
+
+
+@pytest.fixture
+def pgmq(server: Any, template: str) -> Iterator[Conn]:
+    """Another database of the same server, with pgmq itself."""
+    install = pytest.importorskip("pgmq.install", reason="pgmq is not installed")
+    for url in _database(server, template):
+        with connection.connect(url) as conn:
+            conn.execute(install.get_embedded_install_sql())
+            yield conn
+
+
+def client_of(conn: Conn) -> Any:
+    """The client of PyPI, unchanged, with one connection."""
+    module = pytest.importorskip("pgmq", reason="pgmq is not installed")
+
+    class Pool:
+        def connection(self) -> Any:
+            return _Given(conn)
+
+    class _Given:
+        def __init__(self, conn: Conn) -> None:
+            self.conn = conn
+
+        def __enter__(self) -> Conn:
+            return self.conn
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    return module.PGMQueue(
+        conn_string=f"host=localhost dbname={conn.info.dbname} user=x password=x",
+        init_extension=False,
+        pool=Pool(),
+    )
+
+
+def brief(message: Any) -> Any:
+    """What is the same in both: all but times, of which it says how far they are away."""
+    away = (message.vt - datetime.now(UTC)).total_seconds()
+    tens = max(int((away + 8) // 10), 0)  # both may be looked at some seconds later
+    return (message.msg_id, message.read_ct, message.message, message.headers, tens,
+            message.last_read_at is not None)  # fmt: skip
+
+
+def by_number(messages: Any) -> list[Any]:
+    found = messages if isinstance(messages, list) else [messages]
+    return sorted(found, key=lambda message: message.msg_id)
+
+
+def briefs(messages: Any) -> list[Any]:
+    return [brief(message) for message in by_number(messages)]
+
+
+def sending(q: Any) -> Iterator[Any]:
+    """Each form of send and send_batch, and what is there afterwards."""
+    q.create_queue("Work")
+    q.create_queue("Work")
+    yield q.send("Work", {"a": 1})
+    yield q.send("Work", {"a": 2}, headers={"h": [1]})
+    yield q.send("Work", {"a": 3}, delay=100)
+    yield q.send("Work", {"a": 4}, tz=datetime.now(UTC) + timedelta(seconds=50))
+    yield q.send("Work", {"a": 5}, headers={"h": 2}, delay=100)
+    yield q.send_batch("Work", [{"b": 1}, {"b": 2}])
+    yield q.send_batch("Work", [{"b": 3}, {"b": 4}], headers=[{"h": 1}, {"h": 2}])
+    yield q.send_batch("Work", [{"b": 5}], delay=100)
+    yield q.send_batch("Work", [{"b": 6}], headers=[{"h": 3}], delay=0)
+    yield [(x.queue_name, x.is_partitioned, x.is_unlogged) for x in q.list_queues()]
+    yield briefs(q.read_batch("Work", vt=40, batch_size=100))
+    yield briefs(q.read_batch("Work", vt=40, batch_size=100) or [])
+    yield figures(q, "Work")
+    yield q.purge("Work")
+    yield figures(q, "Work")
+    yield q.drop_queue("Work")
+    yield q.list_queues()
+
+
+def figures(q: Any, queue: str) -> Any:
+    m = q.metrics(queue)
+    aged = [m.newest_msg_age_sec is not None, m.oldest_msg_age_sec is not None]
+    return m.queue_name, m.queue_length, m.total_messages, m.queue_visible_length, aged
+
+
+def settling(q: Any) -> Iterator[Any]:
+    """Delete, archive and set_vt of messages in each state, by whoever knows the number."""
+    q.create_queue("s")
+    q.send_batch("s", [{"n": n} for n in range(12)])
+    yield briefs(q.read("s", vt=30))
+    yield briefs(q.read_batch("s", vt=60, batch_size=5))
+    yield q.delete("s", 1), q.delete("s", 1), q.delete("s", 99)
+    yield sorted(q.delete_batch("s", [2, 8, 99]))
+    yield q.archive("s", 3), q.archive("s", 3)
+    yield sorted(q.archive_batch("s", [4, 9, 99]))
+    yield briefs(q.set_vt("s", 5, 200))
+    yield briefs(q.set_vt("s", 10, 100))
+    yield briefs(q.set_vt("s", [6, 11], 0))
+    yield briefs(q.set_vt("s", 99, 10) or [])
+    yield figures(q, "s")
+    yield briefs(q.read_batch("s", vt=30, batch_size=100))
+    yield briefs(q.set_vt("s", 12, 300))
+    yield sorted(q.delete_batch("s", [5, 6, 7, 10, 11, 12]))
+    yield figures(q, "s")
+    yield briefs(q.pop("s") or [])
+    q.send("s", {"last": True})
+    q.send_batch("s", [{"n": 1}, {"n": 2}])
+    yield [(m.msg_id, m.read_ct, m.message) for m in [q.pop("s")]]
+    yield [(m.msg_id, m.read_ct, m.message) for m in q.pop("s", qty=5)]
+    yield figures(q, "s")
+
+
+def timing(q: Any) -> Iterator[Any]:
+    """A timeout ends: the message is read again, and its count goes on."""
+    q.create_queue("t")
+    q.send_batch("t", [{"n": n} for n in range(4)])
+    for _ in range(3):
+        yield [brief(m)[:4] for m in by_number(q.read_batch("t", vt=1, batch_size=10))]
+        time.sleep(1.1)
+        yield figures(q, "t")
+    yield briefs(q.read_batch("t", vt=60, batch_size=3))
+    yield briefs(q.read_batch("t", vt=60, batch_size=3))
+    yield briefs(q.read_batch("t", vt=60, batch_size=3) or [])
+    q.set_vt("t", [1, 2, 3, 4], 0)
+    yield briefs(q.read("t", vt=0))
+    yield briefs(q.read_with_poll("t", vt=20, qty=10, max_poll_seconds=3, poll_interval_ms=50))
+    yield briefs(q.read_with_poll("t", vt=20, qty=10, max_poll_seconds=1, poll_interval_ms=50))
+
+
+def groups(q: Any) -> Iterator[Any]:
+    """Grouped reads: the order within a group holds, across groups it goes by the form."""
+    q.create_queue("g")
+    q.create_fifo_index("g")
+    keys = ["a", "a", "b", "c", "b", "a", None, "c"]
+    headers = [{} if key is None else {"x-pgmq-group": key} for key in keys]
+    q.send_batch("g", [{"n": n} for n in range(8)], headers=headers)
+    yield [m.msg_id for m in q.read_grouped_rr("g", vt=30, qty=5)]
+    yield [m.msg_id for m in q.read_grouped_rr("g", vt=30, qty=5)]
+    q.set_vt("g", [1, 2, 3, 4, 5, 6, 7, 8], 0)
+    yield briefs(q.read_grouped("g", vt=30, qty=2))
+    yield briefs(q.read_grouped("g", vt=30, qty=2))
+    yield briefs(q.read_grouped_with_poll("g", 30, 10, max_poll_seconds=1, poll_interval_ms=50))
+    yield briefs(q.read_grouped("g", vt=30, qty=2))
+    q.delete("g", 1)
+    yield briefs(q.read_grouped("g", vt=30, qty=2))
+    q.set_vt("g", [2, 3, 4, 5, 6, 7, 8], 0)
+    yield [m.msg_id for m in q.read_grouped_rr_with_poll("g", 30, 20)]
+
+
+def topics(q: Any) -> Iterator[Any]:
+    """Routing keys and patterns, and sends to all queues that a pattern binds."""
+    for name in ("all", "errors", "app"):
+        q.create_queue(name)
+    q.bind_topic("#", "all")
+    q.bind_topic("*.error", "errors")
+    q.bind_topic("*.error", "errors")
+    q.bind_topic("app.#", "app")
+    q.bind_topic("app.*", "app")
+    yield sorted((b.pattern, b.queue_name, b.compiled_regex) for b in q.list_topic_bindings())
+    yield [(b.pattern, b.queue_name) for b in q.list_topic_bindings("errors")]
+    for key in ("app.error", "app", "app.x.error", "db.error", "db-1.x_y"):
+        yield sorted((r.pattern, r.queue_name) for r in q.test_routing(key))
+        yield q.send_topic(key, {"key": key})
+    yield q.send_topic("app.x", {"n": 1}, headers={"h": 1}, delay=50)
+    yield sorted(
+        (r.queue_name, r.msg_id) for r in q.send_batch_topic("app.y", [{"n": 2}, {"n": 3}])
+    )
+    yield sorted((r.queue_name, r.msg_id) for r in q.send_batch_topic(
+        "db.error", [{"n": 4}], headers=[{"h": 2}], delay=30))  # fmt: skip
+    yield q.unbind_topic("app.#", "app"), q.unbind_topic("app.#", "app")
+    for name in ("all", "errors", "app"):
+        yield figures(q, name)
+        yield briefs(q.read_batch(name, vt=30, batch_size=50))
+    for key in ("", ".a", "a.", "a..b", "a b", "a.*", "x" * 256):
+        yield refused(q.validate_routing_key, key)
+        yield refused(q.validate_topic_pattern, key)
+    for pattern in ("**", "a.##", "a*#", "a.#*", "a.*.b", "#"):
+        yield refused(q.validate_topic_pattern, pattern)
+
+
+def conditions(q: Any) -> Iterator[Any]:
+    q.create_queue("c")
+    q.send_batch("c", [{"kind": k, "n": n} for n, k in enumerate("abab")])
+    yield briefs(q.read_batch("c", vt=30, batch_size=1, conditional={"kind": "b"})
+                 if "conditional" in q.read_batch.__code__.co_varnames else
+                 q.read("c", vt=30, conditional={"kind": "b"}))  # fmt: skip
+    yield briefs(q.read("c", vt=30, conditional={"kind": "z"}) or [])
+    yield briefs(q.read("c", vt=30))
+
+
+def notifications(q: Any) -> Iterator[Any]:
+    q.create_queue("n")
+    q.enable_notify("n", 100)
+    yield [(t.queue_name, t.throttle_interval_ms) for t in q.list_notify_throttles()]
+    q.update_notify("n", 200)
+    yield [(t.queue_name, t.throttle_interval_ms) for t in q.list_notify_throttles()]
+    q.disable_notify("n")
+    yield q.list_notify_throttles()
+    yield refused(q.update_notify, "n", 5), refused(q.enable_notify, "n", -1)
+
+
+def mistakes(q: Any) -> Iterator[Any]:
+    """What both refuse."""
+    q.create_queue("m")
+    for call in (
+        lambda: q.send("none", {}), lambda: q.read("none"), lambda: q.delete("none", 1),
+        lambda: q.metrics("none"), lambda: q.create_queue("x" * 48),
+        lambda: q.send_batch("m", []), lambda: q.send_batch("m", [{}], headers=[{}, {}]),
+        lambda: q.bind_topic("a.*", "none"), lambda: q.bind_topic("a..b", "m"),
+        lambda: q.send_topic("a b", {}), lambda: q.validate_queue_name("x" * 48),
+    ):  # fmt: skip
+        yield refused(call)
+    yield q.drop_queue("none")
+
+
+def refused(call: Callable[..., Any], *args: Any) -> bool:
+    try:
+        call(*args)
+    except Exception:
+        return True
+    return False
+
+
+def at_random(q: Any, seed: int) -> Iterator[Any]:
+    """A hundred calls of any kind. Reads without groups take all there is: their order differs."""
+    rng = random.Random(seed)
+    q.create_queue("r")
+    for step in range(100):
+        some = [rng.randint(1, 60) for _ in range(rng.randint(1, 4))]
+        match rng.choice(["send", "send", "delayed", "read", "head", "group", "rr", "delete",
+                          "archive", "vt", "vt", "now", "pop", "figures", "where"]):  # fmt: skip
+            case "send":
+                headers = [{"x-pgmq-group": rng.choice("abc")} for _ in some]
+                yield q.send_batch("r", [{"n": step, "i": i % 2} for i in some], headers=headers)
+            case "delayed":
+                yield q.send("r", {"n": step}, delay=1000)
+            case "read" if rng.random() < 0.3:
+                yield briefs(q.read_batch("r", vt=800, batch_size=1000) or [])
+            case "where":
+                condition = {"i": rng.randint(0, 1)}
+                read = q.read_with_poll("r", 800, 2, 1, 10, conditional=condition)
+                yield briefs(read or [])
+            case "group":
+                yield briefs(q.read_grouped("r", vt=800, qty=rng.randint(1, 5)) or [])
+            case "rr":
+                yield [
+                    m.msg_id for m in q.read_grouped_rr("r", vt=800, qty=rng.randint(1, 5)) or []
+                ]
+            case "delete":
+                yield sorted(q.delete_batch("r", some)), q.delete("r", some[0])
+            case "archive":
+                yield sorted(q.archive_batch("r", some)), q.archive("r", some[0])
+            case "vt":
+                yield briefs(q.set_vt("r", some, rng.choice([400, 900])) or [])
+            case "now":
+                yield briefs(q.set_vt("r", some, 0) or [])
+            case "pop" if rng.random() < 0.2:
+                yield sorted(m.msg_id for m in q.pop("r", qty=1000) or [])
+            case "figures":
+                yield figures(q, "r")
+    yield briefs(q.set_vt("r", list(range(1, 300)), 0) or [])
+    yield sorted((m.msg_id, m.read_ct) for m in q.read_batch("r", vt=800, batch_size=1000) or [])
+
+
+SCENARIOS = [sending, settling, timing, groups, topics, conditions, notifications, mistakes]
+SEEDS = range(4)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+def test_the_client_of_pypi_gets_what_pgmq_gives(face: Conn, pgmq: Conn, scenario: Any) -> None:
+    """The same calls, side by side, in two databases of one server."""
+    here, there = scenario(client_of(face)), scenario(client_of(pgmq))
+    for step, (ours, theirs) in enumerate(zip(here, there, strict=True)):
+        assert ours == theirs, f"{scenario.__name__}, step {step}"
+    checker.check(face)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_calls_give_what_pgmq_gives(face: Conn, pgmq: Conn, seed: int) -> None:
+    here, there = at_random(client_of(face), seed), at_random(client_of(pgmq), seed)
+    for step, (ours, theirs) in enumerate(zip(here, there, strict=True)):
+        assert ours == theirs, f"step {step}"
+        checker.check(face)
+
+
+def test_a_message_is_sent_read_and_deleted(face: Conn) -> None:
+    """The quick one: the path of most messages, with the shape that clients rely on."""
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send_batch('q', array['{\"n\": 1}', '{\"n\": 2}']::jsonb[])")
+    cursor = face.execute("select * from pgmq.read('q', 30, 2)")
+    assert [column.name for column in cursor.description or []] == [
+        "msg_id", "read_ct", "enqueued_at", "last_read_at", "vt", "message", "headers",
+    ]  # fmt: skip
+    assert [(row[0], row[1], row[5]) for row in cursor.fetchall()] == [
+        (1, 1, {"n": 1}),
+        (2, 1, {"n": 2}),
+    ]
+    assert rows(face, "select msg_id, read_ct from pgmq.q_q") == [(1, 1), (2, 1)]
+    assert rows(face, "select pgmq.delete('q', 1), pgmq.archive('q', 2)") == [(True, True)]
+    assert rows(face, "select msg_id, message from pgmq.a_q") == [(2, {"n": 2})]
+    assert rows(face, "select queue_length from pgmq.metrics('q')") == [(0,)]
+    checker.check(face)
+
+
+def test_it_is_installed_apart_and_removed(conn: Conn, url: str) -> None:
+    """Not by default; again without harm; not into a schema of others; with the queue it goes."""
+    there = "select to_regnamespace('pgmq')::text"
+    assert rows(conn, there) == [(None,)]
+    conn.execute("create schema pgmq")
+    with pytest.raises(PgQueueError, match="did not make") as caught:
+        schema.install(conn, pgmq=True)
+    assert caught.value.sqlstate == "PQ006"
+    conn.execute("drop schema pgmq")
+    for _ in range(2):
+        schema.install(conn, pgmq=True)
+        conn.execute("select pgmq.create('q'), pgmq.send('q', '{}')")
+    schema.install(conn)
+    assert rows(conn, "select queue_length from pgmq.metrics('q')") == [(2,)]
+    conn.execute("create view public.mine as select * from pgmq.meta")
+    with pytest.raises(PgQueueError, match=r"view public\.mine"):
+        schema.uninstall(conn)
+    conn.execute("drop view public.mine")
+    schema.uninstall(conn)
+    assert rows(conn, there) == [(None,)]
+
+
+def test_without_the_queue_there_is_no_face(server: Any) -> None:
+    for url in _database(server, "template1"):
+        refusal = pytest.raises(psycopg.Error, match="pgqueue is not installed")
+        with connection.connect(url) as conn, refusal:
+            conn.execute(schema.script(transaction=False, pgmq=True).encode())
+
+
+ROLES = {
+    "producer": "send('q', '{}')",
+    "consumer": "read('q', 30, 1)",
+    "observer": "metrics('q')",
+    "admin": "create('other')",
+}
+
+
+def test_each_role_may_do_its_part(face: Conn) -> None:
+    """And not what is for another; PUBLIC may do nothing; nobody may call what is inside."""
+    face.execute("select pgqueue.create_roles()")
+    schema.install(face, pgmq=True)
+    face.execute("select pgmq.create('q')")
+    of = "select oid::regprocedure::text from pg_proc where pronamespace = 'pgmq'::regnamespace"
+    granted = f"{of} and exists (select from aclexplode(proacl) where grantee = 0)"
+    assert rows(face, granted) == [], "of PUBLIC"
+    for role in ROLES:
+        face.execute(f"set role pgqueue_{role}")  # type: ignore[arg-type]
+        try:
+            for other, call in ROLES.items():
+                statement = f"select * from pgmq.{call}"
+                if other == role or (other, role) == ("observer", "admin"):
+                    face.execute(statement)  # type: ignore[arg-type]
+                else:
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        face.execute(statement)  # type: ignore[arg-type]
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                face.execute("select pgmq._settle(null, null)")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                face.execute("delete from pgmq.meta")
+        finally:
+            face.execute("reset role")
+
+
+BAD = [
+    ("create(null)", "PQ003", ["queue_name", "null"]),
+    ("create('')", "PQ003", ["queue_name"]),
+    ("create('a;b')", "PQ003", ["invalid characters", "a;b"]),
+    ("create(repeat('x', 48))", "PQ003", ["47", "48"]),
+    ("create('taken')", "PQ006", ["'taken'"]),
+    ("create_partitioned('p', '1', 'soon')", "22007", ["soon"]),
+    ("send('no', '{}')", "42P01", ["'no'", "pgmq.create"]),
+    ("send(null, '{}')", "42P01", ["null"]),
+    ("send('q', null)", "PQ004", ["p_data"]),
+    ("send('q', '{}', '[1]'::jsonb)", "PQ003", ["headers"]),
+    ("send_batch('q', '{}')", "PQ003", ["msgs"]),
+    ("send_batch('q', null::jsonb[])", "PQ003", ["msgs"]),
+    ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "PQ003", ["(2)", "(1)"]),
+    ("read('no', 30, 1)", "42P01", ["'no'"]),
+    ("read('q', 2000000000, 1)", "PQ003", ["p_visibility_timeout", "10 years"]),
+    ("pop('no')", "42P01", ["'no'"]),
+    ("delete('no', 1)", "42P01", ["'no'"]),
+    ("archive('no', '{1}'::bigint[])", "42P01", ["'no'"]),
+    ("set_vt('no', 1, 5)", "42P01", ["'no'"]),
+    ("set_vt('q', 1, 'infinity'::timestamptz)", "PQ003", ["vt", "infinity"]),
+    ("set_vt('q', 1, null::timestamptz)", "PQ003", ["vt", "null"]),
+    ("purge_queue('no')", "42P01", ["'no'"]),
+    ("metrics('no')", "42P01", ["'no'"]),
+    ("bind_topic('a', 'no')", "42P01", ["'no'"]),
+    ("bind_topic('a b', 'q')", "PQ003", ["pattern", "'a b'"]),
+    ("bind_topic('a.**', 'q')", "PQ003", ["pattern", "'a.**'"]),
+    ("unbind_topic('', 'q')", "PQ003", ["pattern"]),
+    ("send_topic('a.', '{}')", "PQ003", ["routing_key", "'a.'"]),
+    ("send_topic('a', null)", "PQ003", ["msg"]),
+    ("send_topic('a', '{}', -1)", "PQ003", ["delay", "-1"]),
+    ("enable_notify_insert('q', -1)", "PQ003", ["throttle_interval_ms", "-1"]),
+    ("update_notify_insert('q', 1)", "PQ003", ["'q'", "enable_notify_insert"]),
+]
+
+
+def test_bad_input_is_refused_with_what_is_allowed(face: Conn) -> None:
+    face.execute("select pgqueue.create_stream('taken'), pgmq.create('q')")
+    face.execute("select pgmq.send('q', '{}')")
+    for call, code, words in BAD:
+        with pytest.raises(psycopg.Error) as caught:
+            face.execute(f"select * from pgmq.{call}")  # type: ignore[arg-type]
+        said = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
+        assert caught.value.sqlstate == code, (call, said)
+        assert all(word in said for word in words), (call, said)
+    face.execute("begin isolation level repeatable read")
+    with pytest.raises(psycopg.Error) as caught:
+        face.execute("select pgmq.delete('q', 1)")
+    assert caught.value.sqlstate == "PQ007"
+    face.execute("rollback")
+    assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_workers_that_race_delete_each_message_once(face: Conn, size: int, session: Any) -> None:
+    """Two read and delete by numbers; what the one has read, the other may delete."""
+    face.execute("select pgmq.create('q')")
+    face.execute(
+        "select pgmq.send_batch('q', array(select to_jsonb(i) from generate_series(1, 60) i))"
+    )
+    other = session()
+    deleted: list[int] = []
+    delete = "select pgmq.delete('q', %s::bigint[])"
+    while found := rows(face, f"select msg_id from pgmq.read('q', 60, {size})"):
+        theirs = rows(other, f"select msg_id from pgmq.read('q', 60, {size})")
+        numbers = [number for (number,) in found + theirs]
+        for conn, part in ((other, numbers[::2]), (face, numbers)):
+            deleted += [number for (number,) in rows(conn, delete, part)]
+        checker.check(face)
+    assert sorted(deleted) == list(range(1, 61))
+
+
+def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> None:
+    face.execute("select pgmq.create('Mixed')")
+    face.execute("select pgqueue.create_consumer('mixed', 'audit', 'earliest')")
+    face.execute("select pgmq.send('MIXED', '{\"n\": 1}', '{\"x-pgmq-group\": \"ann\"}'::jsonb)")
+    assert rows(face, "select key from pgqueue.receive('mixed', 'audit')") == [("ann",)]
+    assert rows(face, "select msg_id from pgmq.pop('mixed')") == [(1,)]
+    assert rows(face, "select pgmq.drop_queue('mixed')") == [(True,)]
+    assert rows(face, "select stream from pgqueue.stream_stats") == []
+
+
+def test_who_listens_hears_of_sends_but_not_too_often(face: Conn) -> None:
+    face.execute("select pgmq.create('q'), pgmq.enable_notify_insert('q', 60000)")
+    face.execute('listen "pgmq.q_q.INSERT"')
+    for _ in range(3):
+        face.execute("select pgmq.send('q', '{}')")
+    heard = list(face.notifies(timeout=1, stop_after=2))
+    assert [each.channel for each in heard] == ["pgmq.q_q.INSERT"]
+
+
+def test_metrics_read_sums_and_no_messages(face: Conn) -> None:
+    """Some ten blocks for a queue, however many messages a publication has."""
+    face.execute("select pgmq.create('q')")
+    many = "array(select to_jsonb(i) from generate_series(1, 5000) i)"
+    for _ in range(2):
+        face.execute(f"select count(*) from pgmq.send_batch('q', {many})")
+        face.execute("select count(*) from pgmq.read('q', 60, 100)")
+    blocks = [cost(face, "select pgmq.metrics('q')") for _ in range(3)]
+    assert blocks[-1] < 100, blocks
