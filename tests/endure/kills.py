@@ -154,10 +154,9 @@ class Killer:
 
     def kill(self) -> str | None:
         """Do something; returns its kind, or None if it found nothing to kill."""
-        if self._missing and self._random.random() < 0.2:
-            kind = self._random.choice(self._missing)
-        else:
-            (kind,) = self._random.choices([*self._kinds], [*self._kinds.values()])
+        sooner = self._missing and self._random.random() < 0.2
+        kinds = self._missing if sooner else [*self._kinds]
+        (kind,) = self._random.choices(kinds, [self._kinds[kind] for kind in kinds])
         if not KINDS[kind][1](self._world):
             return None
         if kind in self._missing:

@@ -106,7 +106,8 @@ def add(
 
 def text(entries: list[Entry]) -> str:
     """The table of the page: a row for each entry, one for all, and the kinds of kills."""
-    head = "| date, commit | messages | deliveries | kills | lost | twice | out of order |"
+    head = "| date, commit | messages | deliveries | kills | lost"
+    head += " | twice, or not sent | out of order |"
     rows = [head, "|---|---|---|---|---|---|---|"]
     rows += [_row(f"{e['date']}, {e['commit']}, {_versions(e)}", [e]) for e in entries]
     if len(entries) > 1:
