@@ -18,7 +18,8 @@ from tests.sql import checker
 PATIENCE = 600.0
 """Seconds in which nothing goes on; then the judge finds what is missing."""
 
-RENEW_AFTER = 5  # rounds of a checkpoint
+RENEW_AFTER = 3
+"""After so many rounds, the queries begin with new checkpoints."""
 
 LEFT = 1000  # messages that a stream keeps between two rounds
 
@@ -32,12 +33,20 @@ class Run:
         pause: the longest time between two kills, in seconds.
         seed: for the kinds of kills.
         file: of the tally.
+        renew_after: rounds of a checkpoint.
     """
 
     def __init__(
-        self, world: World, seconds: float, pause: float, seed: int, file: Path = tally.FILE
+        self,
+        world: World,
+        seconds: float,
+        pause: float,
+        seed: int,
+        file: Path = tally.FILE,
+        renew_after: int = RENEW_AFTER,
     ):
         self._world, self._seconds, self._pause, self._file = world, seconds, pause, file
+        self._renew_after = renew_after
         self._notes = Notes(world.home / "kills")
         self._killer = Killer(world, seed, self._notes.kills)
         (postgres,) = world.statements.row("show server_version")
@@ -122,7 +131,7 @@ class Run:
             judge.begin_next_round(conn)
         self._notes.clear()
         self._world.keep(KEPT)
-        if number % RENEW_AFTER == 0:
+        if number % self._renew_after == 0:
             self._world.renew_checkpoints()
             self._note(RENEWED)
 

@@ -26,12 +26,11 @@ from spark_pgqueue import java
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
-from tests import sql
 from tests.failover import SETTINGS, Pair
 from tests.processes import Child
 
 LEDGER = Path(__file__).with_name("ledger.sql")
-FAULTS = Path(sql.__path__[0]) / "disk_faults.c"
+FAULTS = Path(__file__).parents[1] / "disk_faults.c"
 CLOCK = Path(__file__).with_name("clock.c")
 
 MARK = "PGQUEUE_ENDURE"
