@@ -33,7 +33,8 @@ class CallersLine:
         PgQueueError: the connection is not an AsyncConnection of psycopg.
     """
 
-    stop = None
+    stop: None = None
+    client: Client
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]):
         if not isinstance(connection, psycopg.AsyncConnection):
