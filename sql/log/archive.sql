@@ -45,7 +45,7 @@ end $$;
 
 -- The first of these, in no order: at least p_rows, and the other parts of the last one. (Each pack but the first has
 -- limit_packed() publications or more from p_from on.)
-create or replace function _pgqueue.first_archived(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
+create or replace function _pgqueue.first_in_archive(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
 language plpgsql stable
@@ -66,7 +66,7 @@ begin
 end $$;
 
 -- The last of these below an id, in the same way.
-create or replace function _pgqueue.last_archived(p_stream_id int, p_below bigint, p_rows bigint)
+create or replace function _pgqueue.last_in_archive(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
 language plpgsql stable
 as $$
@@ -114,7 +114,7 @@ as $$
          where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
          order by publication_id fetch first (p_rows) rows with ties)
         union all
-        select * from _pgqueue.first_archived(p_stream_id, p_from, p_below, p_rows) where p_archive) p
+        select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows) where p_archive) p
     order by publication_id fetch first (p_rows) rows with ties
 $$;
 
@@ -128,7 +128,7 @@ as $$
          where stream_id = p_stream_id and publication_id < p_below
          order by publication_id desc fetch first (p_rows) rows with ties)
         union all
-        select * from _pgqueue.last_archived(p_stream_id, p_below, p_rows) where p_archive) p
+        select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows) where p_archive) p
     order by publication_id desc fetch first (p_rows) rows with ties
 $$;
 
