@@ -1,28 +1,35 @@
-"""How much of the server's CPU each operation takes, kept by commit: performance does not rot.
+"""How much of the server's CPU each operation takes, beside an earlier commit: none gets slower.
 
-    make bench-check     measure, and fail where an operation takes 8% more than it did last
+    make bench-check     fail where an operation takes 8% more than at the commit that was kept last
+    make bench-check ARGS="--against COMMIT"    ... than at this commit
     make bench-check ARGS=--keep    measure, and keep the figures as those of this commit
 
 A figure is the CPU time of the session's backend, as the kernel counts it (/proc/PID/schedstat).
-That hardly depends on what else the machine does; it depends on the machine. So each figure is
-divided by the time of a reference, rows of a plain table that are inserted, updated and deleted in
-PL/pgSQL, which is measured right beside it. The least of several rounds counts.
+That hardly depends on what else the machine does, but it depends on the machine. So the SQL of the
+earlier commit is installed beside that of today, and the two take turns; the least of several
+rounds counts. Figures that are kept are divided by the time of a reference, too: rows of a plain
+table that are inserted, updated and deleted in PL/pgSQL.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import psycopg
 import typer
+from psycopg.conninfo import make_conninfo
 from rich.console import Console
 from rich.table import Table
 
@@ -37,6 +44,7 @@ KEPT = Path(__file__).with_suffix(".json")
 ALLOWED = 1.08
 ROUNDS = 7
 ROUNDS_OF_A_SUSPECT = 25
+GIT = ["git", "-C", str(KEPT.parents[2])]
 
 REFERENCE = """
 create table reference (id bigint primary key, at timestamptz, data text) with (fillfactor = 50);
@@ -247,59 +255,106 @@ def prepare(s: Session, operation: Operation) -> None:
     s.held = s.at = None
 
 
-def figure(s: Session, operation: Operation, rounds: int) -> tuple[float, float]:
-    """The microseconds of an operation, and as a multiple of the reference: the least of both."""
-    prepare(s, operation)
-    costs, references = [], []
+def costs(sessions: list[Session], operation: Operation, rounds: int) -> list[list[float]]:
+    """For each session, the least microseconds of an operation, and of the reference."""
+    for s in sessions:
+        prepare(s, operation)
+    found: list[list[list[float]]] = [[] for _ in sessions]
     for _ in range(rounds + 1):
-        operation.setup(s)
-        references.append(s.reference())
-        costs.append(
-            s.cost(lambda: [operation.work(s) for _ in range(operation.count)]) / operation.count
-        )
+        for s, of_session in zip(sessions, found, strict=True):
+            operation.setup(s)
+            reference = s.reference()
+            cost = s.cost(lambda s=s: [operation.work(s) for _ in range(operation.count)])
+            of_session.append([cost / operation.count / 1000, reference / 1000])
     # the first round fills the caches of the session
-    return min(costs[1:]) / 1000, min(costs[1:]) / min(references[1:])
+    return [[min(each) for each in zip(*of_session[1:], strict=True)] for of_session in found]
+
+
+def session(url: str) -> Session:
+    s = Session(url)
+    with psycopg.ClientCursor(s.conn) as cursor:
+        cursor.execute(f"drop table if exists reference; {REFERENCE}".encode())
+    for _ in range(5):
+        s.reference()
+    return s
 
 
 def measure(url: str, operations: list[Operation], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """By name of the operation: microseconds, and times the reference."""
-    s = Session(url)
-    with connection.connect(url) as conn:
-        conn.execute(f"drop table if exists reference; {REFERENCE}".encode())
-    for _ in range(5):
-        s.reference()
-    return {each.name: [round(n, 3) for n in figure(s, each, rounds)] for each in operations}
+    s = session(url)
+    figures = {}
+    for operation in operations:
+        ((micros, reference),) = costs([s], operation, rounds)
+        figures[operation.name] = [round(micros, 3), round(micros / reference, 3)]
+    return figures
 
 
-def last() -> dict[str, Any]:
-    """What was kept last; empty before the first time."""
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else []
-    return kept[-1] if kept else {}
+def kept() -> list[dict[str, Any]]:
+    """The figures of past commits."""
+    return json.loads(KEPT.read_text())
 
 
-def slower(url: str, operations: list[Operation], allowed: float) -> list[str]:
-    """The operations that twice took more than was kept, by more than is allowed."""
-    kept = last()["figures"]
-    named = {each.name: each for each in operations if each.name in kept}
+def last() -> dict[str, Any] | None:
+    """What was kept last, of a commit that this clone has."""
 
-    def suspects(figures: dict[str, list[float]]) -> list[str]:
-        return [
-            name for name, (_, n) in figures.items() if name in kept and n > kept[name][1] * allowed
-        ]
+    def known(each: dict[str, Any]) -> bool:
+        commit = f"{each['commit']}^{{commit}}"
+        return not subprocess.run([*GIT, "cat-file", "-e", commit], capture_output=True).returncode
 
-    found = suspects(measure(url, list(named.values())))
-    again = measure(url, [named[name] for name in found], ROUNDS_OF_A_SUSPECT) if found else {}
-    commit = last()["commit"]
-    return [
-        f"{name}: {again[name][1]:.2f} times the reference, {kept[name][1]:.2f} at {commit}"
-        for name in suspects(again)
-    ]
+    return next(filter(known, reversed(kept())), None)
+
+
+@contextmanager
+def installed(url: str, commit: str) -> Iterator[str]:
+    """Another database of the server, with the queue of a commit, installed by that commit."""
+    database = f"then_{os.getpid()}"
+    then = make_conninfo(url, dbname=database)
+    with (
+        psycopg.connect(url, autocommit=True) as conn,
+        tempfile.TemporaryDirectory(prefix="pgqueue-then-") as folder,
+    ):
+        archive = [*GIT, "archive", commit, "spark_pgqueue", "sql"]
+        packed = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            files.extractall(folder, filter="data")
+        conn.execute(f"create database {database}".encode())
+        try:
+            install = [sys.executable, "-m", "spark_pgqueue", "install", "--url", then]
+            env = {**os.environ, "PYTHONPATH": folder}
+            subprocess.run(install, cwd=folder, env=env, check=True, capture_output=True)
+            yield then
+        finally:
+            conn.execute(f"drop database {database} with (force)".encode())
+
+
+def slower(url: str, then: str, operations: list[Operation], allowed: float) -> list[str]:
+    """The operations that twice take more than is allowed, beside what they take in `then`."""
+    sessions = [session(url), session(then)]
+    told = []
+    for operation in operations:
+        for rounds in (ROUNDS, ROUNDS_OF_A_SUSPECT):
+            (now, _), (before, _) = costs(sessions, operation, rounds)
+            if now <= before * allowed:
+                break
+        else:
+            told.append(f"{operation.name}: {now:.0f} µs, {before:.0f} before")
+    return told
+
+
+def earlier(commit: str | None) -> tuple[str, list[Operation]]:
+    """A commit, or the one that was kept last, and the operations that can be compared with it."""
+    if commit:
+        return commit, OPERATIONS
+    if (then := last()) is None:
+        raise typer.BadParameter(f"this clone has no commit of {KEPT.name}: name one by --against")
+    return then["commit"], [each for each in OPERATIONS if each.name in then["figures"]]
 
 
 def main(
     keep: Annotated[bool, typer.Option(help="Keep the figures as those of this commit.")] = False,
+    against: Annotated[str | None, typer.Option(help="A commit; else the last one kept.")] = None,
 ) -> None:
-    """Measure, and compare with the figures that were kept last."""
+    """Measure, and compare with an earlier commit."""
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-bench-") as folder,
         embedded.start(Path(folder) / "data", settings=SETTINGS) as server,
@@ -307,8 +362,10 @@ def main(
         with connection.connect(server.url) as conn:
             schema.install(conn)
         if not keep:
-            found = slower(server.url, OPERATIONS, ALLOWED)
-            print("\n".join(found) or f"no operation takes more than at {last()['commit']}")
+            commit, operations = earlier(against)
+            with installed(server.url, commit) as then:
+                found = slower(server.url, then, operations, ALLOWED)
+            print("\n".join(found) or f"no operation takes more than at {commit}")
             sys.exit(bool(found))
         figures = measure(server.url, OPERATIONS)
     show(figures)
@@ -317,19 +374,17 @@ def main(
 
 def show(figures: dict[str, list[float]]) -> None:
     table = Table("operation", "µs of the server", "times the reference", "kept last")
-    kept = last().get("figures", {})
+    was = kept()[-1]["figures"]
     for name, (micros, times) in figures.items():
-        was = f"{kept[name][1]:.2f}" if name in kept else ""
-        table.add_row(name, f"{micros:.0f}", f"{times:.2f}", was)
+        before = f"{was[name][1]:.2f}" if name in was else ""
+        table.add_row(name, f"{micros:.0f}", f"{times:.2f}", before)
     Console().print(table)
 
 
 def write(figures: dict[str, list[float]]) -> None:
-    git = ["git", "-C", str(KEPT.parent)]
-    commit = subprocess.check_output([*git, "describe", "--always", "--dirty"], text=True).strip()
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    commit = subprocess.check_output([*GIT, "describe", "--always", "--dirty"], text=True).strip()
     entry = {"commit": commit, "day": time.strftime("%Y-%m-%d"), "figures": figures}
-    lines = [json.dumps(each, ensure_ascii=False) for each in [*kept, entry]]
+    lines = [json.dumps(each, ensure_ascii=False) for each in [*kept(), entry]]
     KEPT.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
