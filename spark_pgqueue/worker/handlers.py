@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from spark_pgqueue.client import arguments
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
+from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
 from spark_pgqueue.worker.signals import stopped_by_signals
 
@@ -39,7 +40,9 @@ class Handling(NamedTuple):
     options: dict[str, Any]
 
 
-def handler(stream: str, consumer: str, **options: Any) -> Callable[[F], F]:
+def handler(
+    stream: str, consumer: str, *, keywords: bool = False, **options: Any
+) -> Callable[[F], F]:
     """Name the stream and the consumer whose messages a function handles: a decorator.
 
     `pgqueue work app.jobs` runs all functions of the module app.jobs that have it. The function
@@ -52,6 +55,8 @@ def handler(stream: str, consumer: str, **options: Any) -> Callable[[F], F]:
     Args:
         stream: the stream's name.
         consumer: the consumer's name.
+        keywords: call the function with the fields of the message's data, a JSON object, as
+            its arguments, instead of the message: bill(order=7) for {"order": 7}.
         options: as those of `Consumer.run`; the options of the command line come before these.
 
     Raises:
@@ -59,13 +64,15 @@ def handler(stream: str, consumer: str, **options: Any) -> Callable[[F], F]:
             with.
     """
     names = arguments.text("stream", stream), arguments.text("consumer", consumer)
+    arguments.flag("keywords", keywords)
     chosen = options_of(options)
 
     def mark(function: F) -> F:
-        check_handler(function, chosen)
         if not hasattr(function, "__dict__"):
             raise PgQueueError(f"handler must be a function in Python, not {function!r}")
-        function.__dict__.setdefault(_MARK, []).append((*names, options))
+        called = by_name(function, chosen) if keywords else function
+        check_handler(called, chosen)
+        function.__dict__.setdefault(_MARK, []).append((called, *names, options))
         return function
 
     return mark
@@ -85,7 +92,7 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
             hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or give both'
             " on the command line",
         )
-    return [Handling(each, *of) for each in marked.values() for of in vars(each)[_MARK]]
+    return [Handling(*of) for each in marked.values() for of in vars(each)[_MARK]]
 
 
 def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -798,6 +799,38 @@ async def fail(message): raise ValueError
 def plain(message): pass
 """
 
+BY_NAME = """
+from spark_pgqueue import handler
+
+@handler("s", "c", keywords=True, processes=2)
+def bill(order: int, shop: str = "here"): return {"order": order, "shop": shop}
+
+@handler("s", "d", keywords=True, transactional=True)
+async def note(connection, *, order, **others):
+    await connection.execute("insert into noted values (%s)", [order])
+"""
+
+
+def test_a_function_takes_the_fields_of_a_message_as_its_arguments(queue, run, tmp_path, url):
+    """In processes, awaited, and with a connection; what does not fit is a failure as others."""
+    (tmp_path / "by_name.py").write_text(BY_NAME)
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute("create table noted (n int)")
+        for name in "cd":
+            settings = {"max_deliver_count": 1, "keep_history": timedelta(hours=1)}
+            queue.create_consumer("s", name, start="earliest", if_not_exists=True)
+            queue.alter_consumer("s", name, settings)
+        sent = ['{"order": 7}', '{"order": 8, "shop": "there"}', "[1]", '{"no": 1}']
+        queue.send_batch("s", sent)
+        done = run("by_name", "--wait", "100ms")
+        assert done.exit_code == 0, done.stderr
+        assert conn.execute("select * from noted order by n").fetchall() == [(7,), (8,)]
+    results = [queue.outcome("s", "c", seq).result for seq in (1, 2)]
+    assert results == [{"order": 7, "shop": "here"}, {"order": 8, "shop": "there"}]
+    reasons = [dead.error or "" for dead in queue.read_dead("s", "c")]
+    assert "bill takes the fields of a JSON object" in reasons[0]
+    assert "unexpected keyword argument 'no'" in reasons[1]
+
 
 def test_work_runs_all_functions_of_a_module_with_the_decorator(queue, run, tmp_path):
     """With their own options, those of the command line, and what is missing."""
@@ -854,6 +887,10 @@ def test_the_decorator_refuses_what_no_run_would_take():
         ((print, {"batch": 0}), "batch must be from 1"),
         ((3, {}), "handler must be a function"),
         ((print, {}), "handler must be a function in Python"),
+        ((lambda: None, {"keywords": True}), "takes no arguments by name"),
+        ((lambda a, /: None, {"keywords": True}), "takes no arguments by name"),
+        ((lambda a: None, {"keywords": True, "batch": 3}), "keywords are of one message"),
+        ((lambda a: None, {"keywords": 3}), "keywords must be"),
     ]
     for (function, options), said in cases:
         with pytest.raises(PgQueueError, match=said):

@@ -1,0 +1,53 @@
+"""Handlers that take the fields of a JSON object as arguments, and no message."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.worker.attempts import is_async
+from spark_pgqueue.worker.options import Options
+
+
+class ByName:
+    """A handler that calls a function with the fields of a message; with its connection, too.
+
+    An object, and no closure: processes get it by pickle.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__qualname__: str = getattr(function, "__qualname__", repr(function))
+
+    def __call__(self, message: Message, *connection: Any) -> Any:
+        fields = json.loads(message.data)
+        if not isinstance(fields, dict):
+            raise PgQueueError(f"{self.__qualname__} takes the fields of a JSON object")
+        return self._function(*connection, **fields)
+
+
+class AsyncByName(ByName):
+    """The same for a function that is awaited."""
+
+    async def __call__(self, message: Message, *connection: Any) -> Any:
+        return await super().__call__(message, *connection)
+
+
+def by_name(function: Callable[..., Any], options: Options) -> ByName:
+    """A handler that calls a function with the fields of a message.
+
+    Raises:
+        PgQueueError: the function takes no arguments by name, or messages come in batches.
+    """
+    if options.batch is not None:
+        raise PgQueueError("keywords are of one message: give no batch")
+    parameters = [*inspect.signature(function).parameters.values()][options.transactional :]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
+             inspect.Parameter.VAR_KEYWORD)  # fmt: skip
+    if not parameters or any(each.kind not in named for each in parameters):
+        raise PgQueueError(f"{function.__qualname__} takes no arguments by name")
+    return (AsyncByName if is_async(function) else ByName)(function)
