@@ -391,6 +391,22 @@ begin
               and database = (select oid from pg_database where datname = current_database()));
 end $$;
 
+-- The virtual ids of the open transactions of this database, but for the caller's own. (Autovacuum has no role, and
+-- calls nothing.)
+--   p_prepared  the prepared ones, too
+create or replace function _pgqueue.open_transactions(p_prepared boolean) returns text[]
+language plpgsql
+as $$
+begin
+    return array(select l.virtualxid from pg_locks l join pg_stat_activity a on a.pid = l.pid
+                 where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock'
+                   and a.datname = current_database() and l.pid <> pg_backend_pid() and a.usesysid is not null
+                 union all
+                 select l.virtualtransaction from pg_locks l join pg_prepared_xacts p on p.transaction = l.transactionid
+                 where p_prepared and l.locktype = 'transactionid' and l.pid is null
+                   and p.database = current_database());
+end $$;
+
 -- Whether a session waits for publications of a stream (functions/waiting.sql). A caller that asks while another caller
 -- does may get true although no session waits: it then notifies for nothing.
 create or replace function _pgqueue.is_waited_for(p_stream_id int) returns boolean

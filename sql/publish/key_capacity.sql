@@ -138,7 +138,9 @@ begin
     perform _pgqueue.delete_entries(p_consumer, p_keys, v_key.gone);
 end $$;
 
--- Which of the entered messages of some keys a consumer owes, and which it does not owe any more.
+-- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
+-- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
+-- a seek made the message new again. The message is new then.
 --   p_quick  only what is known without looking at all runs; the rest counts as gone
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement. (It does not call runs_of(),
 -- because of the waiting messages it reads only those of these keys.)
@@ -154,6 +156,7 @@ declare
     v_next   bigint;
     v_gaps   int8multirange;
     v_kept   int8multirange;
+    v_new    int8multirange;  -- what it has not taken
     v_taken  int8multirange;  -- what it has in hand, or is done with
     v_first  bigint[];        -- and the publications of that
     v_held   int8multirange;
@@ -162,12 +165,16 @@ begin
     v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
     v_gaps := _pgqueue.gap_ids(v_cursor);
     v_kept := _pgqueue.kept(v_cursor);
-    select range_agg(int8range(b.seq, b.seq, '[]')), array_agg(distinct b.publication_id)
-    into v_taken, v_first
-    from pgqueue.key_backlog b
-    where b.consumer_id = v_id and b.key = any (p_keys)
-      and (b.publication_id >= v_next or (v_gaps @> b.publication_id and (v_kept @> b.seq) is not true)) is not true;
+    select range_agg(int8range(b.seq, b.seq, '[]')) filter (where b.is_new),
+           range_agg(int8range(b.seq, b.seq, '[]')) filter (where not b.is_new),
+           array_agg(distinct b.publication_id) filter (where not b.is_new)
+    into v_new, v_taken, v_first
+    from (select seq, publication_id,
+                 (publication_id >= v_next
+                  or (v_gaps @> publication_id and (v_kept @> seq) is not true)) is true as is_new
+          from pgqueue.key_backlog where consumer_id = v_id and key = any (p_keys)) b;
     if v_taken is not null then
+        v_taken := v_taken - coalesce(v_new, '{}');
         select range_agg(r.seqs * v_taken) into v_held
         from (select m.seqs from pgqueue.consumer_messages m
               where m.consumer_id = v_id
@@ -289,7 +296,8 @@ as $$
 $$;
 
 -- Makes what a changed setting per_key_capacity needs: the note at the stream, and entries of the messages that the
--- consumer owes already. Transactions that began before may publish others: maintain() enters these.
+-- consumer owes already. Transactions that began before may publish others, or bring some back by a seek, a replay or a
+-- redrive: maintain() enters these.
 --   p_new  the consumer had no capacity before
 create or replace function _pgqueue.limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
 language plpgsql
@@ -300,47 +308,57 @@ begin
         perform _pgqueue.forget_entries(p_consumer.consumer_id);
     elsif p_new then
         perform _pgqueue.enter_keys(p_consumer);
-        insert into pgqueue.late_entries (consumer_id) values (p_consumer.consumer_id);
+        insert into pgqueue.late_entries (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
     end if;
 end $$;
 
--- Enters messages that were published by transactions which did not know of a capacity. It waits for nobody. (A call
--- that began before, and has not taken the publish lock when maintain() asks, is over by the next maintain(), or its
--- messages are not counted. So it is with a transaction that has an older snapshot.)
+-- Enters messages of transactions that did not know of a capacity. It waits for nobody: the first call notes the
+-- transactions that are open, and a later call enters again when some of them have ended. A transaction that begins
+-- after the first call knows of the capacity.
 create or replace function _pgqueue.enter_late() returns void
 language plpgsql
 as $$
 declare
     v_late     pgqueue.late_entries;
     v_consumer pgqueue.consumers;
-    v_who      text[];
+    v_open     text[];
 begin
-    for v_late in select * from pgqueue.late_entries for update skip locked loop  -- lock: entry
+    for v_late in
+        select * from pgqueue.late_entries where set_by is distinct from pg_current_xact_id_if_assigned()
+        for update skip locked  -- lock: entry
+    loop
+        -- before the look; and a prepared transaction has another virtual id after a restart
+        v_open := array(select t from unnest(_pgqueue.open_transactions(true)) t
+                        where (t = any (v_late.transactions)) is not false or t like '-1/%');
+        continue when v_open = v_late.transactions;
         select * into v_consumer from pgqueue.consumers where consumer_id = v_late.consumer_id;
-        v_who := _pgqueue.publishers(v_consumer.stream_id);  -- before the look
         perform _pgqueue.enter_keys(v_consumer);
-        -- (a prepared transaction has another virtual id after a restart)
-        v_who := array(select w from unnest(v_who) w where (w = any (v_late.publishers)) is not false or w like '-1/%');
-        if v_consumer.consumer_id is null or (v_late.publishers is not null and v_who = '{}') then
+        if v_consumer.consumer_id is null or v_open = '{}' then
             delete from pgqueue.late_entries where late_no = v_late.late_no;
-        elsif v_who is distinct from v_late.publishers then
-            update pgqueue.late_entries set publishers = v_who where late_no = v_late.late_no;
+        else
+            update pgqueue.late_entries set transactions = v_open where late_no = v_late.late_no;
         end if;
     end loop;
 end $$;
 
--- Deletes all entries of a consumer, except those that another transaction is about to delete. Entries that are made
--- meanwhile are left to maintain().
+-- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
+-- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
+-- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
 create or replace function _pgqueue.forget_entries(p_consumer_id int) returns void
-language sql
+language plpgsql
 as $$
-    delete from pgqueue.late_entries
-    where late_no = any (array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
-                                   for update skip locked));  -- lock: entry
-    delete from pgqueue.key_backlog
-    where ctid = any (array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
-                            for update skip locked));  -- lock: entry
-$$;
+declare
+    v_late bigint[] := array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
+                             for update skip locked);  -- lock: entry
+    v_rows tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
+                          for update skip locked);  -- lock: entry
+begin
+    if not exists (select from pgqueue.consumers
+                   where consumer_id = p_consumer_id and per_key_capacity is not null) then
+        delete from pgqueue.late_entries where late_no = any (v_late);
+        delete from pgqueue.key_backlog where ctid = any (v_rows);
+    end if;
+end $$;
 
 -- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
 -- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the

@@ -245,12 +245,14 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
--- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages that
--- nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the transactions is left.
+-- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages, or
+-- bring some back, that nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the
+-- transactions is left.
 create table if not exists pgqueue.late_entries (
-    late_no     bigint primary key generated always as identity,
-    consumer_id int    not null,
-    publishers  text[]  -- their virtual ids; null: maintain() has not asked yet
+    late_no      bigint primary key generated always as identity,
+    consumer_id  int    not null,
+    set_by       xid8   not null,  -- a transaction that begins after its commit knows of the capacity
+    transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
 );
 
 -- Messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its micro-batch

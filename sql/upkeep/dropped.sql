@@ -11,7 +11,7 @@ language plpgsql
 as $$
 declare
     v_dropped pgqueue.dropped_streams;
-    v_open    text[];  -- the transactions of this database
+    v_open    text[];
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
         return false;
@@ -21,11 +21,7 @@ begin
     if not found or v_dropped.dropped_by = pg_current_xact_id_if_assigned() then
         return false;
     end if;
-    v_open := array(select l.virtualxid
-                    from pg_locks l join pg_stat_activity a on a.pid = l.pid
-                    where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock'
-                      and a.datname = current_database() and l.pid <> pg_backend_pid()
-                      and a.usesysid is not null);  -- autovacuum has no role, and calls nothing
+    v_open := _pgqueue.open_transactions(false);
     if v_dropped.transactions is null then
         update pgqueue.dropped_streams set transactions = v_open where stream_id = p_stream_id;
     else

@@ -36,6 +36,7 @@ from tests.sql.queue import (
     seqs_of,
     states,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -488,10 +489,93 @@ def test_what_an_old_snapshot_sends_after_a_capacity_was_set_counts(
     old.execute("begin transaction isolation level repeatable read")
     old.execute("select count(*) from pgqueue.consumers")
     value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
-    maintain(conn, 1)
+    for _ in range(3):
+        maintain(conn, 1)
     send_keys(old, "k")
     old.execute("commit")
     maintain(conn, 1)
+    assert room(conn) == 0
+
+
+@pytest.mark.parametrize("how", ["seek", "replay", "redrive", "prepared replay"])
+def test_what_comes_back_while_a_capacity_is_set_counts(
+    conn: Conn, session: Session, how: str
+) -> None:
+    """The call that brings it back began when the consumer had no capacity."""
+    consumer(conn)
+    send_keys(conn, "k")
+    value(conn, "dead_letter" if how == "redrive" else "ack", claim_of(receive(conn)))
+    operator = session()
+    operator.execute("begin")
+    value(operator, how.split()[-1], "s", "c", *[] if how == "redrive" else ["earliest"])
+    value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
+    gid, prepared = f"{conn.info.dbname} back", how.startswith("prepared")
+    if prepared:
+        operator.execute(f"prepare transaction '{gid}'".encode())
+    try:
+        for _ in range(3):
+            maintain(conn, 1)
+    finally:
+        operator.execute(f"commit prepared '{gid}'".encode() if prepared else b"commit")
+    maintain(conn, 1)
+    assert room(conn) == 0
+    assert internals.count(conn, "late_entries") == 0
+
+
+def test_a_transaction_that_sets_a_capacity_and_maintains_notes_later_senders_too(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn)
+    with conn.transaction():
+        value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
+        maintain(conn, 3)
+        producer = session()
+        producer.execute("begin")
+        send_keys(producer, "k")
+    maintain(conn, 3)
+    producer.execute("commit")
+    maintain(conn, 1)
+    assert room(conn) == 0
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_what_a_seek_makes_new_counts_though_it_was_entered_when_it_was_in_hand(
+    conn: Conn, ordering: str
+) -> None:
+    """It has two entries then: the one that it had in hand says nothing any more."""
+    consumer(conn, ordering=ordering)
+    send_keys(conn, "k")
+    receive(conn)
+    value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
+    value(conn, "seek", "s", "c", "earliest")
+    assert room(conn) == 0
+    maintain(conn)
+    assert room(conn) == 0
+    acked(conn, "s", "c")
+    assert room(conn) == 1
+
+
+def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
+    conn: Conn, session: Session
+) -> None:
+    capped(conn, 1)
+    late = session()
+    late.execute("begin")
+    send_keys(late, "k")
+    value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": null}')
+    late.execute("commit")
+    assert internals.count(conn, "key_backlog") == 1, "of a sender that was open"
+    acked(conn, "s", "c")
+    send_keys(conn, "k")
+    upkeep = session()
+    conn.execute("begin")
+    conn.execute("lock table pgqueue.key_backlog in exclusive mode")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(one, upkeep, "select _pgqueue.tend_key_backlog()")
+        wait_for_a_lock(session())  # it has seen that there is no capacity
+        value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
+        conn.execute("commit")
+        found.result()
     assert room(conn) == 0
 
 
