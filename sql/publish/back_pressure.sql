@@ -12,17 +12,25 @@ create or replace function _pgqueue.room_of(p_consumer_id int) returns text
 language sql immutable parallel safe
 as $$ select 'pgqueue.room_' || p_consumer_id $$;
 
--- Whether a consumer has room, if the note tells: it cannot be full, or somebody just counted that it is.
+-- Whether a consumer has room, if the note tells: it cannot be full, or somebody just counted that it is. From here on
+-- the sequence stays until the transaction ends.
 --   p_last  the last number that its stream gave out
 --   p_more  messages that are not, or may not be, among the numbers up to p_last
--- Returns null when the backlog has to be counted.
+-- Returns null when the backlog has to be counted; also of a consumer that was dropped since the caller saw it.
 create or replace function _pgqueue.noted_room(p_consumer pgqueue.consumers, p_last bigint, p_more bigint)
 returns boolean
 language plpgsql
 as $$
 declare
-    v_noted bigint := pg_sequence_last_value(to_regclass(_pgqueue.room_of(p_consumer.consumer_id)));
+    v_noted bigint;
 begin
+    begin
+        v_noted := pg_sequence_last_value(to_regclass(_pgqueue.room_of(p_consumer.consumer_id)));
+    exception when internal_error or undefined_table then  -- maintain() dropped it after its name was looked up
+        if to_regclass(_pgqueue.room_of(p_consumer.consumer_id)) is not null then
+            raise;
+        end if;
+    end;
     if v_noted < 0 then
         return case when _pgqueue.need_not_look(to_timestamp(-v_noted / 1000000.0)) then false end;
     end if;

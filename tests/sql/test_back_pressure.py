@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -188,6 +190,26 @@ def test_producers_that_race_exceed_the_limit_by_what_they_have_open_at_most(
     assert 40 <= most <= 50 + 3 * 2
     got += acked(conn, "s", "c")
     assert len(got) == len(set(got)) == sent > 50
+
+
+@pytest.mark.parametrize("on_full", ["reject", "drop_oldest"])
+def test_a_consumer_that_is_dropped_at_that_moment_is_gone_for_a_send_and_a_claim(
+    conn: Conn, session: Session, on_full: str
+) -> None:
+    """Both have seen the consumer when maintain() drops its sequence."""
+    limited(conn, 1, on_full)
+    calls: dict[str, Callable[..., Any]] = {"reject": send, "drop_oldest": receive}
+    operator, other = session(), session()
+    with ThreadPoolExecutor(1) as pool:
+        with operator.transaction():
+            value(operator, "drop_consumer", "s", "c")
+            call(operator, "maintain")
+            called = pool.submit(calls[on_full], other)
+            wait_for_a_lock(conn)
+        if on_full == "reject":
+            assert called.result() == 1
+        else:
+            assert getattr(called.exception(), "sqlstate", None) == "PQ002"
 
 
 def acked_once(conn: Conn) -> list[int]:
