@@ -66,8 +66,20 @@ def read(conn: psycopg.Connection) -> list[Consumer]:
     """Read all consumers of a database, from one snapshot."""
     url = make_conninfo(conn.info.dsn, password=conn.info.password or None)
     with connection.connect(url, autocommit=False) as other:
-        other.isolation_level = IsolationLevel.REPEATABLE_READ
+        begin(other)
         return read_here(other)
+
+
+def begin(conn: psycopg.Connection) -> None:
+    """Begin a transaction with a snapshot of all there is.
+
+    Postgres empties a table also for those whose snapshot is older (`truncate`). So no segment may
+    be emptied between the snapshot and a look at the messages: the snapshot would have
+    publications of messages that nobody sees. A lock that comes before the snapshot keeps them.
+    """
+    conn.isolation_level = IsolationLevel.REPEATABLE_READ
+    conn.execute("lock table pgqueue.messages in access share mode")  # takes no snapshot
+    conn.execute("select from pgqueue.messages limit 0")  # and locks segments that were just made
 
 
 def read_here(conn: psycopg.Connection) -> list[Consumer]:

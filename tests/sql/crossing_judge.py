@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel
 from psycopg.rows import namedtuple_row
 
 from tests.sql import checker, internals
@@ -32,25 +33,34 @@ class Judge:
         Args:
             drained: everything was worked off, so what is owed was lost.
         """
+        with self.begin() as conn:
+            self.judge(conn, drained)
+        self.looks += 1
+
+    @contextmanager
+    def begin(self) -> Iterator[psycopg.Connection]:
+        """A transaction whose snapshot is judged."""
         with psycopg.connect(self.url, application_name="judge") as conn:
-            conn.isolation_level = IsolationLevel.REPEATABLE_READ
             conn.read_only = True
-            consumers = checker.read_here(conn)
-            relimited = {row[0] for row in conn.execute("select * from ledger.relimited")}
-            late = {row[0] for row in conn.execute("select consumer_id from pgqueue.late_entries")}
-            for c in consumers:
-                if c.consumer_id in relimited:
-                    c.per_key_limit = None
-                if c.consumer_id in late:  # the next maintain() enters what is not entered yet
-                    c.per_key_capacity = None
-            checker.check(conn, None, consumers)
-            snapshot = Snapshot(conn, self.seqs)
-            snapshot.judge_streams()
-            for c in consumers:
-                if c.consumer_id in snapshot.made:
-                    snapshot.judge(c, drained)
-            self.looks += 1
+            checker.begin(conn)
+            yield conn
             conn.rollback()
+
+    def judge(self, conn: psycopg.Connection, drained: bool = False) -> None:
+        consumers = checker.read_here(conn)
+        relimited = {row[0] for row in conn.execute("select * from ledger.relimited")}
+        late = {row[0] for row in conn.execute("select consumer_id from pgqueue.late_entries")}
+        for c in consumers:
+            if c.consumer_id in relimited:
+                c.per_key_limit = None
+            if c.consumer_id in late:  # the next maintain() enters what is not entered yet
+                c.per_key_capacity = None
+        checker.check(conn, None, consumers)
+        snapshot = Snapshot(conn, self.seqs)
+        snapshot.judge_streams()
+        for c in consumers:
+            if c.consumer_id in snapshot.made:
+                snapshot.judge(c, drained)
 
 
 class Snapshot:
@@ -65,12 +75,11 @@ class Snapshot:
                                                              " pgqueue.streams")
         }  # fmt: skip
         self.seqs = seqs
-        messages = self.rows("select stream_id, seq, data from pgqueue.messages")
-        self.stored = {(m.stream_id, m.data): m.seq for m in messages}
-        copies = Counter((m.stream_id, m.data) for m in messages if m.data != "tick")
+        self.messages = self.rows("select stream_id, seq, data from pgqueue.messages")
+        copies = Counter((m.stream_id, m.data) for m in self.messages if m.data != "tick")
         twice = [m for m, n in copies.items() if n > 1]
         assert not twice, f"stored twice: {twice[:10]}"
-        self.seqs.update(self.stored)
+        self.seqs.update({(m.stream_id, m.data): m.seq for m in self.messages})
 
     def rows(self, query: str, *args: Any) -> list[Any]:
         cur = self.conn.cursor(row_factory=namedtuple_row)
@@ -105,14 +114,10 @@ class Snapshot:
             stream_id = self.streams[name]
             published = internals.messages_published(self.conn, stream_id)
             owed = self.of_stream(stream_id)
-            ticks = {m.seq for m in self.rows(
-                "select seq from pgqueue.messages where stream_id = %s and data = 'tick'",
-                stream_id)}  # fmt: skip
-            # Of a message of a schedule that retention has trimmed, only the publication is left.
-            (kept,) = self.rows(
-                "select coalesce(min(seq), 9223372036854775807) as first from pgqueue.messages"
-                " where stream_id = %s", stream_id)  # fmt: skip
-            more = {s for s in published - owed.keys() - ticks if s >= kept.first}
+            stored = {m.seq: m.data for m in self.messages if m.stream_id == stream_id}
+            gone = published - stored.keys()
+            assert not gone, f"published in {name} and not stored: {sorted(gone)[:20]}"
+            more = {s for s in published - owed.keys() if stored[s] != "tick"}
             assert not more, f"published in {name} and not sent: {sorted(more)[:20]}"
             if self.rows("select from pgqueue.trims where stream_id = %s", stream_id):
                 continue  # what is not published any more is for each consumer to judge

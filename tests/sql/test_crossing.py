@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import Counter
 from contextlib import suppress
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -24,7 +25,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from tests.conftest import Server
-from tests.sql import crossing_ledger, limits
+from tests.sql import clock, crossing_ledger, limits
 from tests.sql.crossing_actors import (
     STREAMS,
     Actor,
@@ -38,7 +39,7 @@ from tests.sql.crossing_actors import (
 )
 from tests.sql.crossing_judge import Judge
 from tests.sql.crossing_operators import Killer, Operator, Resolver, Upkeep, make, resolve
-from tests.sql.queue import value
+from tests.sql.queue import Conn, call, claim_of, maintain, one, value
 
 SECONDS = float(os.environ.get("PGQUEUE_CROSSING_SECONDS", "50"))
 SEED = int(os.environ.get("PGQUEUE_CROSSING_SEED", "0")) or random.randrange(1, 10**6)
@@ -192,6 +193,30 @@ def judge_readers(url: str, readers: list[OffsetReader]) -> None:
         assert not made_up, f"{reader.name} saw what was not committed: {sorted(made_up)[:10]}"
         missed = of[reader.stream] - reader.seen.keys()
         assert reader.skipped or not missed, f"{reader.name} missed {sorted(missed)[:10]}"
+
+
+def test_the_judge_sees_messages_that_retention_takes_away_meanwhile(conn: Conn, url: str) -> None:
+    """It looks while the later of two segments is emptied, and the earlier one is kept."""
+    crossing_ledger.make(conn)
+    for name in STREAMS:
+        value(conn, "create_stream", name)
+    value(conn, "bind", "s", "a.*", "t")
+    value(conn, "set_retention", "t", p_for="1 hour")
+    value(conn, "create_consumer", "t", "c")
+    for n, end in enumerate(("dead_letter", "ack")):
+        maintain(conn)
+        value(conn, "ledger.send", "s", f"producer {n}", 0, n, "a.0", 0, Jsonb({}))
+        value(conn, end, claim_of(call(conn, "receive", "t", "c")))
+        clock.pass_time(conn, timedelta(minutes=10))
+    maintain(conn)
+    clock.pass_time(conn, timedelta(hours=2))
+    judge = Judge(url)
+    with judge.begin() as looking:
+        maintain(conn, 5)
+        judge.judge(looking)
+    maintain(conn)
+    left = "select count(*) from pgqueue.messages m join pgqueue.streams using (stream_id)"
+    assert one(conn, f"{left} where name = 't'") == 1
 
 
 @pytest.mark.longer
