@@ -29,9 +29,9 @@ HOME = Path(tempfile.gettempdir()) / "pgqueue-endure"
 def main(
     minutes: Annotated[float, typer.Option(help="End after the round of this minute.")] = 60,
     kills: Annotated[int, typer.Option(help="End when so many were done, in this run.")] = 10**6,
-    round_seconds: Annotated[float, typer.Option(help="A round sends and kills so long.")] = 60,
+    round_seconds: Annotated[float, typer.Option(help="A round sends and kills so long.")] = 240,
     pause: Annotated[float, typer.Option(help="At most, between kills, in seconds.")] = 3,
-    backlog: Annotated[int, typer.Option(help="Producers wait at more.")] = 400_000,
+    backlog: Annotated[int, typer.Option(help="Producers wait at more.")] = 900_000,
     master: Annotated[str, typer.Option(help="Of Spark.")] = "local-cluster[2,1,1024]",
     home: Annotated[Path, typer.Option(help="Servers, checkpoints, what goes on.")] = HOME,
     seed: Annotated[int | None, typer.Option(help="For the kinds of kills.")] = None,

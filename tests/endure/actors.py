@@ -23,6 +23,7 @@ NUMBERS = 10**9
 """The numbers of a process of a producer: no process sends more messages."""
 
 KEYS = 100  # of each producer
+SIZES = {1: 6, 10: 6, 100: 6, 1000: 6, 10_000: 1}  # of sendings, and how often each comes
 PLACE = timedelta(seconds=5)  # after that time, others take over what a dead worker had
 DELIVERED = (
     "insert into endure.delivered (who, n, key) select %s, * from unnest(%s::bigint[], %s::text[])"
@@ -64,7 +65,8 @@ def _send(conn: psycopg.Connection, name: str, numbers: Iterator[int]) -> None:
         conn.execute("begin")
         for _ in range(random.choice([1, 1, 2, 5])):
             conn.execute("savepoint one")
-            _send_some(conn, name, [*islice(numbers, random.choice([1, 10, 100, 1000]))])
+            (size,) = random.choices([*SIZES], [*SIZES.values()])
+            _send_some(conn, name, [*islice(numbers, size)])
             conn.execute("rollback to one" if random.random() < 0.1 else "release one")
         conn.execute("rollback" if random.random() < 0.1 else "commit")
 

@@ -17,6 +17,7 @@ from spark_pgqueue.postgres import connection
 from tests.sessions import session
 
 NOTED = "noted micro-batch"  # says the query without a consumer
+FAIL = "fail"  # a file beside the checkpoints: that query fails when it has noted the next
 
 
 class Application:
@@ -99,13 +100,17 @@ class Application:
         return writer.option("checkpointLocation", self._place("cursor")).start()
 
     def _note(self, batch: DataFrame, batch_id: int) -> None:
-        numbers = sorted(int(row.data) for row in batch.select("data").collect())
+        numbers = sorted(map(int, batch.select("data").toArrow()["data"].to_pylist()))
         with connection.connect(self._url) as conn:
             conn.execute(
                 "insert into endure.batches (checkpoint, batch, n) values (%s, %s, %s)",
                 [self._checkpoint, batch_id, numbers],
             )
         print(NOTED, batch_id, flush=True)
+        fail = Path(self._folder) / FAIL
+        if fail.exists():
+            fail.unlink()
+            raise RuntimeError(f"micro-batch {batch_id} fails when its work is done")
 
     def _place(self, name: str) -> str:
         return str(Path(self._folder) / f"{name}-{self._checkpoint}")

@@ -10,7 +10,7 @@ from functools import partial
 
 import psutil
 
-from tests.endure.application import NOTED
+from tests.endure.application import FAIL, NOTED
 from tests.endure.world import World
 
 BACKENDS = """
@@ -90,6 +90,14 @@ def restart_from_checkpoint(world: World) -> bool:
     return works(world) and world.end_application()
 
 
+def fail_micro_batch(world: World) -> bool:
+    """The next micro-batch without a consumer fails after its work, so that it is replayed."""
+    if works(world):
+        (world.checkpoints / FAIL).touch()
+        return True
+    return False
+
+
 def step_clock(world: World) -> bool:
     """The time of all servers and processes jumps, forwards or back."""
     world.set_clock(random.uniform(-FARTHEST, FARTHEST))
@@ -111,11 +119,12 @@ KINDS: dict[str, tuple[float, Callable[[World], bool]]] = {
     "failover": (0.2, fail_over),
     # Also those that plan and commit, and the parents of workers.
     "Python worker of Spark": (3, partial(kill_of_spark, "pyspark.daemon")),
-    "process of a source": (1, partial(kill_of_spark, "python_streaming_source_runner")),
-    "executor": (1, partial(kill_of_spark, "CoarseGrainedExecutorBackend")),
-    "JVM of the driver": (0.3, partial(kill_of_spark, "org.apache.spark.deploy.SparkSubmit")),
-    "application": (0.3, kill_application),
-    "restart from the checkpoint": (0.2, restart_from_checkpoint),
+    "process of a source": (1.5, partial(kill_of_spark, "python_streaming_source_runner")),
+    "executor": (1.5, partial(kill_of_spark, "CoarseGrainedExecutorBackend")),
+    "JVM of the driver": (0.5, partial(kill_of_spark, "org.apache.spark.deploy.SparkSubmit")),
+    "application": (0.5, kill_application),
+    "restart from the checkpoint": (0.4, restart_from_checkpoint),
+    "micro-batch": (1, fail_micro_batch),
     "worker": (4, partial(kill_child, "worker")),
     "worker of the group": (4, partial(kill_child, "group")),
     "producer": (2, partial(kill_child, "producer")),

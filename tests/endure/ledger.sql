@@ -19,18 +19,20 @@ create table batches (no bigint generated always as identity, checkpoint int, ba
 create table read (stream text primary key, upto jsonb);
 insert into read values ('plain'), ('keyed');
 
--- What came to the query without a consumer in this round: each micro-batch as it was tried first.
-create view cursor as
-select first.n from state s
+-- Each micro-batch of the query without a consumer in this round, as it was tried first.
+create view first_tries as
+select t.n from state s
 cross join lateral (select distinct on (b.batch) b.n from batches b
-                    where b.checkpoint = s.checkpoint and b.batch > s.judged_batch order by b.batch, b.no) t (ns)
-cross join lateral unnest(t.ns) first (n);
+                    where b.checkpoint = s.checkpoint and b.batch > s.judged_batch order by b.batch, b.no) t;
+
+-- What came to the query without a consumer in this round.
+create view cursor as select first.n from first_tries t, unnest(t.n) first (n);
 
 -- For each way to consume: the number of deliveries, of messages that never came, of deliveries too many, of
 -- messages that nobody has sent, and of messages of a key that came after a later one.
 create function verdicts()
 returns table (who text, delivered bigint, lost bigint, twice bigint, unsent bigint, disordered bigint)
-language sql set search_path = endure as $$
+language sql set search_path = endure set work_mem = '256MB' as $$
     with all_of_them as (select d.who, d.n from delivered d union all select 'cursor', n from cursor),
     each as (select a.who, a.n, count(*) as times, bool_and(s.n is null) as unsent
              from all_of_them a left join sent s using (n) group by a.who, a.n),

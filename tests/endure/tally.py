@@ -107,8 +107,8 @@ def add(
 def text(entries: list[Entry]) -> str:
     """The table of the page: a row for each entry, one for all, and the kinds of kills."""
     head = "| date, commit | messages | deliveries | kills | lost"
-    head += " | twice, or not sent | out of order |"
-    rows = [head, "|---|---|---|---|---|---|---|"]
+    head += " | twice, or not sent | out of order | micro-batches replayed |"
+    rows = [head, "|---|---|---|---|---|---|---|---|"]
     rows += [_row(f"{e['date']}, {e['commit']}, {_versions(e)}", [e]) for e in entries]
     if len(entries) > 1:
         rows.append(_row("all", entries))
@@ -131,6 +131,7 @@ def _row(name: str, entries: list[Entry]) -> str:
         sum(e["lost"] for e in entries),
         sum(e["twice"] + e["unsent"] + e["changed"] for e in entries),
         sum(e["disordered"] for e in entries),
+        sum(e["replayed"] for e in entries),
     ]
     return f"| {name} | " + " | ".join(f"{each:,}" for each in sums) + " |"
 

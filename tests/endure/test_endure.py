@@ -128,7 +128,7 @@ def test_the_tally_counts_each_round_once_and_says_what_was_wrong(round_, tmp_pa
     assert (entry["rounds"], entry["sent"], entry["lost"]) == (3, 120, 4)
     assert entry["kills"] == {"server": 7, "worker": 1}
     assert entry["delivered"]["plain"] == 119
-    assert "| 120 | 596 | 8 | 4 | 0 | 0 |" in tally.text([entry])
+    assert "| 120 | 596 | 8 | 4 | 0 | 0 | 3 |" in tally.text([entry])
     tally.add({**ABOUT, "date": "2026-02-01"}, "another", 2, found, {}, 1, file)
     assert len(tally.load(file)) == 2
     assert "| all | 160 |" in tally.text(tally.load(file))

@@ -60,6 +60,7 @@ class World:
 
     Attributes:
         home: the folder.
+        checkpoints: the folder of the queries' checkpoints.
         name: of the queue, which a new folder gives anew.
         pair: the servers.
         statements: to the one that takes writes; they wait for it, and repeat themselves.
@@ -70,6 +71,7 @@ class World:
 
     def __init__(self, home: Path, master: str, backlog: int):
         self.home, self._master, self._backlog = home, master, backlog
+        self.checkpoints = home / "checkpoints"
         home.mkdir(mode=0o755, exist_ok=True, parents=True)
         home.chmod(0o755)  # the servers' user reads the libraries
         self._lock = (home / "lock").open("w")
@@ -171,8 +173,7 @@ class World:
             checkpoint, begin_at = self.statements.row(
                 "select checkpoint, begin_at::text from endure.state"
             )
-            folder = self.home / "checkpoints"
-            arguments = (self.url, folder, checkpoint, begin_at, self._master)
+            arguments = (self.url, self.checkpoints, checkpoint, begin_at, self._master)
         environment = {MARK: str(self.home), "PYSPARK_PYTHON": sys.executable}
         if self.has_faults:
             environment["LD_PRELOAD"] = f"{self.home / CLOCK.stem}.so"
