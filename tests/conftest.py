@@ -266,25 +266,14 @@ def _database(server: Server, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What Spark needs to start, also in a child process: a Java, and this very Python.
-
-    And what saves half of its time where each session is short. Its Python processes import PySpark
-    from a zip in SPARK_HOME, and compile it whenever they start: in a home without that zip they
-    import the one that is installed. And Java compiles with its quick compiler alone, whose
-    code needs more stack, and collects garbage in one thread.
-    """
-    import pyspark
+    """What Spark needs to start quickly, also in a child process: a Java, and this very Python."""
+    from tests import sessions
 
     java.ensure_java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # What a test of an error may have left here, and Spark's processes would take over.
     os.environ.pop("SPARK_HIDE_TRACEBACK", None)
-    home = tmp_path_factory.mktemp("spark")
-    for part in Path(pyspark.__path__[0]).iterdir():
-        if part.name != "python":
-            (home / part.name).symlink_to(part)
-    os.environ["SPARK_HOME"] = str(home)
-    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+    os.environ.update(sessions.quick_start(tmp_path_factory.mktemp("spark")))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.postgres import connection
-from tests.sessions import session
+from tests.sessions import QUICK_JAVA, session
 
 NOTED = "noted micro-batch"  # says the query without a consumer
 FAIL = "fail"  # a file beside the checkpoints: that query fails when it has noted the next
@@ -40,6 +40,7 @@ class Application:
         signal.signal(signal.SIGTERM, lambda *_: self._stopped.set())
         settings = {
             "spark.deploy.maxExecutorRetries": "-1",
+            "spark.executor.extraJavaOptions": QUICK_JAVA,
             "spark.python.authenticate.socketTimeout": "60s",  # a busy machine
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.minBatchesToRetain": "5",
@@ -80,7 +81,7 @@ class Application:
 
     def _source(self, **options: Any) -> DataFrame:
         reader = self.spark.readStream.format("pgqueue").options(url=self._url, stream="in")
-        reader = reader.options(maxMessagesPerTrigger=200_000, minPartitions=2, **options)
+        reader = reader.options(maxMessagesPerTrigger=200_000, minPartitions=4, **options)
         return reader.load().select("key", "data")
 
     def _to_stream(self, name: str, consumer: str) -> StreamingQuery:

@@ -28,6 +28,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from tests.failover import SETTINGS, Pair
 from tests.processes import Child
+from tests.sessions import quick_start
 
 LEDGER = Path(__file__).with_name("ledger.sql")
 FAULTS = Path(__file__).parents[1] / "disk_faults.c"
@@ -90,6 +91,7 @@ class World:
         self._make_queue()
         self.pair.synchronize()
         java.ensure_java_home()
+        self._quick = quick_start(home / "spark")
         self._over = threading.Event()
         self._upkeep = threading.Thread(target=self._maintain, daemon=True)
         self._upkeep.start()
@@ -174,7 +176,7 @@ class World:
                 "select checkpoint, begin_at::text from endure.state"
             )
             arguments = (self.url, self.checkpoints, checkpoint, begin_at, self._master)
-        environment = {MARK: str(self.home), "PYSPARK_PYTHON": sys.executable}
+        environment = {MARK: str(self.home), "PYSPARK_PYTHON": sys.executable, **self._quick}
         if self.has_faults:
             environment["LD_PRELOAD"] = f"{self.home / CLOCK.stem}.so"
         module = "application" if kind == "application" else "actors"
