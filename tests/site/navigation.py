@@ -8,20 +8,20 @@ from __future__ import annotations
 SECTIONS = {
     "Tutorials": {
         "The first hour": "sql/guide/first-hour",
-        "Ten questions": "sql/guide/questions",
+        "First questions": "sql/guide/questions",
         "Eight lessons in notebooks": "notebooks/README",
     },
     "How-to: applications": {
         "Recipes": "sql/guide/cookbook",
         "Send in your transaction": "sql/guide/in-your-transaction",
         "Use Node, Java, Go, HTTP": "sql/guide/languages",
-        "Move from pgmq, Kafka or SQS": "sql/guide/moving",
+        "Move from pgmq, Kafka, SQS or Celery": "sql/guide/moving",
         "Serve clients of pgmq": "sql/guide/pgmq",
         "Run workers": "sql/guide/workers",
         "Retry": "sql/guide/retries",
         "Handle dead letters": "sql/guide/dead-letters",
         "Send each message once": "sql/guide/sending-once",
-        "Defer and expire messages": "sql/guide/defer-and-expiry",
+        "Delay, defer and expire messages": "sql/guide/defer-and-expiry",
         "Start runs of Airflow": "sql/guide/airflow",
         "Send on a schedule": "sql/guide/schedules",
         "Set priorities": "sql/guide/priorities",

@@ -757,6 +757,10 @@ def run(url, monkeypatch, tmp_path):
         "def note_all(messages, connection): connection.execute('select 1')\n"
         "def judge(message): assert message.data == 'good'\n"
         "def nothing(): pass\n"
+        "def held(message):\n    import os, spark_pgqueue\n"
+        "    with spark_pgqueue.connect(os.environ['PGQUEUE_URL']) as queue:\n"
+        "        (claim,) = queue.open_claims('s')\n"
+        "    assert 3500 < (claim.lease_until - claim.claimed_at).total_seconds() < 3700\n"
         "class Inner:\n    handle = staticmethod(note)\n"
     )
     (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
@@ -773,12 +777,15 @@ def test_work_on_the_command_line(queue, run, caplog):
     assert run("given_handlers:note_all", "s", "c", *more).exit_code == 0
     assert run("given_handlers:Inner.handle", "s", "c", "--wait", "50ms").exit_code == 0
     queue.alter_consumer("s", "c", {"max_deliver_count": 3})
+    queue.send("s", "x")
+    done = run("given_handlers:held", "s", "c", "--wait", "50ms", "--visibility-timeout", "1h")
+    assert done.stderr.splitlines()[-1] == "1 message handled"
     queue.send_batch("s", ["good", "bad"])
     with caplog.at_level(logging.WARNING):
         done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
     for delivery in (1, 2, 3):
-        assert f"'s', 'c': message 12 (delivery {delivery}): AssertionError" in caplog.text
-    assert re.search(r"'s', 'c': message 12 (comes again at once|a dead letter)", caplog.text)
+        assert f"'s', 'c': message 13 (delivery {delivery}): AssertionError" in caplog.text
+    assert re.search(r"'s', 'c': message 13 (comes again at once|a dead letter)", caplog.text)
     assert done.stderr.splitlines()[-1] == "1 message handled; 3 calls failed"
     assert json.loads(done.stdout) == {"stream": "s", "consumer": "c", "handled": 1, "failed": 3}
     queue.purge_dead("s", "c")

@@ -75,6 +75,14 @@ def work(
             parser=duration, metavar="DURATION", help="The time for running calls after a stop."
         ),
     ] = "25s",
+    visibility_timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="How long after this worker died others take over; by default the consumer's.",
+        ),
+    ] = None,
     wait: Annotated[
         timedelta | None,
         typer.Option(
