@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -55,8 +56,8 @@ def duration(text: str) -> timedelta:
 
 
 def delay(text: str) -> timedelta:
-    """A duration, or 0."""
-    return timedelta() if text.strip() == "0" else duration(text)
+    """A duration, or 0, with or without a unit."""
+    return timedelta() if re.fullmatch(r"\s*0\s*[a-z]*\s*", text) else duration(text)
 
 
 def size(text: str) -> int:

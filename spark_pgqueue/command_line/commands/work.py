@@ -11,7 +11,7 @@ import typer
 
 from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
-from spark_pgqueue.command_line.arguments import Json, Url, duration
+from spark_pgqueue.command_line.arguments import Json, Url, delay, duration
 from spark_pgqueue.command_line.output import count_of, told
 from spark_pgqueue.worker.handlers import Handling, handlings, run_all
 from spark_pgqueue.worker.importing import import_handler, import_named
@@ -72,7 +72,7 @@ def work(
     grace: Annotated[
         Any,
         typer.Option(
-            parser=duration, metavar="DURATION", help="The time for running calls after a stop."
+            parser=delay, metavar="DURATION", help="The time for running calls after a stop."
         ),
     ] = "25s",
     visibility_timeout: Annotated[
@@ -86,7 +86,9 @@ def work(
     wait: Annotated[
         timedelta | None,
         typer.Option(
-            parser=duration, metavar="DURATION", help="End after this long without a message."
+            parser=delay,
+            metavar="DURATION",
+            help="End after this long without a message; 0: when none is left.",
         ),
     ] = None,
     create: Annotated[
