@@ -42,12 +42,12 @@ class Side:
     env: dict[str, str] = field(default_factory=dict)
 
 
-JOB = '''
+JOB = """
 def bill(order: int):
     print("billed", order)
     if order == 13:
         raise ValueError("unlucky")
-'''
+"""
 
 OURS = Side(
     "spark-pgqueue",
