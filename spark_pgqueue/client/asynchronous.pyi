@@ -275,7 +275,7 @@ class AsyncClient:
         """Delete a schedule; what it sent stays."""
 
     async def drop_stream(self, name: str) -> None:
-        """Delete a stream with its messages and consumers."""
+        """Delete a stream with its messages and consumers, and the files of its archive."""
 
     async def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
         """Why a message is in its state, for one consumer."""

@@ -134,7 +134,7 @@ begin
     perform _pgqueue.set_stream(v_stream.stream_id, v_settings);
 end $$;
 
--- Deletes a stream with its messages and consumers.
+-- Deletes a stream with its messages and consumers. The exporter of its archive then deletes its files.
 -- A transaction that is open with the stream goes on, and what it sends goes with the stream. The tables are dropped by
 -- the next maintain(), and their space is free then; or by a later one, after the transactions that are open now.
 -- Errors: PQ001; 2BP01 when tables are captured to it; 55P03 after 30 s behind a transaction that has its consumers.

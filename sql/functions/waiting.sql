@@ -25,8 +25,8 @@
 --   p_pid  the server process of the connection, as the client was told when it connected; null: as it is. Behind a
 --          pooler it is another one, and what belongs to a session would be left with somebody else's session: nothing
 --          is done then
--- Returns the channel; null when nobody will notify: the stream's setting notify is off, or there is a pooler. And the
--- transactions that may be publishing now without notifying, see still_publishing. Errors: PQ001. Locks: as above, to
+-- Returns the channel; null when nobody will notify: the stream's setting notify is off, there is a pooler, or the
+-- server is a standby. And the transactions that may be publishing now without notifying, see still_publishing. Errors: PQ001. Locks: as above, to
 -- the end of the session or stop_waiting. The session hears notifications once this transaction has ended.
 create or replace function pgqueue.start_waiting(p_stream text, p_pid int default null, out channel text,
                                                  out publishers text[])
@@ -36,7 +36,7 @@ declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
     publishers := '{}';
-    if not v_stream.notify or p_pid <> pg_backend_pid() then
+    if not v_stream.notify or p_pid <> pg_backend_pid() or pg_is_in_recovery() then
         return;
     end if;
     execute format('listen %I', _pgqueue.channel(v_stream.stream_id));

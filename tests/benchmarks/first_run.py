@@ -123,8 +123,7 @@ def first_run(side: Side, url: str) -> tuple[float, str]:
             return done.stdout
 
         begin = time.perf_counter()
-        for command in side.commands:
-            said = run(command)
+        said = [run(command) for command in side.commands][-1]
         seconds = time.perf_counter() - begin
         assert "billed 7" in said, said
         assert "unlucky" in said, said

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
+import spark_pgqueue
 from spark_pgqueue import embedded
+from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.failover import a_pair
 from tests.processes import wait_until
@@ -109,3 +113,31 @@ def test_a_standby_is_read_from_and_promoted(
 
 def cursor_gaps(conn: Conn) -> list[int]:
     return one(conn, "select gaps from pgqueue.consumer_cursors order by version desc limit 1")
+
+
+READING = [
+    "tail s --no-follow", "peek s", "peek s c", "stats", "metrics", "explain s c 1",
+    "outcome s c 1", "describe s", "describe s c", "stream list", "consumer list s",
+    "claim list", "dead list s c", "history s c", "export s", "schedule list", "doctor",
+]  # fmt: skip
+
+
+def test_all_that_only_reads_does_so_on_a_standby(
+    pair: tuple[embedded.Server, embedded.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for messages there asks for them: nobody is notified."""
+    primary, standby = pair
+    with connection.connect(primary.url) as conn, connection.connect(standby.url) as there:
+        consumer(conn)
+        send(conn, "first")
+        follow(conn, there)
+        monkeypatch.setenv("PGQUEUE_URL", standby.url)
+        for command in READING:
+            done = CliRunner().invoke(cli.app, command.split())
+            assert done.exit_code == 0, (command, done.output)
+        with spark_pgqueue.connect(standby.url) as client:
+            batches = client.read("s", wait=timedelta(seconds=60))
+            got = [message.data for message in next(batches).messages]
+            send(conn, "second")
+            got += [message.data for message in next(batches).messages]
+        assert got == ["first", "second"]

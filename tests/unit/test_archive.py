@@ -86,6 +86,7 @@ def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path)
     (stopped,) = listed(run)
     assert (stopped["uri"], stopped["messages"]) == (None, after["messages"])
     assert files_in(folder)
+    assert "the files of its archive" in run("stream", "drop", "s", code=1)
     run("archive", "drop", "s", code=1)
     assert files_in(folder), "without --yes, and without a terminal, nothing is dropped"
     run("archive", "drop", "s", "--yes")

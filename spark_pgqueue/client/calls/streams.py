@@ -76,7 +76,7 @@ class StreamCalls(Calls):
         )
 
     def drop_stream(self, name: str) -> None:
-        """Delete a stream with its messages and consumers.
+        """Delete a stream with its messages and consumers, and the files of its archive.
 
         >>> queue.drop_stream("orders")
         """

@@ -53,7 +53,7 @@ def archive_set(
 
 @archive_app.command("stop")
 def archive_stop(stream: StreamName, as_json: Json = False, url: Url = None) -> None:
-    """Archive no more of a stream; what is in files stays readable, for ever."""
+    """Archive no more of a stream; what is in files stays readable until the stream is dropped."""
     with connect(url) as queue:
         queue.set_archive(stream, None)
         told(as_json, stream=stream)

@@ -68,10 +68,11 @@ def stream_drop(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete a stream with its messages and consumers."""
+    """Delete a stream with its messages and consumers, and the files of its archive."""
     with connect(url) as queue:
         if any(each.name == name for each in queue.streams()):
-            confirm(f"Delete stream {name!r} with its messages and consumers?", yes)
+            files = ", and the files of its archive" if list(queue.archives(name)) else ""
+            confirm(f"Delete stream {name!r} with its messages and consumers{files}?", yes)
         elif if_exists:
             told(as_json, stream=name, dropped=False)
             return
