@@ -177,6 +177,7 @@ as $$
         ('_pgqueue.check_keys', null, '{probe}'),
         ('_pgqueue.store_pieces', null, '{whole}'),
         ('_pgqueue.return_by_key', null, '{hash}'),
+        ('_pgqueue.keep_newest', null, '{probe, hash, no_jit}'),
         ('_pgqueue.within_limits', null, '{hash}'),
         ('_pgqueue.told', null, '{hash}'),
         ('_pgqueue.end_as_told', null, '{hash}'),

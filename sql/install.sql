@@ -43,6 +43,7 @@ set local check_function_bodies = on;
 \ir queue/runs.sql
 \ir queue/cursor.sql
 \ir queue/slots.sql
+\ir queue/newest.sql
 \ir queue/filters.sql
 \ir queue/history.sql
 \ir queue/take.sql

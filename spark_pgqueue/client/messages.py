@@ -176,10 +176,10 @@ class Outcome:
     """The outcome of a message, for one consumer.
 
     Attributes:
-        state: "done", "cancelled", "dead"; or the current state: "new", "ready", "delayed",
-            "waiting", "claimed", ...
-        result: the worker's result, or the details of a dead letter. None without, and where the
-            consumer keeps no history.
+        state: "done", "cancelled", "replaced", "dead"; or the current state: "new", "ready",
+            "delayed", "waiting", "claimed", ...
+        result: the worker's result, or the details of a dead letter, or {"replaced_by": seq}. None
+            without, and where the consumer keeps no history.
         reason: of a dead letter, the reason in a word.
         error: the last error.
         deliver_count: how often the message was delivered; None where that is not known.
@@ -205,22 +205,25 @@ class Outcome:
         return self.state in _FINAL
 
 
-_FINAL = ("done", "cancelled", "dead", "not for it", "filtered out", "skipped", "trimmed")
+_FINAL = (
+    *("done", "cancelled", "replaced", "dead"),
+    *("not for it", "filtered out", "skipped", "trimmed"),
+)
 
 
 @dataclass(frozen=True)
 class Done:
-    """An acknowledgement of a claim or of some of its messages; or a cancellation.
+    """An acknowledgement of a claim or of some of its messages; or a cancellation or replacement.
 
     Attributes:
         seqs: the numbers of the messages, as pairs of first and last.
         message_count: how many messages there are.
         deliver_count: the highest deliver_count among them.
-        result: the worker's result.
-        owner: the application_name of the worker.
-        claim_id: the claim's number; None for a cancellation.
-        claimed_at: when the worker claimed them; None for a cancellation.
-        done_at: when they were acknowledged or cancelled.
+        result: the worker's result; of replaced messages {"replaced_by": seq}.
+        owner: the application_name of the worker; None for replaced messages.
+        claim_id: the claim's number; None for cancelled and replaced messages.
+        claimed_at: when the worker claimed them; None for cancelled and replaced messages.
+        done_at: when they were acknowledged, cancelled or replaced.
     """
 
     seqs: list[tuple[int, int]]

@@ -67,14 +67,14 @@
 --        the functions of checkpoint readers and settle_messages wait, in the order of ids; cancel in tries; extend,
 --        reader_extend, and ack of a whole claim as Postgres does. What releases expired claims (expire(),
 --        release_due(), forget_readers()) passes over those that are being settled.
--- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips and
---        group_workers: who has it takes publications, deals keys and makes runs ready. These wait: claims
---        that find nothing ready; all claims of a consumer with ordering=stream, per_key_interval, max_in_flight or
---        rate_limit, or whose backlog may be full; claims by receive_where that go on with the lock; nack, defer,
---        redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions, leave_group, note_offset;
---        reader_claim, reader_resume and reader_release. In tries: alter_consumer with a limit of keys; seek,
---        cancel, postpone and drop_consumer, for 10 s. claim(), start_taking(), skip(), take_for_group() and
---        forget_readers() try, and do without it.
+-- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips,
+--        newest_of_keys and group_workers: who has it takes publications, deals keys and makes runs ready. These wait:
+--        claims that find nothing ready; all claims of a consumer with ordering=stream, per_key_interval,
+--        per_key_latest, max_in_flight or rate_limit, or whose backlog may be full; claims by receive_where that go on
+--        with the lock; nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
+--        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
+--        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim(),
+--        start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try, and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
 --        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
 --        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
@@ -137,6 +137,7 @@
 --   _pgqueue.set_consumer: settings, consumer, run, slot before stream.  Where it needs the stream's row, it locks that
 --     first.
 --   _pgqueue.set_consumer: run, slot before consumer.  It changes lanes or limits, not both.
+--   _pgqueue.set_consumer: run before slot.  Lanes and per_key_latest change without claims, so no slot is being taken.
 --   pgqueue.ack: consumer before claim.  It acknowledges a whole claim, or some messages of it: one call does not do
 --     both.
 --   pgqueue.ack: slot before claim.  As of _pgqueue.ack.
@@ -150,7 +151,7 @@
 --   pgqueue.unstage: chunk before reservation.  As maintain.
 --   _pgqueue.end_earlier_writes: chunk before reservation.  As maintain.
 --   pgqueue.reader_claim: consumer, slot before claim.  It locks the claims of its reader first.
---   pgqueue.reader_resume: consumer, slot before claim.  It locks the claims of its reader first.
+--   pgqueue.reader_resume: consumer, run, slot before claim.  It locks the claims of its reader first.
 --   pgqueue.receive: consumer, run, slot before claim.  The claim is its own, and nobody else knows it yet.
 --   pgqueue.receive: run, slot before consumer.  It settles without the consumer's lock.
 --   pgqueue.receive: run before slot.  The claim is its own.

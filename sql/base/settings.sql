@@ -27,6 +27,7 @@ as $$
            ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null),
            ('consumer', 'per_key_interval',   'interval', null, '1 us', _pgqueue.max_interval()::text, null),
            ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
+           ('consumer', 'per_key_latest',     'boolean',  'false', null, null, null),
            ('consumer', 'keep_history',       'interval', null, '1 us', _pgqueue.max_interval()::text, null),
            ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
            ('stream',   'notify',             'boolean',  'true', null, null, null),
@@ -53,6 +54,9 @@ declare
                  'per_key_interval'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set one of them'
+        when p_consumer.per_key_capacity is not null and p_consumer.per_key_latest
+            then 'per_key_capacity rejects messages of a key, and per_key_latest replaces those before them: set one '
+                 'of them'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null
             then 'per_key_burst needs a per_key_interval'
         when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null)

@@ -66,12 +66,21 @@ begin
             return;
         end if;
     end if;
+    if p_consumer.per_key_latest then  -- what is published from now on comes later
+        p_upto := least(p_upto, (select max(publication_id) from pgqueue.publications
+                                 where stream_id = p_consumer.stream_id));
+    end if;
     <<passes>>
     -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.refresh(
             p_consumer, o_cursor, o_count, v_pass > 1,
             case when p_where is null then p_want - o_count else p_look - _pgqueue.cardinality(p_seen) end, p_upto);
+        if p_consumer.per_key_latest and _pgqueue.is_behind(p_consumer, o_cursor, p_upto) then
+            o_cursor.take_was_cut := true;  -- the next claim goes on
+            exit when v_pass > 2 or o_count > 0;
+            continue;
+        end if;
         if p_cuts and v_pass = 1 and o_cursor.scan_from <> '{}' then
             o_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(o_cursor), p_want::int);
             exit when o_cursor.slots_until > '-infinity';
@@ -190,6 +199,7 @@ begin
             return null;
         end if;
         v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null or v_consumer.throttled
+            or v_consumer.per_key_latest
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
     if not v_consumer.by_key and v_in_turn is not true then

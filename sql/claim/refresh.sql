@@ -32,7 +32,8 @@ begin
                            where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from
                              and keys is null)),
         case when p_got_nothing
-            and ((p_cursor.take_was_cut and p_consumer.by_key and p_consumer.ordering <> 'stream')
+            and ((p_cursor.take_was_cut
+                  and (p_consumer.per_key_latest or (p_consumer.by_key and p_consumer.ordering <> 'stream')))
                  or p_cursor.filter_from is not null)
              then clock_timestamp() end,
         case when p_consumer.scheduled then _pgqueue.schedule_due(p_consumer.stream_id) end,
@@ -63,7 +64,7 @@ as $$ select nextval('pgqueue.claim_numbers') << 24 | (floor(random() * 8388608)
 --   p_held   messages that the claim has already: then it is not in need, and releases no other claim
 --   p_short  true: the ready messages did not suffice (second pass). False: leases are looked at only once a second;
 --            and no publication is taken if the last take was cut, because ready messages come before what it left
---   p_want   take until about this many messages became ready, if there are so many
+--   p_want   take until about this many messages became ready, if there are so many. With per_key_latest all are taken
 --   p_upto   no publication after this one; null: all
 -- Returns the cursor as it is then; the caller stores it.
 create or replace function _pgqueue.refresh(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
@@ -85,17 +86,17 @@ begin
         v_cursor := _pgqueue.return_tokens(p_consumer, v_cursor);
     end if;
     -- (the second pass need not look far ahead, because the first did; but the first did not if the last take was cut)
-    if (p_short or not v_cursor.take_was_cut)
+    if (p_short or not v_cursor.take_was_cut or p_consumer.per_key_latest)
        and _pgqueue.has_new(p_consumer.stream_id, v_cursor, not p_short or v_cursor.take_was_cut) then
         for i in 1.._pgqueue.limit_takes() loop
             v_before := v_cursor;
             v_take := _pgqueue.take(p_consumer, v_cursor, p_upto, _pgqueue.limit_take());
             v_cursor := v_take.o_cursor;
             v_wanted := v_wanted - v_take.o_messages;
-            exit when not v_cursor.take_was_cut or v_wanted <= 0
+            exit when not v_cursor.take_was_cut or (v_wanted <= 0 and not p_consumer.per_key_latest)
                 or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps
                     and v_before.filter_from is null)
-                or (p_consumer.filtered and i >= _pgqueue.limit_filters());
+                or (p_consumer.judged and i >= _pgqueue.limit_filters());
         end loop;
     end if;
     return v_cursor;

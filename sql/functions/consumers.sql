@@ -9,6 +9,7 @@ as $$
 declare
     v_by_key   boolean;
     v_capacity int;
+    v_latest   boolean;
     v_consumer pgqueue.consumers;
 begin
     if p_settings = '{}' then
@@ -22,6 +23,7 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_by_key := v_consumer.by_key;
     v_capacity := v_consumer.per_key_capacity;
+    v_latest := v_consumer.per_key_latest;
     v_consumer := jsonb_populate_record(v_consumer, p_settings);
     perform _pgqueue.check_policies(v_consumer);
     execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id',
@@ -32,6 +34,9 @@ begin
         perform _pgqueue.change_lanes(v_consumer);
     elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}' and v_consumer.by_key then
         perform _pgqueue.change_limits(v_consumer);
+    end if;
+    if v_consumer.per_key_latest <> v_latest then
+        perform _pgqueue.change_latest(v_consumer);
     end if;
     if p_settings ?| '{max_backlog, on_full}' then
         perform _pgqueue.limit_backlog(v_consumer);
@@ -186,5 +191,6 @@ begin
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
     perform _pgqueue.forget_entries(p_consumer_id);
+    perform _pgqueue.forget_newest(p_consumer_id);
     delete from pgqueue.skips where consumer_id = p_consumer_id;
 end $$;

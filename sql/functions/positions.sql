@@ -88,6 +88,7 @@ begin
     v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(p_consumer);
+    perform _pgqueue.forget_newest(p_consumer.consumer_id);
     return v_count;
 end $$;
 
@@ -147,6 +148,7 @@ begin
     end if;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(v_consumer);
+    perform _pgqueue.forget_newest(v_consumer.consumer_id);
     return v_less.o_count + _pgqueue.messages_in(v_consumer, v_ids, v_kept);
 end $$;
 

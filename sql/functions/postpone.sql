@@ -82,8 +82,8 @@ begin
     return v_count;
 end $$;
 
--- Takes new messages of a set out of their turn. A consumer with an ordering takes all that was published before them,
--- too: otherwise they would stand before earlier messages of their key.
+-- Takes new messages of a set out of their turn. A consumer with an ordering, or with per_key_latest, takes all that
+-- was published before them, too: otherwise they would stand before earlier messages of their key, or beside them.
 -- Returns the cursor; and the messages as runs that are not stored, except those of an ordered consumer, which are
 -- stored. Needs the consumer's lock.
 create or replace function _pgqueue.take_early(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
@@ -97,7 +97,7 @@ declare
     v_part   record;
 begin
     o_runs := '{}';
-    while p_consumer.ordering <> 'none' loop
+    while p_consumer.ordering <> 'none' or p_consumer.per_key_latest loop
         v_look := _pgqueue.find_new(p_consumer, p_cursor, p_set);
         v_before := p_cursor;
         exit when v_look.o_seqs = '{}';

@@ -105,7 +105,7 @@ returns boolean
 language plpgsql
 as $$
 begin
-    return not p_consumer.throttled and _pgqueue.has_room(p_consumer)
+    return not p_consumer.throttled and not p_consumer.per_key_latest and _pgqueue.has_room(p_consumer)
         and p_cursor.scan_lanes_from is null
         and (not _pgqueue.has_slots(p_cursor) or _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor))
         and _pgqueue.need_not_look(p_cursor.lease_probe)

@@ -2,9 +2,9 @@
 
 -- Tells how a message ended for a consumer, or in which state it is.
 -- For a message that is not done it may read all runs of the consumer. Returns one row:
---   state          done, cancelled, dead, or as explain_message says. Of a consumer without keep_history a cancelled
---                  message is done too, and nothing more is known
---   result         of its worker: p_result of ack, p_details of dead_letter
+--   state          done, cancelled, replaced, dead, or as explain_message says. Of a consumer without keep_history a
+--                  cancelled or replaced message is done too, and nothing more is known
+--   result         of its worker: p_result of ack, p_details of dead_letter; of a replaced message {"replaced_by": seq}
 --   reason, error  of a dead letter
 --   deliver_count  how often it was delivered; owner: the last one (application_name); claimed_at: when; ended_at:
 --                  until when
@@ -24,7 +24,7 @@ begin
     perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
     select * into v_done from _pgqueue.done_with(v_consumer, p_seq);
     if found then
-        return query select case when v_done.claim_id is null then 'cancelled' else 'done' end, v_done.result,
+        return query select _pgqueue.end_of(v_done), v_done.result,
                             null::text, null::text,
                             v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at, null::timestamptz;
         return;

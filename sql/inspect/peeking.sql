@@ -50,7 +50,7 @@ begin
             from unjudged u where u.seqs <> '{}'
         ), before as (
             select r.state, r.lane, r.line_no, r.first_seq,
-                   case r.state when 'unfiltered' then r.seqs * p.seqs else r.seqs end as seqs,
+                   case when r.state = 'unfiltered' and ($1).filtered then r.seqs * p.seqs else r.seqs end as seqs,
                    r.priority, r.deliver_count, r.not_visible_until, r.error
             from run r left join passing p on true
             where r.place <= $2 or r.state = 'unfiltered'

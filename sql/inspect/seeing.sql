@@ -105,7 +105,9 @@ begin
         o_until := v_claim.lease_until;
         return;
     elsif o_state = 'unfiltered' then
-        o_because := 'taken, and not judged by the consumer''s filter yet: claims do that before they deliver it';
+        o_because := case when p_consumer.filtered then 'taken, and not judged by the consumer''s filter yet'
+                          else 'taken, and not yet known to be the newest of its key' end
+            || ': claims do that before they deliver it';
     elsif o_state = 'delayed' then
         o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later'
                           else 'sent to be delivered later' end
@@ -178,10 +180,14 @@ begin
         o_because := 'the stream''s retention took it away before the consumer was done with it';
     else
         select * into v_done from _pgqueue.done_with(p_consumer, p_seq);
-        o_state := case when v_done.done_at is not null and v_done.claim_id is null then 'cancelled' else 'done' end;
+        o_state := case when v_done.done_at is null then 'done' else _pgqueue.end_of(v_done) end;
         o_because := case when v_done.done_at is null
-                          then 'acknowledged, or cancelled; or the consumer was made, or moved, to begin after it'
-                          when v_done.claim_id is null
+                          then 'acknowledged, cancelled or replaced; '
+                               'or the consumer was made, or moved, to begin after it'
+                          when o_state = 'replaced'
+                          then format('replaced at %s by message %s, which is newer and of its key',
+                                      date_trunc('second', v_done.done_at), v_done.result ->> 'replaced_by')
+                          when o_state = 'cancelled'
                           then format('cancelled at %s by %s', date_trunc('second', v_done.done_at),
                                       coalesce(nullif(v_done.owner, ''), 'somebody'))
                           else format('acknowledged at %s by %s, who had it since %s',

@@ -60,7 +60,7 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    if p_consumer.filtered or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
+    if p_consumer.judged or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
        or not _pgqueue.is_for(p_first.consumers, p_consumer.consumer_id)
        or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         return null;

@@ -146,3 +146,67 @@ begin
     p_cursor.slots_until := '-infinity';
     return p_cursor;
 end $$;
+
+-- Notes keys as free: the next dealer deals the messages that wait for them.
+--   p_freed  the keys, each with the place from which messages of it may wait; null: none
+-- Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.note_freed(p_cursor pgqueue.consumer_cursors, p_freed pgqueue.waiting_place[])
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    if p_freed <> '{}' then
+        p_cursor.last_line_no := p_cursor.last_line_no + 1;
+        p_cursor.freed_from := coalesce(p_cursor.freed_from, p_cursor.last_line_no);
+        insert into pgqueue.freed_keys (consumer_id, place, keys, arrival_no, first_seq)
+        select p_cursor.consumer_id, p_cursor.last_line_no, array_agg(key), arrival_no, first_seq
+        from (select *, (row_number() over (partition by arrival_no, first_seq order by key) - 1) / 1000 as part
+              from unnest(p_freed)) f
+        group by arrival_no, first_seq, part;
+    end if;
+    return p_cursor;
+end $$;
+
+-- Takes messages that are in no claim out of a consumer's runs, for a caller that settles them. Runs that another
+-- session is claiming are left. Needs the consumer's lock. Returns the cursor, and the messages as runs, as they were.
+create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
+                                                   out o_runs pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
+    v_run  pgqueue.consumer_messages;
+    v_part int8multirange;
+begin
+    o_cursor := p_cursor;
+    o_runs := '{}';
+    for v_run in
+        delete from pgqueue.consumer_messages
+        where ctid = any (  -- by the indexes of their states
+            array(select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_consumer.consumer_id and state = 'ready' and first_seq < upper(p_seqs)
+                    and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'delayed' and first_seq < upper(p_seqs)
+                       and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and first_seq < upper(p_seqs)
+                       and seqs && p_seqs for update skip locked)  -- lock: run
+            || array(select ctid from pgqueue.consumer_messages
+                     where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null
+                       and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))  -- lock: run
+        returning *
+    loop
+        v_part := v_run.seqs * p_seqs;
+        if _pgqueue.store_run(v_run, v_run.seqs - v_part) = 0 and v_run.state = 'delayed' and v_run.key is not null then
+            -- the messages that wait for this one are free, as if a piece had held its key and were gone (see
+            -- end_delays())
+            o_cursor := _pgqueue.note_freed(
+                o_cursor, array[(v_run.key, v_run.arrival_no, v_run.first_seq)::pgqueue.waiting_place]);
+        end if;
+        v_run.seqs := v_part;
+        v_run.first_seq := lower(v_part);
+        v_run.message_count := _pgqueue.cardinality(v_part);
+        o_runs := o_runs || v_run;
+    end loop;
+end $$;

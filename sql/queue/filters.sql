@@ -149,7 +149,7 @@ as $$
 $$;
 
 -- Filters the first unfiltered messages, limit_filter() of them: lane by lane, and in a lane by their place in the
--- line.
+-- line. With per_key_latest only the newest of a key stay.
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
@@ -161,6 +161,7 @@ declare
     v_runs    pgqueue.consumer_messages[];
     v_run     pgqueue.consumer_messages;
     v_passing int8multirange;
+    v_newest  record;
     v_part    int8multirange;
     v_count   bigint;
 begin
@@ -173,7 +174,15 @@ begin
         exit when not found;
         v_runs := _pgqueue.unfiltered(p_consumer.consumer_id, v_first.lane, v_first.line_no, v_room);
         v_room := v_room - (select sum(message_count) from unnest(v_runs));
-        v_passing := _pgqueue.passing(p_consumer, (select range_agg(seqs) from unnest(v_runs)));
+        v_passing := (select range_agg(seqs) from unnest(v_runs));
+        if p_consumer.filtered then
+            v_passing := _pgqueue.passing(p_consumer, v_passing);
+        end if;
+        if p_consumer.per_key_latest then
+            v_newest := _pgqueue.keep_newest(p_consumer, o_cursor, v_passing, v_runs);
+            o_cursor := v_newest.p_cursor;
+            v_passing := v_newest.o_newest;
+        end if;
         foreach v_run in array v_runs loop
             v_part := v_run.seqs * v_passing;
             o_cursor.forgotten := o_cursor.forgotten + v_run.message_count - _pgqueue.cardinality(v_part);

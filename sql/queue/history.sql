@@ -61,6 +61,14 @@ begin
         order by done_at limit 1;
 end $$;
 
+-- How messages ended of which history is kept: done, cancelled or replaced.
+create or replace function _pgqueue.end_of(p_done pgqueue.archived_messages) returns text
+language sql immutable
+as $$
+    select case when p_done.claim_id is not null then 'done' when p_done.result is not null then 'replaced'
+                else 'cancelled' end
+$$;
+
 -- Deletes the history that consumers need not keep any more, at most limit_forgotten() acknowledgements of each
 -- consumer.
 -- Returns how many it deleted, and how many consumers have more. Locks: the acknowledgements that it deletes. It waits

@@ -154,7 +154,6 @@ language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
-    v_claims bigint;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     -- claimers that are taking some slots are done then, as those that take runs
@@ -181,20 +180,8 @@ begin
         delete from pgqueue.freed_keys where consumer_id = p_consumer.consumer_id;
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;
-    -- counted after the update: claimers that were taking some of these runs are done by then
-    v_claims := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
-        + (select count(*) from pg_locks
-           where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
-             and objid = p_consumer.consumer_id::oid and objsubid = 2
-             and database = (select oid from pg_database where datname = current_database()));
-    if not p_consumer.paused or v_claims > 0 then
-        raise exception 'p_settings: a consumer with ordering=none begins or ceases to go by key (fair, per_key_limit, '
-                        'per_key_interval) while it is paused and has no claims; % is %, and has %',
-                        quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,
-                        v_claims
-            using errcode = 'PQ003', column = 'p_settings',
-                  hint = 'Pause it, and wait until its claims are settled or expired, or create it with these settings.'
-                         ' Nothing was changed.';
-    end if;
+    -- after the update: claimers that were taking some of these runs are done by then
+    perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
+                                            'per_key_limit, per_key_interval)');
     perform _pgqueue.save_cursor(v_stored, _pgqueue.look_anew(v_stored), true);
 end $$;

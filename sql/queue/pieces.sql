@@ -46,26 +46,6 @@ begin
                      and not_visible_until >= p_cursor.due_from and key is not null);
 end $$;
 
--- Notes keys as free: the next dealer deals the messages that wait for them.
---   p_freed  the keys, each with the place from which messages of it may wait; null: none
--- Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.note_freed(p_cursor pgqueue.consumer_cursors, p_freed pgqueue.waiting_place[])
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-begin
-    if p_freed <> '{}' then
-        p_cursor.last_line_no := p_cursor.last_line_no + 1;
-        p_cursor.freed_from := coalesce(p_cursor.freed_from, p_cursor.last_line_no);
-        insert into pgqueue.freed_keys (consumer_id, place, keys, arrival_no, first_seq)
-        select p_cursor.consumer_id, p_cursor.last_line_no, array_agg(key), arrival_no, first_seq
-        from (select *, (row_number() over (partition by arrival_no, first_seq order by key) - 1) / 1000 as part
-              from unnest(p_freed)) f
-        group by arrival_no, first_seq, part;
-    end if;
-    return p_cursor;
-end $$;
-
 -- Closes the pieces that are gone: deletes their rows. Of each other piece it deletes the keys of which the piece has
 -- no message any more. It also deletes the rows of freed_keys. All keys of these three kinds are free: the caller has
 -- to deal the messages that wait for them, because no later dealer can know of these keys. (One call closes pieces with

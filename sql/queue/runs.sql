@@ -15,7 +15,8 @@
 --   slot        ready, or claimed, in a row of slots instead of a run (queue/slots.sql)
 --   done        acknowledged: there is no run; keep_history keeps a row of archived_messages
 --   dead        a row of dead_messages
---   gone        skipped by retention, cancelled, refused by the filter, or forgotten with the consumer's position
+--   gone        skipped by retention, cancelled, replaced, refused by the filter, or forgotten with the consumer's
+--               position
 --
 --   from                  to                                function         file
 --   new                   unfiltered, ready, line, delayed  take_plain       queue/take.sql
@@ -44,10 +45,11 @@
 --   claimed               ready, line, delayed, dead        return           queue/settle.sql
 --   claimed               line, waiting, dead               return_by_key    queue/return_by_key.sql
 --   claimed               gone                              cancel           functions/cancel.sql
+--   claimed               gone                              replace_returned  queue/newest.sql
 --   new, unclaimed        the same, later                   put_off          functions/postpone.sql
 --   claimed               claimed                           reader_resume    spark/source.sql
 --   claimed               claimed                           quarantine       spark/quarantine.sql
---   unclaimed             as its caller says                take_unclaimed   claim/owed.sql
+--   unclaimed             as its caller says                take_unclaimed   queue/cursor.sql
 --   unclaimed             unfiltered, ready, line, delayed  change_lanes     queue/key_limits.sql
 --   new, slot             ready                             put_in_line      queue/slots.sql
 --   ready                 as its caller says                take_front       claim/slots.sql
@@ -61,13 +63,13 @@
 --   any                   as its caller says                store_run        queue/runs.sql
 --   any                   claimed                           claim_run        queue/runs.sql
 --
--- The rows "as its caller says": the callers of take_out() are return(), return_by_key(), finish(), cancel() and
--- settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are deal(), with
--- store_pieces(): their rows have the target.
+-- The rows "as its caller says": the callers of take_out() are return(), return_by_key(), finish(), cancel(),
+-- replace_returned() and settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are
+-- deal(), with store_pieces(): their rows have the target.
 -- take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()).
--- settle_free() calls it for a Spark sink, and the messages are then done or dead. postpone() calls it, and put_off()
--- stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
--- unfiltered messages as they are.
+-- keep_newest() calls it, and they are gone. settle_free() calls it for a Spark sink, and the messages are then done or
+-- dead. postpone() calls it, and put_off() stores the messages again: unfiltered ones as such, others as delayed,
+-- waiting or in the line. retry() leaves unfiltered messages as they are.
 
 -- Records that the claim has p_left messages now, and ends it when it has none. Needs the claim's lock.
 create or replace function _pgqueue.shrink_claim(p_claim pgqueue.claims, p_left bigint) returns void

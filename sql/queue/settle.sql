@@ -122,6 +122,9 @@ declare
     v_places  pgqueue.line_place[] := '{}';
     v_due     timestamptz;  -- when the first of them that is delayed comes back
 begin
+    if p_consumer.per_key_latest then
+        v_cursor := _pgqueue.replace_returned(p_consumer, v_cursor, p_claim, p_set);
+    end if;
     select max(deliver_count) into v_most
     from pgqueue.consumer_messages
     where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set);

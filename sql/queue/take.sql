@@ -88,7 +88,7 @@ begin
     end if;
     v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
     v_run.consumer_id := p_consumer.consumer_id;
-    v_run.state := case when p_consumer.filtered then 'unfiltered'
+    v_run.state := case when p_consumer.judged then 'unfiltered'
                         when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed'
                         else 'ready' end;
     v_run.lane := case when p_consumer.by_key then 1 else -v_first.priority end;
@@ -192,7 +192,7 @@ begin
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, not_visible_until, note)
         select p_consumer.consumer_id,
-               case when p_consumer.filtered then 'unfiltered'
+               case when p_consumer.judged then 'unfiltered'
                     when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
                case when p_consumer.by_key then 1 else -m.priority end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due,
@@ -212,8 +212,8 @@ begin
     from id;
 end $$;
 
--- Stores new publications as runs: at most p_limit from gaps, and at most p_limit beyond. If a filtered consumer has
--- unfiltered runs, the call filters some of these instead, and takes nothing.
+-- Stores new publications as runs: at most p_limit from gaps, and at most p_limit beyond. If a consumer has unfiltered
+-- runs, the call filters some of these instead, and takes nothing.
 --   p_upto  no publication after this one; null: all
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,
@@ -225,7 +225,7 @@ declare
 begin
     if p_cursor.filter_from is null then
         v_taken := _pgqueue.take_runs(p_consumer, p_cursor, p_upto, p_limit);
-        if p_consumer.filtered and (v_taken.o_cursor).last_line_no > p_cursor.last_line_no then
+        if p_consumer.judged and (v_taken.o_cursor).last_line_no > p_cursor.last_line_no then
             v_taken.o_cursor.filter_from := (v_taken.o_cursor).last_line_no;
             v_taken.o_cursor.take_was_cut := true;
         end if;

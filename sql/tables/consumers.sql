@@ -25,6 +25,7 @@ create table if not exists pgqueue.consumers (
     per_key_capacity   int,                                      -- unfinished ones (key_capacity.sql); null: any
     per_key_interval   interval,                                 -- in each such time, of a key at most ...
     per_key_burst      int         not null default 1,           -- ... so many are delivered; null interval: any
+    per_key_latest     boolean     not null default false,       -- of a key, only the newest waits (newest.sql)
     fair               boolean     not null default false,       -- keys are served in turns
     max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
     rate_limit         int,                                      -- so many messages are delivered at most ...
@@ -41,7 +42,7 @@ create table if not exists pgqueue.consumers (
     special            boolean     generated always as (partitions is not null or paused or scheduled
                                                         or max_backlog is not null or per_key_interval is not null
                                                         or max_in_flight is not null or rate_limit is not null
-                                                        or ordering = 'stream') stored,
+                                                        or per_key_latest or ordering = 'stream') stored,
     archives           boolean     generated always as (keep_history is not null or notify_done
                                                         or per_key_capacity is not null) stored,
     -- whether small claims of it are cut ahead (slots.sql)
@@ -49,7 +50,9 @@ create table if not exists pgqueue.consumers (
         not (ordering <> 'none' or partitions is not null or paused or scheduled or max_backlog is not null
              or per_key_limit is not null or per_key_interval is not null or fair or max_in_flight is not null
              or rate_limit is not null or filtered or ageing is not null or keep_history is not null or notify_done
-             or per_key_capacity is not null)) stored,
+             or per_key_capacity is not null or per_key_latest)) stored,
+    -- whether its messages are judged before they are ready: by its filter, or as the newest of their keys
+    judged             boolean     generated always as (filtered or per_key_latest) stored,
     unique (stream_id, name),
     unique (stream_name, name)
 );
@@ -243,6 +246,16 @@ create table if not exists pgqueue.key_backlog (
     key            bigint not null,  -- its hash
     seq            bigint not null,
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
+);
+
+-- Of consumers with per_key_latest: the newest message of each key that they have taken. See queue/newest.sql. (The key
+-- itself, not its hash: with two keys of one hash, a message would be lost without a word.)
+create table if not exists pgqueue.newest_of_keys (
+    consumer_id int         not null,
+    key         text        collate "C" not null,
+    seq         bigint      not null,
+    noted_at    timestamptz not null,  -- the end of the hour in which it was noted
+    primary key (consumer_id, key)
 );
 
 -- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages, or

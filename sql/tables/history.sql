@@ -1,7 +1,7 @@
 -- History: the acknowledgements of consumers that keep history. See queue/history.sql.
 
--- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled, without a claim.
--- Written once.
+-- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
+-- a claim. Written once.
 create table if not exists pgqueue.archived_messages (
     consumer_id   int            not null,
     done_at       timestamptz    not null,
@@ -11,5 +11,5 @@ create table if not exists pgqueue.archived_messages (
     claim_id      bigint,
     claimed_at    timestamptz,
     owner         text,                     -- the application_name of who claimed, or cancelled
-    result        jsonb
+    result        jsonb                     -- of replaced messages {"replaced_by": seq}
 );

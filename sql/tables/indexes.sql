@@ -29,6 +29,7 @@ begin
         ['key_tokens_key',            'key_tokens (consumer_id, key, returns_at)'],
         ['key_backlog_key',           'key_backlog (consumer_id, key, seq)'],
         ['key_backlog_seq',           'key_backlog (consumer_id, seq)'],
+        ['newest_of_keys_noted',      'newest_of_keys (consumer_id, noted_at)'],
         ['claims_lease',              'claims (consumer_id, lease_until) where live'],
         ['claims_reader',             'claims (reader, claim_id) where reader is not null'],
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],

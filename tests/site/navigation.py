@@ -32,6 +32,7 @@ SECTIONS = {
         "Keep history and results": "sql/guide/history",
         "Capture a table, outbox": "sql/guide/capture",
         "Limit keys": "sql/guide/keys",
+        "Latest wins": "sql/guide/latest-wins",
         "Limit a consumer": "sql/guide/limits",
         "Slow producers down": "sql/guide/back-pressure",
     },

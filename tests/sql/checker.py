@@ -42,6 +42,8 @@ class Consumer:
     by_key: bool = False
     per_key_limit: int | None = None
     per_key_capacity: int | None = None
+    per_key_latest: bool = False
+    newest: dict[int, int] = field(default_factory=dict)  # by key, for that
     entries: list[Any] = field(default_factory=list)  # its messages with a key, for that
     publication_of: dict[int, int] = field(default_factory=dict)
     spent: set[int] = field(default_factory=set)  # keys with spent tokens
@@ -117,7 +119,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
             [tuple(f) for f in scan_from], max_ranges, row.partitions, row.by_key,
-            row.per_key_limit, row.per_key_capacity,
+            row.per_key_limit, row.per_key_capacity, row.per_key_latest,
         )  # fmt: skip
     for place in cur.execute("select * from pgqueue.group_partitions").fetchall():
         assert place.consumer_id in consumers, f"a partition of no group: {place}"
@@ -177,6 +179,10 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for entry in cur.execute("select * from pgqueue.key_backlog").fetchall():
         if entry.consumer_id in consumers:  # of what is sent while it is dropped some are left
             consumers[entry.consumer_id].entries.append(entry)
+    for newest in cur.execute(
+        "select consumer_id, hashtextextended(key, 0) as key, seq from pgqueue.newest_of_keys"
+    ).fetchall():
+        consumers[newest.consumer_id].newest[newest.key] = newest.seq
     lost = cur.execute(
         "select d.* from pgqueue.dedup_keys d"
         " join pgqueue.messages m on m.stream_id = d.stream_id and m.seq = d.seq"
@@ -215,6 +221,7 @@ def check(
             check_line(c)
             check_slots(c)
             check_capacity(c)
+            check_newest(c)
             if c.ordering != "none":
                 check_order(c)
             elif c.by_key:
@@ -420,6 +427,19 @@ def check_capacity(c: Consumer) -> None:
     known_new = {e.seq for e in c.entries if e.publication_id}
     missing = {s for s in c.untaken if c.keys.get(s) is not None} - known_new
     assert not missing, f"entered as if taken: {sorted(missing)[:20]}"
+
+
+def check_newest(c: Consumer) -> None:
+    """With per_key_latest, of a key only the newest message that was taken waits."""
+    assert c.per_key_latest or not c.newest, f"newest messages that nobody needs: {c.newest}"
+    if c.per_key_latest:
+        for run in c.runs:
+            for s in numbers(run.seqs) if run.state != "unfiltered" else ():
+                key = c.keys.get(s)
+                newest = None if key is None else c.newest.get(key)
+                assert key is None or newest is not None, f"{s} of {run} is not noted"
+                is_right = newest is None or s == newest or (run.state == "claimed" and s < newest)
+                assert is_right, f"the newest of the key of {s} is {newest}: {run}"
 
 
 def check_order(c: Consumer) -> None:

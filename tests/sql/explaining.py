@@ -9,7 +9,7 @@ from tests.sql.queue import rows
 # Of a message that is in none of a consumer's lists.
 ELSEWHERE = {
     "unknown", "unpublished", "not for it", "filtered out", "skipped", "trimmed", "done",
-    "cancelled",
+    "cancelled", "replaced",
 }  # fmt: skip
 
 

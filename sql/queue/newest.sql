@@ -1,0 +1,210 @@
+-- Latest wins: of a consumer with per_key_latest, only the newest message of a key waits. The newest is the message
+-- with the highest number. Numbers are given out by send, so a transaction that commits late makes no message newer.
+--
+-- Messages are judged where a filter would judge them, between the publication and the line (apply_filter()). The table
+-- newest_of_keys has the newest message of each key that the consumer has taken. A message that is older than that is
+-- replaced: it is taken away, or does not come into the line, and the history tells by which message. So it is with
+-- each way back into the line: a message that is returned, or redriven, is replaced where a newer one was taken
+-- meanwhile, even if that one is done. Claimed messages and dead letters stay as they are.
+--
+-- To be exact, a claim of such a consumer is made with its lock, after it has judged all that was published before
+-- (is_behind()). So no message is delivered while a newer one of its key waits, and what is delivered of a key has
+-- rising numbers. (Senders could replace messages themselves. But an order of all senders of a key needs a lock from
+-- each send to its commit, and a message is stored once for all consumers, of which most want each message.)
+--
+-- A replacing claim looks for the replaced messages in all runs that wait, as cancel does.
+
+-- The time that is noted with a newest message: by the hour, so that most changes leave the index of times alone.
+create or replace function _pgqueue.end_of_hour() returns timestamptz
+language sql volatile
+as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
+
+-- Notes the newest messages of keys, and replaces the messages that are older.
+--   p_seqs  messages that enter; or that are in hand
+--   p_runs  those of them that the caller has taken, or takes, out of the runs: the caller counts these
+-- Returns the cursor, and those of p_seqs that are not replaced. A message without a key never is. Needs the consumer's
+-- lock.
+create or replace function _pgqueue.keep_newest(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                                p_seqs int8multirange, p_runs pgqueue.consumer_messages[],
+                                                out o_newest int8multirange)
+language plpgsql
+as $$
+declare
+    v_seqs  bigint[];  -- the replaced messages, ...
+    v_by    bigint[];  -- ... and the newest one of each key
+    v_taken record;
+begin
+    execute format($query$
+        with given as materialized (
+            select m.key, m.seq from unnest($2) g cross join lateral (
+                -- (the bounds of all are for the planner)
+                select key collate "C" as key, seq from pgqueue.messages_%s
+                where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m
+            where m.key is not null
+        ), newest as materialized (
+            select key, max(seq) as seq from given group by key
+        ), noted as materialized (
+            select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
+            from newest n left join lateral (
+                select ctid, seq from pgqueue.newest_of_keys where consumer_id = $1 and key = n.key offset 0) b on true
+        ), changed as (
+            update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
+            from noted n where k.ctid = n.ctid
+        ), added as (
+            insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
+            select $1, key, seq, _pgqueue.end_of_hour() from noted where ctid is null order by key
+        )
+        select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq)
+        from (select key, seq from given union select key, before from noted) m join noted n using (key)
+        where m.seq < n.seq $query$, p_consumer.stream_id)
+    into v_seqs, v_by using p_consumer.consumer_id, p_seqs, lower(p_seqs), upper(p_seqs);
+    o_newest := p_seqs;
+    if v_seqs is null then
+        return;
+    end if;
+    o_newest := p_seqs - _pgqueue.set_of(v_seqs);
+    v_taken := _pgqueue.take_unclaimed(p_consumer, p_cursor, _pgqueue.set_of(v_seqs));
+    p_cursor := v_taken.o_cursor;
+    p_cursor.forgotten := p_cursor.forgotten + coalesce((select sum(message_count) from unnest(v_taken.o_runs)), 0);
+    if p_consumer.keep_history is not null then
+        insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, result)
+        select p_consumer.consumer_id, clock_timestamp(), range_agg(int8range(m.seq, m.seq, '[]')), count(*),
+               r.deliver_count, jsonb_build_object('replaced_by', m.by)
+        from unnest(v_seqs, v_by) m (seq, by)
+        join (select s as seq, deliver_count from unnest(p_runs || v_taken.o_runs) r
+              cross join lateral unnest(r.seqs) g
+              cross join lateral generate_series(lower(g), upper(g) - 1) s) r using (seq)
+        group by m.by, r.deliver_count;
+    end if;
+    if p_consumer.notify_done then
+        perform pg_notify(_pgqueue.done_channel(p_consumer.consumer_id), '');
+    end if;
+end $$;
+
+-- Replaces messages that are about to be returned from a claim, where a newer message of their key was taken.
+--   p_set  the messages; null: all of the claim
+-- Returns the cursor. Needs the claim's lock and the consumer's.
+create or replace function _pgqueue.replace_returned(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                     p_claim pgqueue.claims, p_set int8multirange)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_runs   pgqueue.consumer_messages[] := array(
+        select m from pgqueue.consumer_messages m
+        where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set));
+    v_set    int8multirange := (select range_agg(seqs * coalesce(p_set, seqs)) from unnest(v_runs));
+    v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, v_runs);
+    v_gone   int8multirange := v_set - v_newest.o_newest;
+begin
+    p_cursor := v_newest.p_cursor;
+    if v_gone <> '{}' then
+        perform _pgqueue.take_out(p_claim.claim_id, v_gone);
+        p_cursor.forgotten := p_cursor.forgotten + _pgqueue.cardinality(v_gone);
+    end if;
+    return p_cursor;
+end $$;
+
+-- Whether something that was published is not judged yet.
+--   p_upto  up to this publication; null: nothing was published
+create or replace function _pgqueue.is_behind(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                              p_upto bigint)
+returns boolean
+language plpgsql
+as $$
+begin
+    return p_cursor.filter_from is not null
+        or exists (select from unnest((_pgqueue.gap_ids(p_cursor)
+                                       + int8multirange(int8range(p_cursor.next_publication, null)))
+                                      * int8multirange(int8range(1, p_upto, '[]'))) g
+                   cross join lateral (select from pgqueue.publications
+                                       where stream_id = p_consumer.stream_id and publication_id >= lower(g)
+                                         and publication_id < upper(g) limit 1) p);
+end $$;
+
+-- Lets a consumer begin to keep only the newest message of a key, among those that it has in hand, or cease to.
+-- Errors: PQ003 unless the consumer is paused and has no claims. Locks: the consumer.
+create or replace function _pgqueue.change_latest(p_consumer pgqueue.consumers) returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+begin
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform from pgqueue.slots where consumer_id = p_consumer.consumer_id for update;  -- lock: slot
+    perform _pgqueue.without_slots(p_consumer.consumer_id);
+    select * into v_stored from pgqueue.consumer_cursors
+    where consumer_id = p_consumer.consumer_id order by version desc limit 1;
+    if not found then
+        return;  -- the consumer is being created
+    end if;
+    perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed');
+    if p_consumer.per_key_latest then
+        perform _pgqueue.save_cursor(v_stored, (_pgqueue.keep_newest(p_consumer, v_stored, (
+            select coalesce(range_agg(seqs), '{}') from _pgqueue.unclaimed(p_consumer.consumer_id)
+            where state <> 'unfiltered'), '{}')).p_cursor, true);
+    else
+        delete from pgqueue.newest_of_keys where consumer_id = p_consumer.consumer_id;
+    end if;
+end $$;
+
+-- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the consumer's lock.
+--   p_what  what is done then
+create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
+language plpgsql
+as $$
+declare
+    v_claims bigint := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
+        + (select count(*) from pg_locks
+           where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
+             and objid = p_consumer.consumer_id::oid and objsubid = 2
+             and database = (select oid from pg_database where datname = current_database()));
+begin
+    if not p_consumer.paused or v_claims > 0 then
+        raise exception 'p_settings: % while the consumer is paused and has no claims; % is %, and has %', p_what,
+                        quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,
+                        v_claims
+            using errcode = 'PQ003', column = 'p_settings',
+                  hint = 'Pause it, and wait until its claims are settled or expired, or create it with these settings.'
+                         ' Nothing was changed.';
+    end if;
+end $$;
+
+-- Forgets the newest messages of keys that a consumer does not have in hand: it begins elsewhere, or again.
+create or replace function _pgqueue.forget_newest(p_consumer_id int) returns void
+language sql
+as $$
+    delete from pgqueue.newest_of_keys
+    where consumer_id = p_consumer_id
+      and not coalesce((select range_agg(seqs) from _pgqueue.runs_of(p_consumer_id)), '{}') @> seq
+$$;
+
+-- Forgets the newest messages of keys of which nobody has sent anything for p_age, at most limit_forgotten() of each
+-- consumer. An older message of such a key could only come from a write that began before, and maintain() deletes such
+-- writes. Locks: the consumers of which it forgets some; it passes over those that others hold.
+create or replace function _pgqueue.tend_newest(p_age interval) returns void
+language plpgsql
+as $$
+declare
+    v_id   int;
+    v_keys text[];
+    v_held int8multirange;
+begin
+    for v_id in
+        select consumer_id from pgqueue.consumers c
+        where per_key_latest
+          and exists (select from pgqueue.newest_of_keys n
+                      where n.consumer_id = c.consumer_id and noted_at < clock_timestamp() - p_age)
+        order by consumer_id
+    loop
+        continue when not _pgqueue.try_lock_consumer(v_id);
+        v_keys := array(select key from pgqueue.newest_of_keys
+                        where consumer_id = v_id and noted_at < clock_timestamp() - p_age
+                        order by noted_at limit _pgqueue.limit_forgotten());
+        v_held := coalesce((select range_agg(seqs) from _pgqueue.runs_of(v_id)), '{}');
+        update pgqueue.newest_of_keys set noted_at = _pgqueue.end_of_hour()
+        where consumer_id = v_id and key = any (v_keys) and v_held @> seq;
+        delete from pgqueue.newest_of_keys
+        where consumer_id = v_id and key = any (v_keys) and not v_held @> seq;
+    end loop;
+end $$;

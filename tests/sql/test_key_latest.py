@@ -1,0 +1,334 @@
+"""Latest wins: of a consumer with per_key_latest, only the newest message of a key waits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql import checker, clock, internals
+from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
+    Reader,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    maintain,
+    now,
+    one,
+    publish,
+    receive,
+    seconds,
+    send,
+    send_key,
+    send_keys,
+    seqs_of,
+    stage,
+    states,
+    stats,
+    value,
+)
+
+pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def latest(conn: Conn, ordering: str = "none", **options: Any) -> int:
+    """A consumer of which only the newest message of a key waits; its id."""
+    settings = {"per_key_latest": True, "keep_history": "1 day", **options.pop("settings", {})}
+    return consumer(conn, "c", ordering, p_settings=json.dumps(settings), **options)
+
+
+def outcome(conn: Conn, seq: int) -> tuple[str, Any]:
+    """How a message ended, or where it is, and by which one it was replaced."""
+    (row,) = call(conn, "outcome", "s", "c", seq)
+    return row.state, row.result and row.result.get("replaced_by")
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_of_a_key_only_the_newest_waiting_message_is_delivered(conn: Conn, ordering: str) -> None:
+    """Messages without a key are never replaced; one publication is judged like several."""
+    latest(conn, ordering)
+    together = send_keys(conn, "a", None, "a", "b", None)
+    assert states(conn) == dict.fromkeys(together, "new")
+    first = send_key(conn, "c")
+    rows = receive(conn)
+    assert seqs_of(rows) == [*together[1:], first]
+    assert outcome(conn, together[0]) == ("replaced", together[2])
+    value(conn, "ack", claim_of(rows))
+    singly = [send_key(conn, key) for key in "abacb"]
+    assert acked(conn, "s", "c", 1) == [singly[2], singly[3], singly[4]]
+    assert (stats(conn).settled, stats(conn).backlog) == (8, 0), "replaced ones are not settled"
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_is_claimed_is_not_replaced_but_its_retry_is(conn: Conn, ordering: str) -> None:
+    latest(conn, ordering, settings={"backoff_base": "1 hour"})
+    old = send_key(conn)
+    claim = claim_of(receive(conn))
+    newer = send_key(conn)
+    other = send_key(conn, "other")
+    if ordering == "none":
+        assert seqs_of(receive(conn, 1)) == [newer]
+    elif ordering == "key":
+        assert seqs_of(receive(conn)) == [other], "one of a key after the other"
+    else:
+        assert receive(conn) == []
+    assert outcome(conn, old)[0] == "claimed"
+    assert value(conn, "extend", claim) == 1
+    value(conn, "nack", claim)
+    assert outcome(conn, old) == ("replaced", newer) if ordering == "none" else True
+    rest = {"none": [other], "key": [newer], "stream": [newer, other]}[ordering]
+    assert seqs_of(receive(conn)) == rest, "the delay of the retry holds up nothing"
+    assert outcome(conn, old) == ("replaced", newer)
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_message_that_was_done_keeps_older_ones_from_coming_back(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    """A failed one, one whose lease ended, a dead letter, and one that is committed late."""
+    latest(conn, ordering, settings={"max_deliver_count": 5})
+    late = session()
+    late.execute("begin")
+    older = send_key(late)
+    dead = send_key(conn)
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    newest = send_key(conn)
+    assert acked(conn, "s", "c") == [newest]
+    late.execute("commit")
+    assert value(conn, "redrive", "s", "c") == 1
+    assert receive(conn) == []
+    assert outcome(conn, older) == outcome(conn, dead) == ("replaced", newest)
+
+
+def test_the_last_delivery_of_a_replaced_message_is_told(conn: Conn) -> None:
+    latest(conn)
+    old, alone = send_keys(conn, "k", "l")
+    value(conn, "nack", claim_of(receive(conn)))
+    newer = send_key(conn)
+    rows = receive(conn)
+    assert seqs_of(rows) == [alone, newer]
+    assert [row.deliver_count for row in rows] == [2, 1]
+    (row,) = call(conn, "outcome", "s", "c", old)
+    assert (row.state, row.deliver_count, row.owner) == ("replaced", 1, None)
+    (row,) = call(conn, "explain_message", "s", "c", old)
+    assert row.because.endswith(f"by message {newer}, which is newer and of its key")
+    value(conn, "alter_consumer", "s", "c", json.dumps({"keep_history": None}))
+    again = send_key(conn)
+    send_key(conn)
+    receive(conn)
+    assert outcome(conn, again) == ("done", None), "nothing is kept of it"
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_debounce_delivers_the_last_message_after_its_own_delay(
+    conn: Conn, ordering: str
+) -> None:
+    """A message with a delay replaces one that was sent with a delay, or with none."""
+    latest(conn, ordering)
+    for i in range(3):
+        send(conn, str(i), p_key="k", p_deliver_at=now(conn) + seconds(60 + i))
+        assert receive(conn) == []
+        assert list(states(conn).values()) == ["delayed"], "the others are replaced"
+        clock.pass_time(conn, seconds(40))
+    clock.pass_time(conn, seconds(30))
+    (row,) = receive(conn)
+    assert row.data == "2"
+    send(conn, "now", p_key="l")
+    send(conn, "later", p_key="l", p_deliver_at=now(conn) + seconds(60))
+    assert receive(conn) == []
+    send(conn, "at last", p_key="l")
+    assert [row.data for row in receive(conn)] == ["at last"], "no delay is waited for"
+
+
+def test_the_newest_of_a_key_is_the_one_with_the_highest_number(
+    conn: Conn, session: Session
+) -> None:
+    """Whatever its priority, and however late an older one is committed or published."""
+    stream = one(conn, "select stream_id from pgqueue.streams")
+    latest(conn)
+    with session() as other, other.transaction():
+        blocks = [stage(other, stream, 1, data="staged")]
+    late = session()
+    late.execute("begin")
+    older = send_key(late)
+    send(conn, p_key="k", p_priority=9)
+    newest = send_key(conn)
+    assert list(states(conn)) == [newest - 1, newest]
+    late.execute("commit")
+    assert seqs_of(receive(conn)) == [newest]
+    assert outcome(conn, older) == outcome(conn, newest - 1) == ("replaced", newest)
+    publish(conn, stream, blocks, 1)
+    assert [row.data for row in receive(conn)] == ["staged"], "it has no key"
+
+
+def test_what_is_rolled_back_expired_or_for_others_replaces_as_it_must(
+    conn: Conn, session: Session
+) -> None:
+    latest(conn, p_topic="k.#")
+    consumer(conn, "other")
+    seq = send_key(conn, "k")
+    other = session()
+    other.execute("begin")
+    send_key(other, "k")
+    send(conn, p_key="k", p_consumers=["other"])
+    other.execute("rollback")
+    assert acked(conn, "s", "c") == [seq], "neither was for it"
+    waits = send_key(conn, "k.x")
+    send(conn, p_key="k.x", p_expires_at=now(conn) + seconds(60))
+    assert receive(conn, 1, "other") != []
+    clock.pass_time(conn, seconds(100))
+    assert receive(conn) == [], "expired, and the one before it was replaced"
+    assert (outcome(conn, waits)[0], outcome(conn, waits + 1)[0]) == ("replaced", "dead")
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_what_is_sought_or_replayed_is_judged_anew(conn: Conn, ordering: str) -> None:
+    latest(conn, ordering)
+    seqs = [send_key(conn, key) for key in "abab"]
+    assert acked(conn, "s", "c") == seqs[2:]
+    value(conn, "seek", "s", "c", "earliest")
+    assert acked(conn, "s", "c") == seqs[2:]
+    value(conn, "replay", "s", "c", "earliest", f"seq {seqs[2]}")
+    assert acked(conn, "s", "c") == seqs[:2], "the newest ones were not asked for"
+    waits = send(conn, p_key="a", p_deliver_at=now(conn) + seconds(60))
+    assert receive(conn) == []
+    value(conn, "replay", "s", "c", "earliest", f"seq {waits}")
+    assert acked(conn, "s", "c") == ([] if ordering == "stream" else seqs[3:])
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_postponed_and_cancelled_messages_are_judged_like_others(conn: Conn, ordering: str) -> None:
+    latest(conn, ordering)
+    old = send_key(conn)
+    receive(conn, p_visibility_timeout=seconds(0.001))
+    newer, cancelled = send_keys(conn, "k", "k")
+    assert value(conn, "cancel", "s", "c", [cancelled]) == 1
+    assert value(conn, "postpone", "s", "c", [newer], now(conn) + seconds(60)) == 1
+    assert receive(conn) == []
+    assert outcome(conn, old) == ("replaced", newer)
+    clock.pass_time(conn, seconds(100))
+    assert seqs_of(receive(conn)) == [newer]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, ordering: str) -> None:
+    """A throttle: what is replaced spends nothing of the rate, and holds nothing up."""
+    latest(conn, ordering, settings={"per_key_interval": "1 minute"})
+    sent, got = [], []
+    for _ in range(3):
+        sent.append([send_key(conn) for _ in range(3)])
+        got += acked(conn, "s", "c", 1)
+        clock.pass_time(conn, seconds(30))
+    assert got == [sent[0][2], sent[2][2]]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_claim_that_cannot_look_at_all_that_is_published_delivers_nothing(
+    conn: Conn, ordering: str, request: pytest.FixtureRequest
+) -> None:
+    """The next claims go on: no older message of a key is delivered before that."""
+    latest(conn, ordering)
+    with conn.transaction():
+        for i in range(2500):
+            send_key(conn, str(i % 5))
+    conn.execute("create or replace function _pgqueue.limit_take() returns int language sql"
+                 " as 'select 300'")  # fmt: skip
+    empty = 0
+    while not (rows := receive(conn)):
+        assert value(conn, "next_due", "s", "c") <= now(conn)
+        empty += 1
+    assert empty > 0
+    assert seqs_of(rows) == list(range(2496, 2501))
+
+
+def test_a_spark_query_and_a_condition_get_the_newest(conn: Conn) -> None:
+    reader = Reader(conn, latest(conn))
+    first = send_keys(conn, "a", "b", "a")
+    end = reader.ask()
+    assert reader.plan(end) == first[1:]
+    second = send_keys(conn, "a", "b", "a")
+    assert seqs_of(call(conn, "receive_where", "s", "c", '$.key == "b"')) == [second[1]]
+    reader.move(end)
+    assert reader.plan(reader.ask()) == [second[2]]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
+    conn: Conn, ordering: str
+) -> None:
+    consumer(conn, "c", ordering, keep_history=seconds(3600))
+    seqs = send_keys(conn, "a", "b", "a", None)
+    claim = claim_of(receive(conn, 1))
+    more = send_keys(conn, "b", "b")
+
+    def change(is_on: bool) -> None:
+        value(conn, "alter_consumer", "s", "c", json.dumps({"per_key_latest": is_on}))
+
+    for says in ("is not paused, and has 1", "is paused, and has 1"):
+        with pytest.raises(psycopg.Error, match=says) as error:
+            change(True)
+        assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
+        value(conn, "pause", "s", "c")
+    value(conn, "nack", claim)
+    change(True)
+    assert [outcome(conn, seq)[0] for seq in seqs[:2]] == ["replaced", "ready"]
+    assert internals.count(conn, "newest_of_keys") == 2
+    value(conn, "resume", "s", "c")
+    assert acked(conn, "s", "c") == [seqs[2], seqs[3], more[1]]
+    value(conn, "pause", "s", "c")
+    change(False)
+    assert internals.count(conn, "newest_of_keys") == 0
+    value(conn, "resume", "s", "c")
+    again = send_keys(conn, "a", "a")
+    assert acked(conn, "s", "c") == again
+
+
+def test_what_is_noted_of_keys_is_forgotten_unless_their_messages_are_in_hand(conn: Conn) -> None:
+    latest(conn)
+    send_keys(conn, "done", "claimed", "waits")
+    rows = receive(conn)
+    claim = claim_of(rows)
+    value(conn, "ack", claim, [rows[0].seq])
+    value(conn, "nack", claim, [rows[2].seq])
+    maintain(conn)
+    assert internals.count(conn, "newest_of_keys") == 3
+    clock.pass_time(conn, seconds(2 * 86400))
+    maintain(conn)
+    assert internals.count(conn, "newest_of_keys") == 2
+    newer = send_keys(conn, "claimed", "waits")
+    assert seqs_of(receive(conn)) == newer
+    assert outcome(conn, rows[2].seq) == ("replaced", newer[1])
+    value(conn, "drop_consumer", "s", "c")
+    assert internals.count(conn, "newest_of_keys") == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"per_key_latest": 2}, "true or false, not 2"),
+        ({"per_key_latest": True, "per_key_capacity": 1}, "per_key_latest replaces those before"),
+        ({"per_key_lates": True}, "Is it per_key_latest"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(
+    conn: Conn, settings: dict[str, Any], says: str
+) -> None:
+    consumer(conn)
+    value(conn, "pause", "s", "c")
+    with pytest.raises(psycopg.Error, match=says) as error:
+        value(conn, "alter_consumer", "s", "c", json.dumps(settings))
+    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
+    assert not one(conn, "select per_key_latest from pgqueue.consumers")
+
+
+def test_a_group_reads_all(conn: Conn) -> None:
+    value(conn, "create_group", "s", "g", 1)
+    with pytest.raises(psycopg.Error, match="a group has no such settings"):
+        value(conn, "alter_consumer", "s", "g", json.dumps({"per_key_latest": True}))
+    assert not checker.read(conn)[0].per_key_latest
