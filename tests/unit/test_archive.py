@@ -92,6 +92,8 @@ def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path)
     run("archive", "drop", "s", "--yes")
     run("maintain")
     run("archive", "run")
+    assert "stream 's' has no archive" in run("archive", "drop", "s", "--yes", code=1)
+    assert json.loads(run("archive", "drop", "s", "--if-exists", "--json"))["dropped"] is False
     assert listed(run) == []
     assert not files_in(folder)
 
@@ -122,6 +124,10 @@ def test_files_have_the_layout_that_the_page_describes(run: Run, folder: Path, u
     group = parquet.read_metadata(file).row_group(0)
     assert group.column(0).compression == "ZSTD"
     assert [each.column_index for each in group.sorting_columns] == [0]
+    assert "DELTA_BINARY_PACKED" in group.column(0).encodings
+    columns = [group.column(i) for i in range(group.num_columns)]
+    without = [each.path_in_schema for each in columns if not each.has_dictionary_page]
+    assert without == ["seq", "data"]
 
     rows = parquet.read_table(file).to_pylist()
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
