@@ -28,8 +28,10 @@ begin
     if jsonb_typeof(p_target) is distinct from 'object' or jsonb_typeof(p_target -> 'columns') is distinct from 'array'
        or exists (select from jsonb_array_elements(p_target -> 'columns') c
                   where coalesce(c ->> 'name', '') = '' or c ->> 'type' is null)
-       or coalesce(jsonb_typeof(p_target -> 'merge_keys') not in ('array', 'null'), false) then
-        raise exception 'p_target is an object with table, columns with name and type, and a list merge_keys, not %',
+       or coalesce(jsonb_typeof(p_target -> 'merge_keys') not in ('array', 'null'), false)
+       or jsonb_path_exists(p_target, 'strict $.merge_keys[*] ? (@.type() != "string")', silent => true) then
+        raise exception 'p_target is an object with table, columns with name and type, and a list merge_keys of '
+                        'names of columns, not %',
                         coalesce(left(p_target::text, 100), 'null') using errcode = 'PQ003', column = 'p_target';
     elsif not exists (select from pg_roles where rolname = p_role) or p_role is null then
         raise exception 'p_role is a role of this server, not %', coalesce(quote_literal(p_role), 'null')

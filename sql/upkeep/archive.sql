@@ -38,16 +38,23 @@ end $$;
 -- Ends the archive of a stream, with all that is in it.
 -- So maintain() takes the segments out of it one by one: readers lose them. The next `pgqueue archive run` deletes the
 -- files. To keep what is there, and archive no more: set_archive with null.
--- Errors: PQ001. Locks: none that others wait for.
+-- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
 create or replace function pgqueue.drop_archive(p_stream text) returns void
 language plpgsql
 as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
+    if not exists (select from pgqueue.archives where stream_id = v_stream.stream_id) then
+        raise exception 'p_stream: stream % has no archive', quote_literal(p_stream)
+            using errcode = 'PQ003', column = 'p_stream',
+                  hint = 'The view pgqueue.stream_archives shows the streams that have one.';
+    end if;
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
         'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
         'select count(*) from stored',  -- lock: maintain
-        (_pgqueue.stream(p_stream)).stream_id);
+        v_stream.stream_id);
 end $$;
 
 -- One row per stream with an archive: where it is, what is in it, and what is still to be written to it.

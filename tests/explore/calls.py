@@ -407,7 +407,7 @@ CALLS = {
         "select pgqueue.set_retention(%s, p_messages => 1)", stream
     ),
     "set_archive": Kind("select pgqueue.set_archive(%s, '/nowhere')", stream),
-    "drop_archive": Kind("select pgqueue.drop_archive(%s)", stream),
+    "drop_archive": Kind("select pgqueue.drop_archive(%s)", stream, needs="archive"),
     "bind": Kind("select pgqueue.bind(%s, '*', %s)", both_streams, needs="other"),
     "unbind": Kind("select pgqueue.unbind(%s, '*', %s)", both_streams, needs="bound"),
     "drop_stream": Kind(

@@ -159,6 +159,8 @@ class Case:
             self.ask("select pgqueue.create_group(%s, 'o', 1, 'earliest')", stream)
         if self.has("schedule"):
             self.prepare_schedule()
+        if self.has("archive"):
+            self.ask("select pgqueue.set_archive(%s, '/nowhere')", stream)
         if self.has("table", "captured"):
             self.ask(f"create table public.{stream} (id serial primary key, x text)")
         if self.has("captured"):

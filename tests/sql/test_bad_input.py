@@ -441,6 +441,7 @@ CASES: list[Case] = [
     ("set_archive('t', 's3://me:secret@b/a')", "PQ003", ["p_uri has a user or a password"]),
     ("set_archive('t', '/a', '0')", "PQ003", ["p_keep", "'00:00:00'", *AGE]),
     ("drop_archive('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("drop_archive('t')", "PQ003", ["p_stream: stream 't' has no archive", "stream_archives"]),
     *(
         (f"{call}", "PQ008", ["another exporter has ended this attempt"])
         for call in (
@@ -581,6 +582,10 @@ CASES: list[Case] = [
     ("open_table('[]')", "PQ003", ["p_target", "[]"]),
     ("open_table('{\"table\": \"public.x\"}')", "PQ003", ["p_target", "columns with name and type"]),
     ("open_table('{\"table\": \"public.x\", \"columns\": [{\"name\": \"a\"}]}')", "PQ003", ["p_target"]),
+    *(
+        (f"open_table('{{\"columns\": [], \"merge_keys\": {keys}}}')", "PQ003", ["merge_keys of names of columns"])
+        for keys in ('[["id"]]', "[1]", "[null]", '"id"')
+    ),
     ("open_table('{\"table\": \"x\", \"columns\": []}')", "PQ003", ["p_table", "such as public.bills", "'x'"]),
     ("open_table('{\"table\": \"pgqueue.streams\", \"columns\": []}')", "PQ003", ["a table of the queue"]),
     ("open_table('{\"table\": \"public.x\", \"columns\": []}', 'nobody')", "PQ003", ["p_role is a role", "'nobody'"]),

@@ -161,6 +161,7 @@ def known(conn: Conn, stream: int) -> dict[str, object]:
     value(conn, "create_stream", "t")
     value(conn, "bind", "s", "#", "t")
     value(conn, "set_retention", "s", p_messages=3, p_dead="1 day")
+    value(conn, "set_archive", "s", "/archive")
     value(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     ids = {name: consumer(conn, name) for name in ("c", "r")}
     consumer(conn, "k", "key", keep_history="1 day")

@@ -14,7 +14,7 @@ from spark_pgqueue import client
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.archive.folders import parse_options
 from spark_pgqueue.command_line.app import PLAIN, app, connect
-from spark_pgqueue.command_line.arguments import AnyStream, Json, StreamName, Url, Yes, duration
+from spark_pgqueue.command_line.arguments import AnyStream, IfExists, Json, StreamName, Url, Yes, duration
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show, told
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -61,13 +61,21 @@ def archive_stop(stream: StreamName, as_json: Json = False, url: Url = None) -> 
 
 @archive_app.command("drop")
 def archive_drop(
-    stream: StreamName, yes: Yes = False, as_json: Json = False, url: Url = None
+    stream: StreamName,
+    yes: Yes = False,
+    if_exists: IfExists = False,
+    as_json: Json = False,
+    url: Url = None,
 ) -> None:
     """End the archive of a stream, and delete its files: `maintain`, then `archive run` do it."""
     with connect(url) as queue:
-        confirm(f"Delete what is in the archive of stream {stream!r}?", yes)
+        if queue.archives(stream):
+            confirm(f"Delete what is in the archive of stream {stream!r}?", yes)
+        elif if_exists:
+            told(as_json, stream=stream, dropped=False)
+            return
         queue.drop_archive(stream)
-        told(as_json, stream=stream)
+        told(as_json, stream=stream, dropped=True)
 
 
 @archive_app.command("list")
