@@ -8,7 +8,7 @@ file to file. guide/archive.md describes the columns, for other programs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_pgqueue.archive.folders import make_durable
 
@@ -23,7 +23,7 @@ GROUP_MESSAGES, GROUP_BYTES = 25_000, 64 << 20
 """The same for a row group. A task reads whole row groups, of which it may need a part."""
 
 
-_WITH_DICTIONARY = [
+_WITH_DICTIONARY: Any = [
     *("key", "headers.key_value.key", "headers.key_value.value", "inserted_at", "publication_id"),
     *("published_at", "deliver_at", "expires_at", "priority", "consumers.list.element"),
 ]

@@ -14,7 +14,15 @@ from spark_pgqueue import client
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.archive.folders import parse_options
 from spark_pgqueue.command_line.app import PLAIN, app, connect
-from spark_pgqueue.command_line.arguments import AnyStream, IfExists, Json, StreamName, Url, Yes, duration
+from spark_pgqueue.command_line.arguments import (
+    AnyStream,
+    IfExists,
+    Json,
+    StreamName,
+    Url,
+    Yes,
+    duration,
+)
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show, told
 from spark_pgqueue.postgres.errors import PgQueueError
