@@ -46,7 +46,7 @@ declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
     if not exists (select from pgqueue.archives where stream_id = v_stream.stream_id) then
-        raise exception 'p_stream: stream % has no archive', quote_literal(p_stream)
+        raise exception 'p_stream % has no archive', quote_literal(p_stream)
             using errcode = 'PQ003', column = 'p_stream',
                   hint = 'The view pgqueue.stream_archives shows the streams that have one.';
     end if;

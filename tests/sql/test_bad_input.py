@@ -441,7 +441,7 @@ CASES: list[Case] = [
     ("set_archive('t', 's3://me:secret@b/a')", "PQ003", ["p_uri has a user or a password"]),
     ("set_archive('t', '/a', '0')", "PQ003", ["p_keep", "'00:00:00'", *AGE]),
     ("drop_archive('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
-    ("drop_archive('t')", "PQ003", ["p_stream: stream 't' has no archive", "stream_archives"]),
+    ("drop_archive('t')", "PQ003", ["p_stream 't' has no archive", "stream_archives"]),
     *(
         (f"{call}", "PQ008", ["another exporter has ended this attempt"])
         for call in (

@@ -187,6 +187,7 @@ class StreamCalls(Calls):
 
         `maintain` takes it away, and the next `pgqueue archive run` deletes the files.
 
+            >>> queue.set_archive("orders", "/var/lib/orders-archive")
             >>> queue.drop_archive("orders")
         """
         self._value("select pgqueue.drop_archive(%s::text)", arguments.text("stream", stream))
