@@ -179,4 +179,6 @@ def _cell(value: Any, name: str = "") -> str:
         return ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in value)
     if isinstance(value, dict):
         value = " ".join(f"{name}={each}" for name, each in value.items())
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
     return "" if value is None else printable(str(value))

@@ -264,7 +264,7 @@ def test_grant_lets_a_role_do_what_it_says(url, queue, run):
         try:
             mine = make_conninfo(url, user=role)
             assert "permission denied" in run("send", "s", "--url", mine, code=1, stdin=b"x")
-            run("grant", "producer", role)
+            assert run("grant", "producer", role) == f"{role} is producer now\n"
             run("send", "s", "--url", mine, stdin=b"x")
             assert "permission denied" in run("receive", "s", "c", "--url", mine, code=1)
             assert "permission denied" in run("stats", "--url", mine, code=1)
@@ -529,6 +529,14 @@ def test_retention(run, queue):
     assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
     assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
     assert "keep for" not in run("stream", "retention", "s", "--forever")
+    queue.create_consumer("s", "idle", start="earliest", if_not_exists=True)
+    queue.set_retention("s", messages=1)
+    for _ in range(4):
+        queue.send_batch("s", ["x"] * 10)
+        queue.maintain()
+    held = ", ".join(queue.retention("s")[0].held_by)
+    assert "consumer idle" in held
+    assert f"held by: {held}" in run("stream", "retention", "s")
 
 
 def test_maintaining_goes_on_until_interrupted(queue, url):

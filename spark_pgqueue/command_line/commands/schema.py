@@ -71,4 +71,4 @@ def grant(
     with connection.connect(url, patience=0) as conn:
         schema.check(conn)
         schema.grant(conn, group.value, role)
-        told(as_json, role=role, group=group.value)
+        told(as_json, f"{role} is {group.value} now", role=role, group=group.value)
