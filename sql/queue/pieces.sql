@@ -176,8 +176,11 @@ begin
     with source as materialized (
         select ordinality as run_no, arrival_no, priority, deliver_count, note,
                case when not_visible_until > p_now then not_visible_until end as due,
+               -- a piece has one arrival_no. While tokens are spent, a message keeps its own: it may come back from the
+               -- piece, and is not to stand before the place that is noted with a token of its key
                dense_rank() over (order by priority, deliver_count, note,
-                                           case when not_visible_until > p_now then not_visible_until end) as kind
+                                           case when not_visible_until > p_now then not_visible_until end,
+                                           case when p_cursor.tokens_from is not null then arrival_no end) as kind
         from unnest(p_keyed.runs) with ordinality
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k

@@ -501,6 +501,41 @@ def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
     assert internals.count(conn, "key_tokens") == 0
 
 
+def test_a_piece_that_is_broken_up_when_tokens_come_back_is_delivered_whole(conn: Conn) -> None:
+    """Its messages came at different times: one is stored before the token that it waits for."""
+    limited(conn, "key", per_key_interval=seconds(60), per_key_burst=2)
+    claims = []
+    for key in "abcd":
+        send_keys(conn, key, key)
+        claims.append(claim_of(receive(conn, 1)))
+    for claim in claims:
+        value(conn, "ack", claim)
+    rows = receive(conn, 2)
+    assert keys_of(rows) == ["a", "b"], "c and d are dealt as the next piece"
+    value(conn, "ack", claim_of(rows))
+    clock.pass_time(conn, seconds(61))
+    assert keys_of(drained(conn, 1)) == ["c", "d"]
+
+
+def test_what_goes_back_is_not_passed_when_the_first_of_its_tokens_comes_back(conn: Conn) -> None:
+    """It was in a piece with a message that came earlier, and so stands before its first token."""
+    limited(conn, "key", per_key_interval=seconds(60), per_key_burst=2)
+    send_keys(conn, "c", "c", "c")
+    claims = [claim_of(receive(conn, 1))]
+    _, seq, last = send_keys(conn, "d", "d", "d")
+    claims.append(claim_of(receive(conn, 1)))
+    for claim in claims:
+        value(conn, "ack", claim)
+    clock.pass_time(conn, seconds(30))
+    rows = receive(conn, 2)
+    assert seqs_of(rows)[1] == seq
+    value(conn, "nack", claim_of(rows))
+    assert receive(conn, 10) == [], "the tokens are spent"
+    clock.pass_time(conn, seconds(31))
+    got = seqs_of(receive(conn, 10))
+    assert (seq in got, last in got) == (True, False)
+
+
 def test_a_token_says_when_a_claim_makes_sense_again(conn: Conn) -> None:
     limited(conn, "none", per_key_interval="1 hour", per_key_burst=2)
     send_keys(conn, *"aaa")
