@@ -12,6 +12,7 @@ as $$
         -- all programs that publish or consume
         ('schema_version', '{producer, consumer, observer, admin}'::text[], null::text[]),
         ('open_stream', '{producer, consumer, observer, admin}', null),
+        ('schema_of', '{producer, consumer, observer, admin}', null),
         ('open_consumer', '{consumer, observer, admin}', null),
         ('outcome', '{producer, consumer, observer, admin}', '{probe, loop}'),
         ('listen_done', '{producer, consumer}', null),

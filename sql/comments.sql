@@ -33,6 +33,9 @@ comment on routine pgqueue.open_sink is
     'Returns the stream of a name, to write to, and checks the consumers to publish to.';
 comment on routine pgqueue.create_stream is 'Creates a stream, an append-only sequence of messages.';
 comment on routine pgqueue.alter_stream is 'Changes settings of a stream while it is in use.';
+comment on routine pgqueue.schema_of is
+    'Returns the columns of a stream''s schema, as Spark writes a schema in JSON: for StructType.fromJson, and '
+    'from_json.';
 comment on routine pgqueue.drop_stream is 'Deletes a stream with its messages and consumers.';
 
 -- functions/publish.sql

@@ -27,6 +27,7 @@ set local check_function_bodies = on;
 \ir base/limits.sql
 \ir base/sets.sql
 \ir base/names.sql
+\ir base/schemas.sql
 \ir base/checks.sql
 \ir base/locks.sql
 \ir base/slots.sql

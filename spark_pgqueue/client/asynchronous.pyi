@@ -480,6 +480,9 @@ class AsyncClient:
     async def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name."""
 
+    async def schema_of(self, stream: str) -> dict[str, Any] | None:
+        """The columns of a stream's schema, for Spark's `StructType.fromJson`; None without one."""
+
     async def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position."""
 

@@ -56,8 +56,9 @@ CODES = {
     # The message says what is allowed.
     NOT_ALLOWED: Code("an argument, option or column has a value that is not allowed", None),
     UNFIT_DATA: Code(
-        "a payload does not fit the kind of the stream",
-        "text for a text stream, valid JSON text for a json stream, bytes for a binary stream",
+        "a payload does not fit the kind, or the schema, of the stream",
+        "text for a text stream, valid JSON text for a json stream, bytes for a binary stream; and "
+        "of a stream with a schema, an object with its columns",
     ),
     FOREIGN_CHECKPOINT: Code(
         "the checkpoint, or offset, is not of this consumer, stream, database or version",

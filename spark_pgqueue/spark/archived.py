@@ -19,6 +19,7 @@ from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import OffsetSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, after
+from spark_pgqueue.spark.typed import VALUE, stored, typed
 from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
@@ -136,17 +137,19 @@ def _read(
     constant: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
     target = arrow_schema(schema)
-    columns = [name for name in target.names if name not in constant]
+    columns = stored(target.names, constant)
     for segment in segments:
         mine = overlapping(ranges, segment.lo, segment.hi)
         try:
             for batch in read(segment, mine, columns, options.archive_options):
-                yield _as_spark(batch, constant, target)
+                yield _as_spark(batch, constant, target, options.title)
         except FileNotFoundError as error:
             warn("a file of the archive is not there: %s", error)
 
 
-def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
+def _as_spark(
+    batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema, stream: str
+) -> pa.RecordBatch:
     """The columns with exactly Spark's types."""
     import pyarrow as pa
 
@@ -154,6 +157,8 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema
         [
             pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
             if field.name in constant
+            else typed(batch, target, stream)
+            if field.name == VALUE
             else batch[field.name].cast(field.type)
             for field in target
         ],

@@ -21,7 +21,8 @@ from pyspark.sql.types import (
 )
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.options import OffsetSourceOptions, SinkOptions, SourceOptions
+from spark_pgqueue.spark.typed import VALUE
 
 ABOUT = {
     "stream": "the name of its stream",
@@ -65,23 +66,41 @@ def offset_source_schema(kind: str, include_headers: bool, has_several: bool) ->
     return StructType([*stream, *(each for each in columns if each.name not in _CLAIMED)])
 
 
-def check_source_schema(schema: StructType, include_headers: bool, has_arrival: bool) -> None:
-    """Raise unless these are the columns of a consumer's source."""
-    kinds = ("text", "binary")
-    _check_schema(schema, [source_schema(kind, include_headers, has_arrival) for kind in kinds])
+def columns_of(
+    options: SourceOptions | OffsetSourceOptions, kind: str, value: StructType | None
+) -> StructType:
+    """The columns of a query.
+
+    Args:
+        options: the query's options.
+        kind: of the stream, or the streams.
+        value: the columns of the stream's schema, for option typed.
+    """
+    if isinstance(options, SourceOptions):
+        columns = source_schema(kind, options.include_headers, options.has_arrival)
+    else:
+        columns = offset_source_schema(kind, options.include_headers, options.has_several)
+    if value is None:
+        return columns
+    fields = columns.fields
+    at = columns.names.index("data")
+    keeps_data = options.typed == "permissive"  # and then a value may be null
+    field = StructField(VALUE, value, nullable=keeps_data)
+    return StructType([*fields[: at + keeps_data], field, *fields[at + 1 :]])
 
 
-def check_offset_source_schema(
-    schema: StructType, include_headers: bool, has_several: bool
-) -> None:
-    """Raise unless these are the columns of the offset source."""
-    kinds = ("text", "binary")
-    _check_schema(
-        schema, [offset_source_schema(kind, include_headers, has_several) for kind in kinds]
-    )
+def data_type(schema: StructType) -> str:
+    """The type of column data; string where column value is in its place."""
+    return schema["data"].dataType.simpleString() if "data" in schema.names else "string"
 
 
-def _check_schema(schema: StructType, allowed: list[StructType]) -> None:
+def check_schema(schema: StructType, options: SourceOptions | OffsetSourceOptions) -> None:
+    """Raise unless these are the columns of a query with the options."""
+    value = None
+    if options.typed is not None:
+        given = schema[VALUE].dataType if VALUE in schema.names else None
+        value = given if isinstance(given, StructType) else StructType()
+    allowed = [columns_of(options, kind, value) for kind in ("text", "binary")]
     if _types(schema) not in [_types(each) for each in allowed]:
         raise PgQueueError(
             f"the schema of pgqueue cannot be chosen: given {schema.simpleString()}, must be "

@@ -6,9 +6,16 @@ import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 
-from spark_pgqueue.postgres.errors import NO_PERMISSION, UNKNOWN_CONSUMER, PgQueueError
+from pyspark.sql.types import StructType
+
+from spark_pgqueue.postgres.errors import (
+    NO_PERMISSION,
+    NOT_ALLOWED,
+    UNKNOWN_CONSUMER,
+    PgQueueError,
+)
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
+from spark_pgqueue.spark.options import SOURCE_NAMES, OffsetSourceOptions, SourceOptions
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,30 @@ def find_stream(options: SourceOptions) -> Stream:
         )
     finally:
         statements.close()
+
+
+def find_schema(options: SourceOptions | OffsetSourceOptions) -> StructType | None:
+    """The columns of the stream's schema, for option typed; None without it.
+
+    Raises:
+        PgQueueError: PQ001 when the stream does not exist; PQ003 when it has no schema; or Postgres
+            cannot be reached.
+    """
+    if options.typed is None:
+        return None
+    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
+    try:
+        (schema,) = statements.row("select pgqueue.schema_of(%s)", [options.stream])
+    finally:
+        statements.close()
+    if schema is None:
+        raise PgQueueError(
+            f"option typed is given, and stream {options.stream!r} has no schema",
+            hint="pgqueue stream set STREAM schema='id bigint not null, name string'; or read data "
+            "with from_json",
+            sqlstate=NOT_ALLOWED,
+        )
+    return StructType.fromJson(schema)
 
 
 def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:

@@ -10,13 +10,8 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.columns import (
-    check_offset_source_schema,
-    check_source_schema,
-    offset_source_schema,
-    source_schema,
-)
-from spark_pgqueue.spark.consumer import Stream, find_stream
+from spark_pgqueue.spark.columns import check_schema, columns_of, source_schema
+from spark_pgqueue.spark.consumer import Stream, find_schema, find_stream
 from spark_pgqueue.spark.kinds import kind_of
 from spark_pgqueue.spark.offset_source import PgQueueOffsetBatchReader, PgQueueOffsetReader
 from spark_pgqueue.spark.offset_source_streams import find_streams
@@ -73,19 +68,17 @@ class PgQueueDataSource(DataSource):
         """The columns of the source or of a table: `data` is binary for a binary stream.
 
         Raises:
-            PgQueueError: an option is wrong, the stream or the consumer does not exist, or Postgres
-                cannot be reached.
+            PgQueueError: an option is wrong, the stream or the consumer does not exist, or has no
+                schema for option typed; or Postgres cannot be reached.
         """
         if names_table(self._given):
             options, stream, _ = self._table()
             return table_schema(options, stream.kind if stream else None)
         if not self._has_consumer:
             options = parse_offset_source(self._given)
-            kind = kind_of(find_streams(options))
-            return offset_source_schema(kind, options.include_headers, options.has_several)
+            return columns_of(options, kind_of(find_streams(options)), find_schema(options))
         options = parse_source(self._given)
-        kind = find_stream(options).kind
-        return source_schema(kind, options.include_headers, options.has_arrival)
+        return columns_of(options, find_stream(options).kind, find_schema(options))
 
     def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueOffsetBatchReader:
         """The reader of a table, of a consumer's pending messages, or of a range of streams.
@@ -98,7 +91,7 @@ class PgQueueDataSource(DataSource):
             return PgQueueTableReader(*self._table(), schema)
         if not self._has_consumer:
             options = parse_offset_source(self._given, streaming=False)
-            check_offset_source_schema(schema, options.include_headers, options.has_several)
+            check_schema(schema, options)
             return PgQueueOffsetBatchReader(options, schema)
         options = parse_source(self._given)
         # Spark asks for the columns before it says whether they are for read or readStream.
@@ -120,10 +113,10 @@ class PgQueueDataSource(DataSource):
         """
         if not self._has_consumer:
             options = parse_offset_source(self._given, streaming=True)
-            check_offset_source_schema(schema, options.include_headers, options.has_several)
+            check_schema(schema, options)
             return PgQueueOffsetReader(options, schema)
         options = parse_source(self._given)
-        check_source_schema(schema, options.include_headers, options.has_arrival)
+        check_schema(schema, options)
         return PgQueueStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PgQueueStreamWriter:

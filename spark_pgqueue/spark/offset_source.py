@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.archived import completed, read_archived
+from spark_pgqueue.spark.columns import data_type
 from spark_pgqueue.spark.first_plan import FirstPlan
 from spark_pgqueue.spark.offset_source_offset import StreamOffsets
 from spark_pgqueue.spark.offset_source_session import OffsetSourceSession
@@ -121,7 +122,7 @@ class PgQueueOffsetBatchReader(DataSourceReader):
             PgQueueError: a place does not exist; retention deleted messages of the range, and
                 failOnDataLoss is true; or Postgres stayed away too long.
         """
-        data = self._schema["data"].dataType.simpleString()
+        data = data_type(self._schema)
         streams = Streams(self._options, self._options.retry_timeout.total_seconds(), data)
         try:
             begun = {name: streams.begin(name, "earliest") for name in streams.find()}

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, UNKNOWN_STREAM, PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.columns import data_type
 from spark_pgqueue.spark.lease import Parent, PublicationWaiter
 from spark_pgqueue.spark.offset_source_offset import Position, StreamOffsets
 from spark_pgqueue.spark.offset_source_streams import Streams
@@ -50,7 +51,7 @@ class OffsetSourceSession:
     def __init__(self, options: OffsetSourceOptions, schema: StructType):
         self._options = options
         self._parent = Parent()
-        data = schema["data"].dataType.simpleString()
+        data = data_type(schema)
         self._streams = Streams(options, options.retry_timeout.total_seconds(), data)
         self._waiter = PublicationWaiter(options.url, [], self._parent)
         self._registration = ReaderRegistration(f"offsets-{uuid4()}", is_shared=True)

@@ -22,6 +22,7 @@ from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, after
+from spark_pgqueue.spark.typed import VALUE, stored, typed
 from spark_pgqueue.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
@@ -247,11 +248,10 @@ def _select(
             for name in ("priority", "deliver_count")
             if len(values := {getattr(each, name) for each in some}) == 1
         }
-        columns = [name for name in target.names if name not in constant]
-        cursor.execute(select_sql(partition, some, columns))
+        cursor.execute(select_sql(partition, some, stored(target.names, constant)))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                yield _as_spark(batch, constant, target)
+                yield _as_spark(batch, constant, target, partition.stream)
 
 
 def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
@@ -354,7 +354,9 @@ def count_messages(
     return count
 
 
-def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema) -> pa.RecordBatch:
+def _as_spark(
+    batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema, stream: str
+) -> pa.RecordBatch:
     """The columns with exactly Spark's types; the data of COPY is not copied."""
     import pyarrow as pa
 
@@ -363,6 +365,8 @@ def _as_spark(batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema
             return pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
         if field.name == "headers":
             return headers_map(batch["headers"], field.type)
+        if field.name == VALUE:
+            return typed(batch, target, stream)
         return batch[field.name]
 
     return pa.RecordBatch.from_arrays([column(field) for field in target], schema=target)

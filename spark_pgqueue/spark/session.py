@@ -21,6 +21,7 @@ from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
+from spark_pgqueue.spark.columns import data_type
 from spark_pgqueue.spark.consumer import open_consumer
 from spark_pgqueue.spark.lease import Lease, Parent, PublicationWaiter
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
@@ -390,7 +391,7 @@ class Session:
             )
 
     def _check_kind(self, schema: StructType) -> None:
-        given, kind = schema["data"].dataType.simpleString(), self._consumer.kind
+        given, kind = data_type(schema), self._consumer.kind
         if (given == "binary") != (kind == "binary"):
             raise PgQueueError(
                 f"stream {self._options.stream} is of kind {kind}, but column data was declared as "

@@ -174,9 +174,14 @@ begin
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
     end if;
     if p_stream.kind = 'json' then
-        perform p_data::json;
+        if p_stream.schema_path is null then
+            perform p_data::json;
+        elsif (p_data::jsonb @@ p_stream.schema_path) is not true then
+            perform _pgqueue.refuse_misfit(p_stream, p_data::jsonb);
+        end if;
     end if;
-exception when invalid_text_representation or untranslatable_character or statement_too_complex then
+exception when invalid_text_representation or untranslatable_character or statement_too_complex
+               or numeric_value_out_of_range or program_limit_exceeded then  -- (as jsonb, JSON has limits)
     raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', quote_literal(p_stream.name),
                     octet_length(p_data), case sqlstate when '54001' then ': it is nested too deeply' else '' end
         using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;

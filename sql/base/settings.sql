@@ -4,7 +4,7 @@
 -- the one given here.
 --
 -- To add a setting: see sql/changing.md.
---   type       integer, number, interval or boolean; text: one of the choices
+--   type       integer, number, interval, boolean or schema; text: one of the choices
 --   low, high  the allowed values, from and to. With an interval, 0 as low allows 0, and '1 us' means longer than 0
 create or replace function _pgqueue.settings()
 returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[])
@@ -33,7 +33,8 @@ as $$
            ('stream',   'notify',             'boolean',  'true', null, null, null),
            ('stream',   'max_bytes',          'integer',  '16777216', '1', _pgqueue.max_max_bytes()::text, null),
            ('stream',   'max_header_bytes',   'integer',  '65536', '2', _pgqueue.max_max_header_bytes()::text, null),
-           ('stream',   'dedup_window',       'interval', null, '1 us', _pgqueue.max_interval()::text, null)
+           ('stream',   'dedup_window',       'interval', null, '1 us', _pgqueue.max_interval()::text, null),
+           ('stream',   'schema',             'schema',   null, null, null, null)
 $$;
 
 -- Raises PQ003 for settings of a consumer that contradict each other. Each contradiction is a branch of the case.
@@ -76,6 +77,7 @@ language sql stable
 as $$
     select case p_type
         when 'boolean' then 'true or false'
+        when 'schema' then 'columns in Spark''s DDL'
         when 'text' then regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1')
         when 'interval' then format('an interval %s up to %s',
                                     case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
@@ -103,6 +105,7 @@ begin
             v_allowed := case v_setting.type
                 when 'boolean'  then v_text::boolean is not null
                 when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
+                when 'schema'   then _pgqueue.read_schema(v_text) is not null
                 when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
                 -- Postgres reads a number without a unit as seconds, and people may mean another unit
                 when 'interval' then v_text !~ E'^[-+.\\d\\s]*$'

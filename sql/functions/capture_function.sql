@@ -19,6 +19,8 @@ begin
     if v_stream.kind = 'binary' then
         raise exception 'captured rows are JSON, and stream % is binary', quote_literal(v_stream.name)
             using errcode = 'PQ004', column = 'p_data';
+    elsif v_stream.schema is not null then
+        perform _pgqueue.check_payload(v_stream, d::text, null, null, null) from unnest(p_data) d;
     end if;
     if v_count = 1 and octet_length(p_keys[1]) <= _pgqueue.max_key_bytes() is not false
        and octet_length(p_data[1]::text) <= v_stream.max_bytes

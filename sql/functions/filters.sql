@@ -16,7 +16,8 @@ end $$;
 -- is copied once to a stream, however many bindings say so. A message that is sent to named consumers only is not
 -- copied, nor is one whose send is under way. Safe to repeat.
 --   p_topic      as p_pattern of test_topic
---   p_to_stream  of the same kind, with limits as wide, and not copied to p_stream itself
+--   p_to_stream  of the same kind, with limits as wide, no schema or columns of that of p_stream, and not copied to
+--                p_stream itself
 -- Errors: PQ001, PQ003, PQ007. Locks: other calls of bind and unbind.
 create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream text) returns void
 language plpgsql
@@ -32,9 +33,10 @@ begin
     v_from := _pgqueue.stream(p_stream);
     v_to := _pgqueue.stream(p_to_stream);
     if v_to.kind <> v_from.kind or v_to.max_bytes < v_from.max_bytes
-        or v_to.max_header_bytes < v_from.max_header_bytes then
-        raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does; '
-                        'not %',
+        or v_to.max_header_bytes < v_from.max_header_bytes
+        or not _pgqueue.schema_includes(v_from.schema, v_to.schema) then
+        raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does, '
+                        'and no schema but columns of its schema; not %',
             v_from.kind, v_from.max_bytes, v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream)
             using errcode = 'PQ003', column = 'p_to_stream';
     end if;

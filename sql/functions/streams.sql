@@ -18,10 +18,32 @@ create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb
 language sql
 as $$
     update pgqueue.streams s
-    set (notify, max_bytes, max_header_bytes, dedup_window)
-      = (select n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window from jsonb_populate_record(s, p_settings) n)
+    set (notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
+      = (select n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window, n.schema,
+                case when p_settings ? 'schema' then _pgqueue.schema_path(_pgqueue.read_schema(n.schema))
+                     else n.schema_path end
+         from jsonb_populate_record(s, p_settings) n)
     where s.stream_id = p_stream_id and p_settings <> '{}'
 $$;
+
+-- Raises PQ003 for a schema that the stream cannot have: only JSON has columns, and a schema takes what the one before
+-- it took.
+create or replace function _pgqueue.check_schema(p_kind text, p_old text, p_settings jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_change text := _pgqueue.schema_change(_pgqueue.read_schema(p_old), _pgqueue.read_schema(p_settings ->> 'schema'))
+                     where p_old is not null and p_settings ->> 'schema' is not null;
+begin
+    if p_settings ->> 'schema' is not null and p_kind <> 'json' then
+        raise exception 'p_settings: schema is for streams of kind json, not %', p_kind
+            using errcode = 'PQ003', column = 'p_settings';
+    elsif v_change is not null then
+        raise exception 'p_settings: schema takes no longer what it took: %', v_change
+            using errcode = 'PQ003', column = 'p_settings',
+                  hint = 'Add columns that may be null. To begin another schema, set schema to null first.';
+    end if;
+end $$;
 
 -- Creates a stream, an append-only sequence of messages.
 --   p_name           1 to 200 characters, unique
@@ -45,6 +67,7 @@ begin
             using errcode = 'PQ003', column = 'p_kind';
     end if;
     v_settings := _pgqueue.checked_settings('stream', p_settings);
+    perform _pgqueue.check_schema(p_kind, null, v_settings);
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
         'with made as (insert into pgqueue.streams (name, kind) values ($2 ->> 0, $2 ->> 1) '
@@ -101,8 +124,12 @@ end $$;
 --                       sent, another message with the same dedup key is not published. Longer than the longest
 --                       transaction that sends one. Keys that maintain() has deleted stay forgotten. Null, the default:
 --                       the stream takes no dedup keys, and maintain() deletes its old ones
+--     schema            of a json stream: the columns of its payloads, in Spark's DDL, such as id bigint not null, name
+--                       string. A payload that does not fit is refused. From then on, only columns that may be null are
+--                       added. Null, the default: any JSON
 -- Errors: PQ001; PQ003 also when the stream would take more than a stream that it is copied to, or less than one that
--- is copied to it. Locks: other calls of this function; bind and unbind where the limits change.
+-- is copied to it; PQ003 for a schema that does not take all that the one before it took. Locks: other calls of this
+-- function; bind and unbind where the limits or the schema change.
 create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb) returns void
 language plpgsql
 as $$
@@ -111,20 +138,23 @@ declare
     v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
     v_other    text;
 begin
-    if v_settings ?| '{max_bytes, max_header_bytes}' then
+    if v_settings ?| '{max_bytes, max_header_bytes, schema}' then
         perform _pgqueue.lock_bindings();
     end if;
     perform _pgqueue.lock_stream(v_stream.stream_id);
     select * into v_stream from pgqueue.streams where stream_id = v_stream.stream_id;
+    perform _pgqueue.check_schema(v_stream.kind, v_stream.schema, v_settings);
     v_stream := jsonb_populate_record(v_stream, v_settings);
     select s.name into v_other
     from pgqueue.bindings b
     join pgqueue.streams s on s.stream_id in (b.stream_id, b.to_stream_id) and s.stream_id <> v_stream.stream_id
-    where v_settings ?| '{max_bytes, max_header_bytes}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
+    where v_settings ?| '{max_bytes, max_header_bytes, schema}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
       and case s.stream_id
                when b.to_stream_id
                then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
-               else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes end
+                    or not _pgqueue.schema_includes(v_stream.schema, s.schema)
+               else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes
+                    or not _pgqueue.schema_includes(s.schema, v_stream.schema) end
     order by s.name limit 1;
     if found then
         raise exception 'p_settings: stream % is bound to stream %, and one of them would take less '
@@ -133,6 +163,12 @@ begin
     end if;
     perform _pgqueue.set_stream(v_stream.stream_id, v_settings);
 end $$;
+
+-- Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and from_json.
+-- Null: the stream has no schema. Errors: PQ001. Locks: none.
+create or replace function pgqueue.schema_of(p_stream text) returns jsonb
+language sql stable
+as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;
 
 -- Deletes a stream with its messages and consumers. The exporter of its archive then deletes its files.
 -- A transaction that is open with the stream goes on, and what it sends goes with the stream. The tables are dropped by

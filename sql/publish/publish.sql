@@ -130,9 +130,10 @@ begin
                        -- (the bounds of all are for the planner)
                        'where seq >= lower(r) and seq < upper(r) and seq >= %7$s and seq < %8$s) m',
                        p_stream.stream_id,
-                       case p_stream.kind when 'binary' then 'data is null'
-                                          when 'json' then 'data_bytes is null and data::json is not null'
-                                          else 'data_bytes is null' end,
+                       case when p_stream.kind = 'binary' then 'data is null'
+                            when p_stream.kind = 'text' then 'data_bytes is null'
+                            when p_stream.schema_path is null then 'data_bytes is null and data::json is not null'
+                            else 'data_bytes is null and (data::jsonb @@ $2) is true' end,
                        case p_stream.kind when 'binary' then 'data_bytes' else 'data' end,
                        p_stream.max_bytes, _pgqueue.max_key_bytes(), p_stream.max_header_bytes, lower(p_seqs),
                        upper(p_seqs),
@@ -142,8 +143,9 @@ begin
                                         case p_stream.kind when 'binary' then 'md5(data_bytes)' else 'data' end,
                                         p_stream.stream_id)
                             else 'null::numeric' end)
-        into v_written, v_fit, v_digest using p_seqs;
-    exception when invalid_text_representation or untranslatable_character or statement_too_complex then
+        into v_written, v_fit, v_digest using p_seqs, p_stream.schema_path;
+    exception when invalid_text_representation or untranslatable_character or statement_too_complex
+                   or numeric_value_out_of_range or program_limit_exceeded then
         v_fit := false;
     end;
     if not v_fit then  -- which one, and why

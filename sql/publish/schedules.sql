@@ -53,6 +53,9 @@ begin
     begin
         v_new.next_at := null;
         v_new.next_at := _pgqueue.next_time(p_schedule, p_now);
+        if p_stream.schema is not null then  -- the schema may be newer than the schedule
+            perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
+        end if;
         v_new.seq := nextval(('pgqueue.seq_' || p_stream.stream_id)::regclass);
         insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
         values (v_new.seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,

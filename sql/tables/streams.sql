@@ -17,6 +17,9 @@ create table if not exists pgqueue.streams (
     incarnation      uuid not null default gen_random_uuid(),
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings
     dedup_window interval,            -- for how long a dedup_key is remembered; null: it takes none
+    -- the columns that payloads have, in Spark's DDL; null: any JSON. And the jsonpath that is true of such payloads
+    schema      text,
+    schema_path jsonpath,
     -- numbers that were passed over when segments were closed: no message has them
     passed_over bigint not null default 0,
     limited    boolean not null default false, -- sends fail when a consumer has its max_backlog before it

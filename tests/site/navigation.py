@@ -39,6 +39,7 @@ SECTIONS = {
     "How-to: Spark": {
         "Recipes": "spark_pgqueue/guide/cookbook",
         "Write and settle from a query": "spark_pgqueue/guide/writing",
+        "Give payloads columns": "spark_pgqueue/guide/typed",
         "Write into tables": "spark_pgqueue/guide/into-tables",
         "Read a stream without a consumer": "spark_pgqueue/guide/streams",
         "Archive old messages": "spark_pgqueue/guide/archive",

@@ -71,6 +71,8 @@ CASES: list[Case] = [
     ("alter_stream('t', null)", "PQ003", ["p_settings", "JSON object", "null"]),
     ("alter_stream('t', '{\"max_byte\": 1}')", "PQ003", ["'max_byte'", "Is it max_bytes?", "dedup_window"]),
     ("alter_stream('t', '{\"max_bytes\": 0}')", "PQ003", ["max_bytes", "null for 16777216", "1 to 268435456, not 0"]),
+    ("alter_stream('t', '{\"schema\": \"id int\"}')", "PQ003", ["schema is for streams of kind json, not text"]),
+    ("alter_stream('j', '{\"schema\": \"id map\"}')", "PQ003", ["as word 2, 'map', where a type"]),
     ("alter_stream('t', '{\"notify\": \"perhaps\"}')", "PQ003", ["notify", "true or false", "perhaps"]),
     # schedules
     ("create_schedule('no', 'h', '@daily', p_data => 'x')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
@@ -459,6 +461,8 @@ CASES: list[Case] = [
     # the source
     ("open_stream('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("open_stream(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
+    ("schema_of('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
+    ("schema_of(null)", "PQ001", ["null", *UNKNOWN_STREAM]),
     ("open_consumer('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("open_consumer('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("open_consumer('t', null)", "PQ002", ["null", *UNKNOWN_CONSUMER]),

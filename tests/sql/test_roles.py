@@ -26,6 +26,7 @@ CALLERS = {
     # whoever publishes or consumes
     "schema_version": "producer consumer observer admin",
     "open_stream": "producer consumer observer admin",
+    "schema_of": "producer consumer observer admin",
     "open_consumer": "consumer observer admin",
     "outcome": "producer consumer observer admin",
     "listen_done": "producer consumer",

@@ -43,7 +43,7 @@ VALUES = {
     "table": "stats", "columns": "seq", "where": "seq > 1", "group": "g",
     "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
     "compareRepeats": "count", "mergeKeys": "id", "sequenceBy": "at", "deleteWhen": "gone",
-    "archive": "auto", "archiveOptions": "{}",
+    "archive": "auto", "archiveOptions": "{}", "typed": "failfast",
 }  # fmt: skip
 
 STREAMS = {"stream", "streams", "streamPattern"}

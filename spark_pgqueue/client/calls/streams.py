@@ -63,11 +63,14 @@ class StreamCalls(Calls):
                 dedup_window: within that time after a message, no other one with its dedup key is
                 published. Longer than the longest transaction that sends; by default, messages
                 have no dedup keys.
+                schema: of a json stream, the columns of its payloads in Spark's DDL, such as
+                "id bigint not null, name string". What does not fit is refused (PQ004). Later, only
+                columns that may be null are added.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, or a value that is not allowed; or the stream
                 would allow more than a stream that it is copied to, or less than a stream that is
-                copied to it.
+                copied to it; or a schema would not take all that the one before it took.
         """
         self._value(
             "select pgqueue.alter_stream(%s::text, %s::jsonb)",
@@ -101,6 +104,16 @@ class StreamCalls(Calls):
         'text'
         """
         sql = "select kind from pgqueue.open_stream(%s::text)"
+        return self._value(sql, arguments.text("stream", stream))
+
+    def schema_of(self, stream: str) -> dict[str, Any] | None:
+        """The columns of a stream's schema, for Spark's `StructType.fromJson`; None without one.
+
+        >>> stream_id = queue.create_stream("rows", "json", settings={"schema": "id bigint"})
+        >>> [(column["name"], column["type"]) for column in queue.schema_of("rows")["fields"]]
+        [('id', 'long')]
+        """
+        sql = "select pgqueue.schema_of(%s::text)"
         return self._value(sql, arguments.text("stream", stream))
 
     def set_retention(

@@ -28,6 +28,7 @@ from spark_pgqueue.spark.options.checking import (
     MIN_PARTITIONS,
     RETRY_TIMEOUT,
     STREAMING,
+    TYPED,
     Connecting,
     Option,
     check_partitions,
@@ -160,6 +161,7 @@ class OffsetSourceOptions(Connecting):
         },
     )
     include_headers: bool = use(INCLUDE_HEADERS)
+    typed: str | None = use(TYPED, excludes=("streams", "streamPattern"))
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
     @property
@@ -217,6 +219,11 @@ def parse_offset_source(
     _check_side(given)
     options = OffsetSourceOptions(**parse(given, OFFSET_SOURCE_OPTIONS, "source", OTHERS))
     _check_streams(options)
+    if options.typed is not None and options.has_several:
+        raise PgQueueError(
+            "option typed is for one stream: each stream has a schema of its own",
+            hint='give option("stream", ...), and union() the DataFrames of several streams',
+        )
     _check_start_and_end(options)
     check_admission(options)
     check_partitions(options.min_partitions, options.max_connections)

@@ -23,6 +23,7 @@ from spark_pgqueue.spark.options.checking import (
     INCLUDE_HEADERS,
     MAX_CONNECTIONS,
     RETRY_TIMEOUT,
+    TYPED,
     Connecting,
     check_partitions,
     option,
@@ -100,6 +101,7 @@ class SourceOptions(Connecting):
         default=True,
     )
     include_headers: bool = use(INCLUDE_HEADERS)
+    typed: str | None = use(TYPED)
     create_consumer: bool = option(
         boolean,
         BOOLEAN,

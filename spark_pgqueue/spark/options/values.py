@@ -115,6 +115,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 ordering: Callable[[str], str] = one_of("none", "key", "stream")
 key_order: Callable[[str], str] = one_of("partition", "column")
+reading_mode: Callable[[str], str] = one_of("permissive", "failfast")
 compared: Callable[[str], str] = one_of("content", "count")
 
 

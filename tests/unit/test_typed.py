@@ -1,0 +1,114 @@
+"""Column value: payloads as columns, by Arrow's parser and message by message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark import typed
+from tests.payloads import FIT, NO_FIT
+
+TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "decimal(5, 2)": pa.decimal128(5, 2),
+    "decimal(2, 2)": pa.decimal128(2, 2),
+    "decimal(38, 38)": pa.decimal128(38, 38),
+    "decimal(38, 0)": pa.decimal128(38, 0),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "binary": pa.binary(),
+    "array<int>": pa.list_(pa.int32()),
+    "array<array<string>>": pa.list_(pa.list_(pa.string())),
+    "array<array<int>>": pa.list_(pa.list_(pa.int32())),
+    "struct<a: int>": pa.struct([("a", pa.int32())]),
+    "struct<a: int, b: string>": pa.struct([("a", pa.int32()), ("b", pa.string())]),
+    "struct<a: int not null>": pa.struct([pa.field("a", pa.int32(), nullable=False)]),
+    "array<struct<at: date>>": pa.list_(pa.struct([("at", pa.date32())])),
+    "array<struct<a: int not null>>": pa.list_(
+        pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    ),
+}
+
+
+def read(type_: pa.DataType, *texts: str, permissive: bool = True) -> list[Any]:
+    """The structs of payloads, in one batch."""
+    batch = pa.record_batch({"seq": list(range(len(texts))), "data": list(texts)})
+    columns = [("seq", pa.int64()), ("data", pa.string()), ("value", type_)]
+    target = pa.schema(columns if permissive else columns[::2])
+    return typed.typed(batch, target, "orders").to_pylist()
+
+
+def struct(type_: str) -> pa.StructType:
+    return pa.struct([("v", TYPES[type_])])
+
+
+def test_what_the_server_takes_is_read_alone_and_beside_a_message_that_does_not_fit() -> None:
+    for type_, text, value in FIT:
+        good = f'{{"v": {text}}}'
+        assert read(struct(type_), good) == [{"v": value}]
+        assert read(struct(type_), good, "[]", "{}") == [{"v": value}, None, {"v": None}]
+        assert read(struct(type_), good, '{"v": null}', permissive=False)[0] == {"v": value}
+
+
+def test_what_the_server_refuses_is_null_or_fails() -> None:
+    for type_, text in NO_FIT:
+        bad = f'{{"v": {text}}}'
+        if (type_, text) == ("date", '"0000-01-01"'):
+            continue  # no date for Python, but one for Spark
+        assert read(struct(type_), "{}", bad) == [{"v": None}, None], (type_, text)
+        with pytest.raises(PgQueueError, match="message 1 of stream 'orders' does") as caught:
+            read(struct(type_), "{}", bad, permissive=False)
+        assert caught.value.sqlstate == "PQ004"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["null", "1", "[]", '"{"', '{"v": 1} {"v": 2}', '{"v": "\\ud800"}', "{" * 100_000, "",
+     '{"v": 1e99999999999999999999}', '{"v": ' + "9" * 5000 + "}"],
+)  # fmt: skip
+def test_what_is_no_object_is_null_and_kills_nothing(text: str) -> None:
+    for type_ in ("string", "bigint", "decimal(5, 2)", "double"):
+        assert read(struct(type_), '{"v": null}', text) == [{"v": None}, None]
+
+
+def test_line_feeds_duplicates_and_unknown_members() -> None:
+    texts = ('\r\n{"v":\n1}\n', '{"v": 1, "v": 2}', '{"V": 1}', '{"w": {"deep": ' + "[" * 9000)
+    assert read(struct("int"), *texts[:1]) == [{"v": 1}]
+    assert read(struct("int"), *texts) == [{"v": 1}, {"v": 2}, {"v": None}, None]
+
+
+TEXTS = [text for _, text, _ in FIT if '"v"' not in text and '"other"' not in text]
+NUMBERS = st.from_regex(r"[-+ ]?[0-9]{0,3}[.]?[0-9]{0,3}(e[0-9])?", fullmatch=True)
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | NUMBERS
+    | st.sampled_from([json.loads(text) for text in TEXTS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(TYPES)), ANY)
+def test_both_ways_make_the_same_of_a_message(type_: str, value: Any) -> None:
+    text = json.dumps({"v": value})
+    alone = read(struct(type_), text)
+    assert alone == read(struct(type_), text, "[]")[:1]
