@@ -1,7 +1,8 @@
 """The executor's side of column value: payloads as columns, from JSON into Arrow.
 
 Arrow's parser reads nearly all batches. It has no notion of messages that do not fit, so a batch
-that it refuses is read message by message. Both ways make the same of a message.
+that it refuses is halved, and a few messages are read one by one. Both ways make the same of a
+message.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _LARGEST_FLOAT = 3.40282356e38
 _UNFIT = (ValueError, ArithmeticError, RecursionError)
 """What Python, and Arrow, raise for a value that does not fit."""
 
+_FEW = 8
+"""Up to so many messages are read one by one."""
+
 
 def stored(names: list[str], constant: dict[str, Any]) -> list[str]:
     """The columns of a message to read, for these columns of a row."""
@@ -45,12 +49,15 @@ def typed(batch: pa.RecordBatch, target: pa.Schema, stream: str) -> pa.Array:
     Raises:
         PgQueueError: PQ004 for a message that does not fit, without column data.
     """
-    type_ = target.field(VALUE).type
-    parsed = _parsed(batch["data"], type_)
-    if parsed is not None:
-        return parsed
     import pyarrow as pa
 
+    type_ = target.field(VALUE).type
+    if len(batch) > _FEW and _is_exact(type_):
+        parsed = _parsed(batch["data"], type_)
+        if parsed is not None:
+            return parsed
+        halves = (batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2))
+        return pa.concat_arrays([typed(half, target, stream) for half in halves])
     convert, rows = converter(type_), []
     for place, text in enumerate(batch["data"].to_pylist()):
         try:
@@ -59,7 +66,7 @@ def typed(batch: pa.RecordBatch, target: pa.Schema, stream: str) -> pa.Array:
             if "data" not in target.names:
                 raise PgQueueError(
                     f"message {batch['seq'][place].as_py()} of stream {stream!r} does not fit the "
-                    f"schema with which the query began",
+                    "schema with which the query began",
                     hint='with option("typed", "permissive"), value is null for such a message, '
                     "and data has the payload",
                     sqlstate=UNFIT_DATA,
@@ -78,7 +85,7 @@ def _parsed(texts: pa.StringArray, type_: pa.StructType) -> pa.Array | None:
     objects = pc.call_function(
         "match_substring_regex", [texts], pc.MatchSubstringOptions(r"^[ \t\r\n]*\{")
     )
-    if objects.true_count < len(texts) or not _is_exact(type_):
+    if objects.true_count < len(texts):
         return None
     joined = pc.call_function(
         "binary_join", [pa.ListArray.from_arrays([0, len(texts)], texts), "\n"]

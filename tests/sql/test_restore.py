@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import binaries, connection, schema
@@ -106,6 +107,7 @@ def test_a_dump_that_is_restored_delivers_everything_once(
     if conn.info.server_version // 10000 > elsewhere.version:
         pytest.skip(f"no pg_dump of PostgreSQL {conn.info.server_version // 10000} on this machine")
     known = use(conn, url, internals.insert_messages)
+    value(conn, "alter_stream", "j", Jsonb({"schema": "id decimal(9, 2) not null, at timestamp"}))
     known.consumers["gaps"] = value(conn, "create_consumer", "s", "gaps", "earliest")
     producer = session()
     producer.execute("begin")
@@ -145,6 +147,9 @@ def test_a_dump_that_is_restored_delivers_everything_once(
         assert is_newer or catalogue(restored) == whole
         with connection.connect(make_conninfo(copy, user=app)) as theirs:
             third = value(theirs, "send", "s", "of the role")
+            assert value(theirs, "send", "j", '{"id": 1.25}')
+            with pytest.raises(psycopg.Error, match="column id takes decimal"):
+                value(theirs, "send", "j", '{"id": 1.255}')
             with pytest.raises(Exception, match="permission denied for function receive"):
                 call(theirs, "receive", "s", "gaps")
         sent = {first, second, third}

@@ -52,6 +52,13 @@ def read(type_: pa.DataType, *texts: str, permissive: bool = True) -> list[Any]:
     return typed.typed(batch, target, "orders").to_pylist()
 
 
+def read_many(type_: pa.DataType, text: str) -> Any:
+    """The struct of a payload, of which a batch has many: by Arrow's parser, if it takes it."""
+    found = read(type_, *[text] * 20)
+    assert found == found[:1] * 20
+    return found[0]
+
+
 def struct(type_: str) -> pa.StructType:
     return pa.struct([("v", TYPES[type_])])
 
@@ -59,7 +66,7 @@ def struct(type_: str) -> pa.StructType:
 def test_what_the_server_takes_is_read_alone_and_beside_a_message_that_does_not_fit() -> None:
     for type_, text, value in FIT:
         good = f'{{"v": {text}}}'
-        assert read(struct(type_), good) == [{"v": value}]
+        assert read_many(struct(type_), good) == {"v": value}
         assert read(struct(type_), good, "[]", "{}") == [{"v": value}, None, {"v": None}]
         assert read(struct(type_), good, '{"v": null}', permissive=False)[0] == {"v": value}
 
@@ -70,6 +77,7 @@ def test_what_the_server_refuses_is_null_or_fails() -> None:
         if (type_, text) == ("date", '"0000-01-01"'):
             continue  # no date for Python, but one for Spark
         assert read(struct(type_), "{}", bad) == [{"v": None}, None], (type_, text)
+        assert read_many(struct(type_), bad) is None, (type_, text)
         with pytest.raises(PgQueueError, match="message 1 of stream 'orders' does") as caught:
             read(struct(type_), "{}", bad, permissive=False)
         assert caught.value.sqlstate == "PQ004"
@@ -83,11 +91,17 @@ def test_what_the_server_refuses_is_null_or_fails() -> None:
 def test_what_is_no_object_is_null_and_kills_nothing(text: str) -> None:
     for type_ in ("string", "bigint", "decimal(5, 2)", "double"):
         assert read(struct(type_), '{"v": null}', text) == [{"v": None}, None]
+        assert read_many(struct(type_), text) is None
 
 
 def test_line_feeds_duplicates_and_unknown_members() -> None:
     texts = ('\r\n{"v":\n1}\n', '{"v": 1, "v": 2}', '{"V": 1}', '{"w": {"deep": ' + "[" * 9000)
-    assert read(struct("int"), *texts[:1]) == [{"v": 1}]
+    assert [read_many(struct("int"), text) for text in texts] == [
+        {"v": 1},
+        {"v": 2},
+        {"v": None},
+        None,
+    ]
     assert read(struct("int"), *texts) == [{"v": 1}, {"v": 2}, {"v": None}, None]
 
 
@@ -110,5 +124,13 @@ ANY = st.recursive(
 @given(st.sampled_from(sorted(TYPES)), ANY)
 def test_both_ways_make_the_same_of_a_message(type_: str, value: Any) -> None:
     text = json.dumps({"v": value})
-    alone = read(struct(type_), text)
-    assert alone == read(struct(type_), text, "[]")[:1]
+    assert [read_many(struct(type_), text)] == read(struct(type_), text)
+
+
+def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None:
+    texts = [f'{{"v": {n}}}' for n in range(1000)]
+    texts[700] = '{"v": "seven"}'
+    found = read(struct("int"), *texts)
+    assert [each and each["v"] for each in found] == [n if n != 700 else None for n in range(1000)]
+    with pytest.raises(PgQueueError, match="message 700 of stream"):
+        read(struct("int"), *texts, permissive=False)
