@@ -106,6 +106,11 @@ class Consumer:
     claims: dict[int, Claim] = field(default_factory=dict)
     readers: list[Reader] = field(default_factory=list)
     takes: int = 0
+    newest: dict[str, int] | None = None  # by key, with per_key_latest
+
+    def is_replaced(self, m: Message) -> bool:
+        """Whether a newer message of its key was taken."""
+        return self.newest is not None and m.key is not None and m.seq < self.newest.get(m.key, 0)
 
     def key(self, m: Message) -> str | None:
         """What orders the message; None: nothing."""
@@ -180,6 +185,8 @@ class QueueMachine(RuleBasedStateMachine):
             But nothing wrong, and in the end everything. So also where retention skips, which
             takes and releases what it needs.
         unread: what retention does with what a consumer owes.
+        latest: of each consumer only the newest message of a key waits. What it has judged is read
+            from the tables; what that replaces is not.
         limited: each consumer has limits of keys, at first, and most messages have the same key;
             nobody reads beside them.
     """
@@ -188,6 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
     ordering: str
     bounded: bool = False
     unread: str = "keep"
+    latest: bool = False
     limited: bool = False
 
     def __init__(self) -> None:
@@ -306,11 +314,32 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self, c: Consumer) -> None:
         """A claim takes all that is published, or with small limits what the tables say."""
         c.takes += 1
+        if c.newest is not None:
+            self.judge(c)
+            left = [m.seq for m in c.messages.values() if m.state == "new"]
+            assert not left or self.is_bounded(c), f"not judged: {left}"
+            return
         taken = internals.arrivals(self.conn, c.consumer_id) if self.is_bounded(c) else None
         for m in c.messages.values():
             if m.state == "new" and (taken is None or m.seq in taken):
                 m.state = "queued"
                 m.position = c.takes if taken is None else taken[m.seq]
+
+    def judge(self, c: Consumer) -> None:
+        """What was judged comes into the line, and replaces older messages there."""
+        (table,) = [t for t in checker.read_here(self.conn) if t.consumer_id == c.consumer_id]
+        arrived = internals.arrivals(self.conn, c.consumer_id)
+        assert c.newest is not None
+        for m in c.messages.values():
+            if m.state == "new" and m.seq not in table.untaken | table.of("unfiltered"):
+                m.state, m.position = "queued", c.takes
+                if self.is_bounded(c):
+                    m.position = arrived.get(m.seq, 0)
+                if m.key is not None:
+                    c.newest[m.key] = max(m.seq, c.newest.get(m.key, 0))
+        for m in c.messages.values():
+            if m.state == "queued" and c.is_replaced(m):
+                m.state = "acked"
 
     def put_back(self, claim: Claim, failed: set[int], hours: int | None, named: bool,
                  expiry: bool = False, saved: int | None = None) -> int:  # fmt: skip
@@ -328,7 +357,8 @@ class QueueMachine(RuleBasedStateMachine):
         worker = claim.reader is None
         certain = named or (len(claim.held) == 1 and worker)
         suspect = None
-        if worker and not named and max(c.messages[s].deliver_count for s in claim.held) > 1:
+        counts = [m.deliver_count for s in claim.held if not c.is_replaced(m := c.messages[s])]
+        if worker and not named and max(counts, default=0) > 1:
             suspect = (len(claim.held) + 1) // 2
         if worker and expiry and len(claim.held) == 1:
             suspect = 1  # for workers with several claims
@@ -338,7 +368,9 @@ class QueueMachine(RuleBasedStateMachine):
         for m in sorted((c.messages[s] for s in claim.held), key=lambda m: m.place):
             key = c.key(m)
             fails = m.seq in failed
-            if fails and certain and saved is None and c.give_up(m):
+            if c.is_replaced(m) and fails:
+                m.state = "acked"
+            elif fails and certain and saved is None and c.give_up(m):
                 m.state = "dead"
             elif fails or (key is not None and key in failing):
                 failing.add(key)
@@ -458,10 +490,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.names += 1
         name = f"c{self.names}"
         own = {"max_deliver_count": limit, "visibility_timeout": LONG}
+        own["per_key_latest"] = self.latest
         consumer_id = value(self.conn, "create_consumer", self.stream, name, begin, self.ordering,
                             p_topic=topic, p_settings=Jsonb(own | backoff | limits))  # fmt: skip
         c = Consumer(name, consumer_id, self.ordering, limit, topic, backoff, Limits(limits),
                      bool(limits))  # fmt: skip
+        c.newest = {} if self.latest else None
         for p in self.published:
             if p.consumers is not None:
                 continue
@@ -539,7 +573,9 @@ class QueueMachine(RuleBasedStateMachine):
             return
         owed = [m for m in c.messages.values() if m.state not in ("acked", "dead")]
         expected = sum(m.state != "new" or m.seq < first for m in owed)
-        assert forgotten >= expected if c.topic else forgotten == expected
+        unknown = c.topic or self.latest  # how many are not judged
+        assert forgotten >= expected if unknown else forgotten == expected
+        c.newest = {} if self.latest else None
         dead = {m.seq: m for m in c.messages.values() if m.state == "dead"}
         history = self.history(c)
         c.skipped = {seq for seq in history if seq < first}
@@ -570,6 +606,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert count >= len(again) if c.topic else count == len(again)
         c.messages |= again
         c.skipped -= again.keys()
+        if c.newest is not None:
+            held = {m.seq for m in c.messages.values() if m.state in ("queued", "claimed")}
+            c.newest = {key: seq for key, seq in c.newest.items() if seq in held}
 
     @precondition(lambda self: any(c.messages for c in self.consumers))
     @rule(data=st.data(), mode=MODES)
@@ -610,8 +649,10 @@ class QueueMachine(RuleBasedStateMachine):
         assert count == len(chosen), f"postponed {count} of {[m.seq for m in chosen]}"
         taken = internals.arrivals(self.conn, c.consumer_id)
         c.takes += 1
+        if c.newest is not None:
+            self.judge(c)
         for m in c.messages.values():
-            if m.state == "new" and m.seq in taken:
+            if m.state == "new" and m.seq in taken and c.newest is None:
                 m.state = "queued"
                 m.position = taken[m.seq] if self.is_bounded(c) else c.takes
         for m in chosen:
@@ -764,7 +805,7 @@ class QueueMachine(RuleBasedStateMachine):
             old = c.messages[seq]
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
-                new.state = "queued"
+                new.state = "queued" if c.newest is None else "new"
                 new.position = int(arrived[seq]) if self.is_bounded(c) else c.takes
             c.messages[seq] = new
 

@@ -23,17 +23,20 @@ EXAMPLES = os.environ.get("PGQUEUE_MODEL_EXAMPLES")
 @pytest.mark.small_limits
 @pytest.mark.timeout(600)  # hypothesis takes up to 300 s to make a history that fails shorter
 @pytest.mark.parametrize(
-    ("ordering", "limited"),
+    ("ordering", "what"),
     [
-        ("none", False),
-        ("key", False),
-        pytest.param("stream", False, marks=pytest.mark.longer),
-        pytest.param("none", True, marks=pytest.mark.longer),
-        pytest.param("key", True, marks=pytest.mark.longer),
+        ("none", ""),
+        ("key", ""),
+        pytest.param("stream", "", marks=pytest.mark.longer),
+        *(
+            pytest.param(ordering, what, marks=pytest.mark.longer)
+            for what in ("limited", "latest")
+            for ordering in ("none", "key")
+        ),
     ],
 )
 def test_any_history_follows_the_model(
-    url: str, ordering: str, limited: bool, has_small_limits: bool
+    url: str, ordering: str, what: str, has_small_limits: bool
 ) -> None:
     class Machine(QueueMachine):
         pass
@@ -41,7 +44,7 @@ def test_any_history_follows_the_model(
     # By key, a claim serves what it finds before it takes, and may hold less than there is.
     bounded = has_small_limits or ordering == "key"
     Machine.url, Machine.ordering, Machine.bounded = url, ordering, bounded
-    Machine.limited = limited
+    Machine.limited, Machine.latest = what == "limited", what == "latest"
     with connection.connect(url) as conn:  # a history that fails leaves its stream behind
         reset: LiteralString = "select pgqueue.drop_stream(name) from pgqueue.streams"
 

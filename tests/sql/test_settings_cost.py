@@ -74,6 +74,7 @@ ALL: dict[str, dict[str, Any]] = {
     "in_flight": {"per_key_limit": 2},
     "rate": {"per_key_interval": "1 s"},
     "capacity": {"per_key_capacity": 100_000},
+    "latest": {"per_key_latest": True},
     "fair": {"fair": True},
     "throttle": {"max_in_flight": 1000, "rate_limit": 1000, "rate_interval": "1 s"},
 }
