@@ -26,8 +26,9 @@
 --          pooler it is another one, and what belongs to a session would be left with somebody else's session: nothing
 --          is done then
 -- Returns the channel; null when nobody will notify: the stream's setting notify is off, there is a pooler, or the
--- server is a standby. And the transactions that may be publishing now without notifying, see still_publishing. Errors: PQ001. Locks: as above, to
--- the end of the session or stop_waiting. The session hears notifications once this transaction has ended.
+-- server is a standby. And the transactions that may be publishing now without notifying, see still_publishing.
+-- Errors: PQ001. Locks: as above, to the end of the session or stop_waiting. The session hears notifications once this
+-- transaction has ended.
 create or replace function pgqueue.start_waiting(p_stream text, p_pid int default null, out channel text,
                                                  out publishers text[])
 language plpgsql
