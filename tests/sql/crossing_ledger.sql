@@ -104,7 +104,8 @@ begin
         v_id := pgqueue.create_group(p_stream, p_name, p_partitions, p_start);
     else
         v_id := pgqueue.create_consumer(p_stream, p_name, p_start, p_ordering, false, p_topic,
-                                        format('$.headers.n < %s', p_below)::jsonpath, p_settings);
+                                        case when p_below < 10 then format('$.headers.n < %s', p_below)::jsonpath end,
+                                        p_settings);
     end if;
     insert into ledger.made values (v_id, v_stream, p_name, p_ordering, p_start, p_topic, p_below, p_partitions);
     perform ledger.move(v_id, v_stream, 'made ' || p_start, v_before);
