@@ -102,7 +102,7 @@ begin
         v_before := p_cursor;
         exit when v_look.o_seqs = '{}';
         p_cursor := (_pgqueue.take(p_consumer, p_cursor, upper(v_look.o_ids) - 1, _pgqueue.limit_take())).o_cursor;
-        if p_cursor is not distinct from v_before then
+        if p_cursor is not distinct from v_before and v_before.filter_from is null then
             raise exception using errcode = 'PQ099';  -- a gap has them that is not to be looked into yet
         end if;
     end loop;

@@ -312,7 +312,7 @@ begin
         v_before := o_cursor;
         o_cursor := (_pgqueue.take(p_consumer, o_cursor, greatest(v_upto, o_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;
-        exit when o_cursor is not distinct from v_before;
+        exit when o_cursor is not distinct from v_before and v_before.filter_from is null;
     end loop;
     o_cursor := (_pgqueue.release_due(p_consumer, o_cursor, p_seqs)).o_cursor;
     v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor, p_seqs - coalesce(

@@ -216,6 +216,20 @@ def test_postponed_and_cancelled_messages_are_judged_like_others(conn: Conn, ord
     assert seqs_of(receive(conn)) == [newer]
 
 
+def test_what_is_postponed_may_be_behind_more_than_is_judged_at_once(conn: Conn) -> None:
+    latest(conn, "key")
+    for limit in ("limit_filter", "limit_take"):
+        conn.execute(
+            f"create or replace function _pgqueue.{limit}() returns int language sql"
+            " as 'select 2'".encode()
+        )
+    seqs = send_keys(conn, "a", "b", "c", "d", "e", None, "a")
+    seqs += [send_key(conn, key) for key in "ghi"]
+    last = send_key(conn, "f")
+    assert value(conn, "postpone", "s", "c", [last], now(conn) + seconds(60)) == 1
+    assert sorted(acked(conn, "s", "c")) == seqs[1:]
+
+
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, ordering: str) -> None:
     """A throttle: what is replaced spends nothing of the rate, and holds nothing up."""
