@@ -80,6 +80,8 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
         "_pgqueue.forget_readers": "it calls own_consumer(), too",
         "_pgqueue.change_limits": "it calls without_slots()",
         "_pgqueue.change_lanes": "it calls without_slots()",
+        "_pgqueue.change_latest": "it calls without_slots()",
+        "_pgqueue.tend_newest": "a consumer with per_key_latest is not quick",
         "_pgqueue.pass_over_missing": "skip() does",
         "_pgqueue.drop_consumer": "forget_runs() deletes them",
         "_pgqueue.move": "forget_runs() deletes them",
