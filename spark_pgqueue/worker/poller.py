@@ -295,7 +295,7 @@ class Poller:
         self._tell_at = now + _TELL_EVERY
         found = self._client.outcome(self._stream, self._consumer, failed[0])
         if found.state == "dead":
-            said = f"a dead letter, after {found.deliver_count} deliveries"
+            said = f"a dead letter; deliveries: {found.deliver_count}"
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
         logger.warning("%r, %r: message %s %s", self._stream, self._consumer, failed[0], said)

@@ -89,8 +89,8 @@ declare
     v_free    timestamptz;  -- when its key is free, at the latest or at the earliest
     v_before  bigint;
     v_history text := case when p_run.deliver_count > 0
-                           then format('; %s, last at %s', _pgqueue.deliveries_of(p_run.deliver_count),
-                                       date_trunc('second', p_run.last_delivered_at))
+                           then '; ' || _pgqueue.deliveries_of(p_run.deliver_count)
+                               || coalesce(', last at ' || date_trunc('second', p_run.last_delivered_at), '')
                            else '' end
                       || coalesce(': ' || (p_run.note ->> 'error'), '');
 begin

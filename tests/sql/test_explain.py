@@ -87,8 +87,9 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert said(conn, seq, "d")[1].startswith("acknowledged at ")
     assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
-        "done", "acknowledged, or cancelled; or the consumer was made, or moved, to begin after it",
-    )  # fmt: skip
+        "done",
+        "acknowledged, cancelled or replaced; or the consumer was made, or moved, to begin after it",
+    )
 
 
 def test_new_says_what_is_taken_first(conn: Conn, session: Session) -> None:
@@ -174,19 +175,24 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     assert "held by the Spark query the query since" in explain(conn, seq).because
 
 
-def test_delayed_says_until_when_and_why(conn: Conn) -> None:
-    consumer(conn)
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_delayed_says_until_when_and_why(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
     later = now(conn) + timedelta(hours=1)
-    sent, failed = send(conn, p_deliver_at=later), send(conn)
+    (failed,) = send_keys(conn, "k")
+    sent = send(conn, p_deliver_at=later)
     value(conn, "nack", claim_of(receive(conn)), None, seconds(60), "busy")
     assert said(conn, sent) == ("delayed", "sent to be delivered later")
     assert explain(conn, sent).until == later
     row = explain(conn, failed)
     assert (row.state, row.because[-6:]) == ("delayed", ": busy")
+    assert "delivered once" in row.because
+    assert "last at :" not in row.because, "of what has a key, the time may not be known"
     assert row.until - now(conn) < seconds(60)
     clock.end_delay(conn, failed)
-    assert "which is now: the next claim" in said(conn, failed)[1]
-    assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
+    if ordering == "none":
+        assert "which is now: the next claim" in said(conn, failed)[1]
+        assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
 
 
 def test_waiting_says_behind_what(conn: Conn) -> None:
