@@ -109,6 +109,9 @@ create or replace function _pgqueue.limit_entries() returns int language sql imm
 create or replace function _pgqueue.limit_piece_by_key()
 returns int language sql immutable parallel safe as 'select 64';
 
+-- By key: slots of a key that are cut ahead, one behind the other.
+create or replace function _pgqueue.limit_chain() returns int language sql immutable parallel safe as 'select 16';
+
 -- By key: messages of the line that are dealt at once.
 create or replace function _pgqueue.limit_deal() returns int language sql immutable parallel safe as 'select 4096';
 

@@ -77,7 +77,8 @@
 --        start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try, and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
 --        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
---        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones.
+--        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones. A slot
+--        that is behind another is locked only by who has the consumer's lock.
 -- 23. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
@@ -117,6 +118,8 @@
 --   _pgqueue.ack: slot before claim.  It looks for a claim where there is no slot, and settles without the
 --     consumer's lock.
 --   _pgqueue.ack: slot before consumer.  As above.
+--   _pgqueue.settle: slot before claim.  As above.
+--   _pgqueue.settle: slot before consumer.  As above.
 --   _pgqueue.claim: consumer, run before claim.  claim_in_turn() runs after an exception block that let go of all,
 --     or after ack().
 --   _pgqueue.claim: run before consumer.  As above; or claim() has the consumer's lock already, from its try.

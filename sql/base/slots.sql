@@ -28,23 +28,36 @@ create or replace function _pgqueue.is_slot(p_claim_id bigint) returns boolean
 language sql immutable parallel safe
 as $$ select p_claim_id & 1 = 1 $$;
 
+-- Whether a slot waits: the slot before it in its piece is there.
+create or replace function _pgqueue.slot_waits(p_slot pgqueue.slots) returns boolean
+language sql stable
+as $$
+    select exists (select from pgqueue.slots where consumer_id = p_slot.consumer_id and slot = p_slot.behind)
+$$;
+
 -- The claim that a claimed slot is, as a row of claims.
 create or replace function _pgqueue.claim_of(p_slot pgqueue.slots) returns pgqueue.claims
 language sql immutable
 as $$
-    select (_pgqueue.slot_claim(p_slot.slot, p_slot.token), p_slot.consumer_id, false, true, p_slot.claimed_at,
+    select (_pgqueue.slot_claim(p_slot.slot, p_slot.token), p_slot.consumer_id, p_slot.piece is not null, true,
+            p_slot.claimed_at,
             p_slot.lease_until, p_slot.timeout, p_slot.message_count, p_slot.message_count, 0, null, p_slot.owner,
             false, null, null, null, null)::pgqueue.claims
 $$;
 
--- The run that a slot is, as a row of consumer_messages: ready, or claimed.
+-- The run that a slot is, as a row of consumer_messages: ready, or claimed; by key a piece, or waiting.
 create or replace function _pgqueue.run_of(p_slot pgqueue.slots) returns pgqueue.consumer_messages
-language sql immutable
+language sql stable
 as $$
-    select (p_slot.consumer_id, case when p_slot.token is null then 'ready' else 'claimed' end, -p_slot.priority,
-            p_slot.priority, (p_slot.token is not null)::int, p_slot.arrival_no, p_slot.arrival_no, lower(p_slot.seqs),
-            p_slot.message_count, p_slot.seqs, _pgqueue.slot_claim(p_slot.slot, p_slot.token), null, p_slot.claimed_at,
-            null, null, null)::pgqueue.consumer_messages
+    select (p_slot.consumer_id,
+            case when p_slot.token is not null then 'claimed' when w.waits then 'waiting' else 'ready' end,
+            case when p_slot.piece is null then -p_slot.priority else 0 end,
+            p_slot.priority, (p_slot.token is not null)::int, p_slot.arrival_no,
+            case when w.waits then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
+            lower(p_slot.seqs), p_slot.message_count, p_slot.seqs, _pgqueue.slot_claim(p_slot.slot, p_slot.token), null,
+            p_slot.claimed_at, null, case when w.waits then p_slot.key end,
+            case when not w.waits then p_slot.piece end)::pgqueue.consumer_messages
+    from (select p_slot.token is null and p_slot.behind is not null and _pgqueue.slot_waits(p_slot) as waits) w
 $$;
 
 -- The claims of a consumer that hold messages, slots among them.
@@ -67,28 +80,48 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay.
---   p_tids  where they are in their table: the caller has locked them
--- Returns how many.
+-- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. By key, the slots that
+-- wait behind them become runs that wait: otherwise nothing would hold them up.
+--   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key
+-- Returns how many. Errors: 55P03 when somebody has locked a slot that waits, as no function of the queue does.
 create or replace function _pgqueue.promote(p_tids tid[]) returns bigint
 language plpgsql
 as $$
 declare
     v_count bigint;
+    v_left  bigint;
 begin
     with gone as (
         delete from pgqueue.slots where ctid = any (p_tids) and token is not null returning *
+    ), waiting as (
+        select s.ctid as tid from gone g
+        join pgqueue.slots s on s.consumer_id = g.consumer_id and s.piece = g.piece and s.token is null
+    ), behind as (
+        delete from pgqueue.slots where ctid = any (array(
+            select ctid from pgqueue.slots where ctid = any (array(select tid from waiting))
+            for update skip locked))  -- lock: slot
+        returning *
     ), run as (
         insert into pgqueue.consumer_messages
-        select (_pgqueue.run_of(g::pgqueue.slots)).* from gone g
+        select r.* from (select g::pgqueue.slots as slot from gone g
+                         union all
+                         select b::pgqueue.slots from behind b) s
+        cross join lateral _pgqueue.run_of(s.slot) r
+    ), claim as (
+        insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g
     )
-    insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g;
-    get diagnostics v_count = row_count;
+    select (select count(*) from gone), (select count(*) from waiting) - (select count(*) from behind)
+    into v_count, v_left;
+    if v_left > 0 then
+        raise exception 'another session has locked % slots that wait for others', v_left
+            using errcode = '55P03', hint = 'End its transaction: only statements by hand lock such slots.';
+    end if;
     return v_count;
 end $$;
 
 -- Makes a claim of the usual kind of the slot of an id, if it is still a slot. Returns how many it made.
---   p_and_consumer  lock the consumer, too: before the slot, because whoever has that lock may come upon the slot
+--   p_and_consumer  lock the consumer, too, as by key has to be: before the slot, because whoever has that lock may
+--                   come upon the slot
 -- Errors: PQ099 when the slot was gone after the consumer was locked. Locks: the slot, for which it waits as Postgres
 -- does.
 create or replace function _pgqueue.promote_slot(p_claim_id bigint, p_and_consumer boolean) returns bigint
@@ -141,7 +174,10 @@ as $$
 declare
     v_claim pgqueue.claims;
 begin
-    if _pgqueue.is_slot(p_claim_id) and p_and_consumer then
+    if _pgqueue.is_slot(p_claim_id)
+       and (p_and_consumer or exists (select from pgqueue.slots
+                                      where slot & 1048575 = _pgqueue.place_in(p_claim_id)
+                                        and token = _pgqueue.token_in(p_claim_id) and piece is not null)) then
         perform _pgqueue.await('claim ' || p_claim_id, 'select _pgqueue.promote_slot($1, true)', p_claim_id,
                                p_try => '50 ms');
     elsif _pgqueue.is_slot(p_claim_id) then
@@ -161,6 +197,32 @@ begin
         perform _pgqueue.lock_consumer(v_claim.consumer_id);
     end if;
     return v_claim;
+end $$;
+
+-- Takes acknowledged messages out of a slot by key, which stays a slot. (Without an order such a claim is one of the
+-- usual kind from then on.) Returns how many messages these were; null when there is no such slot. Locks: the slot.
+create or replace function _pgqueue.shrink_slot(p_claim_id bigint, p_set int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_slot pgqueue.slots;
+    v_left bigint;
+begin
+    select * into v_slot from pgqueue.slots
+    where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+      and piece is not null
+    for update;  -- lock: slot
+    if not found then
+        return null;
+    end if;
+    v_left := _pgqueue.cardinality(v_slot.seqs - p_set);
+    if v_left = 0 then
+        delete from pgqueue.slots where consumer_id = v_slot.consumer_id and slot = v_slot.slot;
+    else
+        update pgqueue.slots set seqs = v_slot.seqs - p_set, message_count = v_left
+        where consumer_id = v_slot.consumer_id and slot = v_slot.slot;
+    end if;
+    return v_slot.message_count - v_left;
 end $$;
 
 -- Warns that a claim is not live.

@@ -4,20 +4,22 @@
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. Messages that were
 -- published meanwhile come after these pieces. Returns as claim_quickly(). Locks: the pieces.
-create or replace function _pgqueue.claim_pieces(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int)
+create or replace function _pgqueue.claim_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                 p_claim_id bigint, p_max int)
 returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_served pgqueue.served;
 begin
+    if v_cursor.consumer_id is null then
+        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    end if;
     v_served.message_count := 0;
     v_served.done := false;
     if v_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from) then
         return v_served;
-    elsif v_cursor.slots_from is not null then
-        return v_served;  -- slots from before it went by key
     elsif (v_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(v_cursor.lease_probe) then
         v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
@@ -37,7 +39,8 @@ end $$;
 --   p_upto  no publication after this one; null: all
 --   p_held  messages that the claim has already
 --   p_where, p_look, p_seen  only messages that pass this condition, see serve_matching(); null: any
---   p_cuts   if slots of p_want messages can be cut, do that, and serve nothing: then the cursor's slots_until is set
+--   p_cuts   if slots of p_want messages can be cut, or by key are there, serve nothing: then the cursor's slots_until
+--            is set
 -- Returns the cursor, which the caller stores, and how many messages the claim has.
 -- (More than 60 lines: one loop serves claims with a condition and claims without. A function for what differs would
 -- cost every claim a call.)
@@ -81,15 +84,16 @@ begin
             exit when v_pass > 2 or o_count > 0;
             continue;
         end if;
-        if p_cuts and v_pass = 1 and o_cursor.scan_from <> '{}' then
+        if p_cuts and v_pass = 1 and not p_consumer.by_key and o_cursor.scan_from <> '{}' then
             o_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(o_cursor), p_want::int);
             exit when o_cursor.slots_until > '-infinity';
         end if;
         if p_consumer.by_key then
-            v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count);
+            v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count,
+                                               p_cuts and o_count = 0);
             o_cursor := v_served.o_cursor;
             o_count := o_count + v_served.o_count;
-            exit when v_served.o_ended;
+            exit when v_served.o_ended or (p_cuts and o_cursor.slots_until > '-infinity');
         elsif o_cursor.scan_from <> '{}' or o_cursor.scan_lanes_from is not null then
             for v_try in 0..5 loop
                 if p_where is null then
@@ -202,10 +206,12 @@ begin
             or v_consumer.per_key_latest
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
-    if not v_consumer.by_key and v_in_turn is not true then
+    if v_in_turn is not true then
         v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
                      order by c.version desc limit 1);
-        v_next := _pgqueue.has_slots(v_cursor) and v_consumer.quick and p_max <= _pgqueue.limit_slice_size()
+        v_next := _pgqueue.has_slots(v_cursor) and v_consumer.quick
+            and case when v_consumer.by_key then _pgqueue.slots_fit(v_cursor.slots_size, p_max)
+                     else p_max <= _pgqueue.limit_slice_size() end
             and _pgqueue.need_not_look(v_cursor.slots_until);
     end if;
     if v_in_turn is not true then
@@ -214,14 +220,18 @@ begin
                 v_acked := _pgqueue.ack(p_ack);
             end if;
             if v_next then
-                v_slot := _pgqueue.claim_slot(
-                    v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,
-                    v_timeout, case when not v_cursor.take_was_cut then v_cursor.next_publication end,
-                    v_cursor.slots_priority);
+                if v_consumer.by_key then
+                    v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
+                else
+                    v_slot := _pgqueue.claim_slot(
+                        v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,
+                        v_timeout, case when not v_cursor.take_was_cut then v_cursor.next_publication end,
+                        v_cursor.slots_priority);
+                end if;
                 if v_slot.claim_id is not null then
                     return v_slot;
                 elsif _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
-                    if p_max > 1 or v_cursor.slots_size > 1 then
+                    if not v_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
                         v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                         if v_slot.claim_id is not null then
                             return v_slot;
@@ -237,7 +247,7 @@ begin
             v_claim.claim_id := _pgqueue.new_claim_id();
             v_claim.stream_id := v_consumer.stream_id;
             if v_consumer.by_key then
-                v_quick := _pgqueue.claim_pieces(v_consumer, v_claim.claim_id, p_max);
+                v_quick := _pgqueue.claim_pieces(v_consumer, v_cursor, v_claim.claim_id, p_max);
             elsif v_slots is not true then
                 v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max, v_timeout);
                 if v_quick.seqs is not null then
@@ -253,10 +263,8 @@ begin
                 end if;
                 if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
                     -- another claimer works on the line: the slots, or the ready messages, suffice
-                    if v_slots and v_consumer.quick then
-                        v_slot := _pgqueue.claim_slot(
-                            v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to,
-                            p_max, v_timeout);
+                    if v_slots and v_consumer.quick and v_claim.message_count = 0 then
+                        v_slot := _pgqueue.claim_a_slot(v_consumer, v_cursor, p_max, v_timeout);
                         if v_slot.claim_id is not null then
                             return v_slot;
                         end if;
@@ -389,7 +397,9 @@ declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
-    v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null and p_max <= _pgqueue.limit_slice_size();
+    v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null
+        and p_max <= case when p_consumer.by_key then _pgqueue.limit_piece_by_key()
+                          else _pgqueue.limit_slice_size() end;
     v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
 begin
@@ -401,9 +411,9 @@ begin
         perform _pgqueue.without_slots(p_consumer.consumer_id);
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end if;
+    -- another claimer may have cut some a moment ago
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, v_stored.slots_from,
-                                       v_stored.slots_to, p_max, v_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max, v_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -411,15 +421,19 @@ begin
     loop
         v_cursor := v_stored;
         if v_cursor.slots_low is not null then
-            v_cursor := _pgqueue.flush(v_cursor);
-            v_stored.slots_until := '-infinity';  -- save_cursor() keeps what cut() says
+            v_cursor := case when p_consumer.by_key
+                                  and (p_held > 0 or (v_cuts and _pgqueue.slots_fit(v_cursor.slots_size, p_max)
+                                                      and not _pgqueue.has_slot(v_cursor, p_max)))
+                             then _pgqueue.raise_slots(v_cursor)  -- what is dealt now stands beside them
+                             else _pgqueue.flush(v_cursor) end;
         end if;
+        v_cursor.slots_until := '-infinity';  -- fill() sets it, and save_cursor() keeps that
+        v_stored.slots_until := '-infinity';
         v_fill := _pgqueue.fill(p_consumer, v_cursor, p_claim_id, p_max, null, p_held, p_where, p_look, p_seen, v_cuts);
-        v_cuts := (v_fill.o_cursor).slots_until > '-infinity';  -- slots were cut
+        v_cuts := v_cuts and (v_fill.o_cursor).slots_until > '-infinity';  -- there are slots
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, (v_fill.o_cursor).slots_from,
-                                       (v_fill.o_cursor).slots_to, p_max, v_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max, v_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;

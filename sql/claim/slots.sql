@@ -1,14 +1,15 @@
--- Claims of slots (queue/slots.sql), for consumers that are quick: they have no order and no special settings. A claim
+-- Claims of slots (queue/slots.sql), for consumers that are quick: they have no special settings. A claim
 -- of as many messages as a slot has is one update. When no slot is left, or something may come before the slots, a
 -- claim cuts new ones with the consumer's lock.
 
--- Whether the slots of a consumer come next: nothing is due, and nothing more urgent was published.
+-- Whether the slots of a consumer come next: nothing is due, and nothing more urgent was published. (By key there is no
+-- slots_priority: nothing is urgent.)
 create or replace function _pgqueue.slots_are_next(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
     return _pgqueue.need_not_look(p_cursor.slots_until)
-       and (p_cursor.take_was_cut
+       and (p_cursor.take_was_cut or p_cursor.slots_priority is null
             or not exists (select from pgqueue.publications
                            where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                              and priority > 0 and priority > p_cursor.slots_priority));
@@ -41,6 +42,51 @@ begin
                             and priority > 0 and priority > p_priority))
     returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
     return v_claim;
+end $$;
+
+-- Claims by key the first free slot of a consumer that waits for no other slot and has no more messages than the claim
+-- wants. Returns as claim_slot(). Locks: the slot.
+create or replace function _pgqueue.claim_slot_by_key(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
+                                                      p_timeout interval) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_claim pgqueue.claimed;
+    v_now   timestamptz := clock_timestamp();
+    v_token bigint := _pgqueue.new_token();
+    v_id    int := p_cursor.consumer_id;
+    v_from  bigint := p_cursor.slots_from;
+    v_to    bigint := p_cursor.slots_to;
+begin
+    update pgqueue.slots
+    set token = v_token, claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
+        owner = current_setting('application_name')
+    where ctid = (select ctid from pgqueue.slots s
+                  where consumer_id = v_id and slot >= v_from and slot < v_to and token is null
+                    and message_count <= p_max
+                    -- a value: what might be "exists" is asked by reading all slots of the consumer
+                    and (behind is null or (select b.slot from pgqueue.slots b
+                                            where b.consumer_id = v_id and b.slot = s.behind) is null)
+                  order by slot limit 1
+                  for update skip locked)  -- lock: slot
+    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    return v_claim;
+end $$;
+
+-- Claims the slot that comes next, if it has the size that the claim wants, or by key comes near it. Returns as
+-- claim_slot(). Locks: the slot.
+create or replace function _pgqueue.claim_a_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                 p_max int, p_timeout interval) returns pgqueue.claimed
+language plpgsql
+as $$
+begin
+    if not p_consumer.by_key then
+        return _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, p_cursor.slots_from,
+                                   p_cursor.slots_to, p_max, p_timeout);
+    elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
+        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);
+    end if;
+    return null;
 end $$;
 
 -- Claims as many messages as the claim wants out of the first free slots, if these are larger or smaller: as a slot of
@@ -88,20 +134,6 @@ begin
     perform _pgqueue.store_claimed_slot(p_cursor.consumer_id, v_no, v_token, v_slot.arrival_no, v_slot.priority,
                                         v_mine, p_max, p_timeout);
     return (_pgqueue.slot_claim(v_no, v_token), p_max::bigint, p_stream_id, v_mine, v_slot.priority);
-end $$;
-
--- Whether there is a free slot, of whatever size, that no other session is claiming; or slots may have been cut since
--- the cursor was read. Locks: a slot.
-create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors) returns boolean
-language plpgsql
-as $$
-begin
-    perform from pgqueue.slots
-    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
-      and token is null
-    limit 1 for update skip locked;  -- lock: slot
-    return found or not exists (select from pgqueue.consumer_cursors
-                                where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
 end $$;
 
 -- Claims messages that pass a condition out of the free slots, as runs of a claim of the usual kind; the others stay in

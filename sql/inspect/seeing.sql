@@ -51,8 +51,13 @@ begin
         select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and (keys is null or p_key = any (keys))
         order by place, piece
     loop
-        select m.* into v_run from pgqueue.consumer_messages m
-        where consumer_id = p_consumer.consumer_id and piece = v_piece.piece and not seqs @> p_seq
+        select m.* into v_run
+        from (select * from pgqueue.consumer_messages
+              where consumer_id = p_consumer.consumer_id and piece = v_piece.piece
+              union all
+              select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+              where s.consumer_id = p_consumer.consumer_id and s.piece = v_piece.piece) m
+        where not seqs @> p_seq
         order by state limit 1;
         continue when not found;  -- all of it is settled: the next deal finds that
         select * into v_claim from _pgqueue.claim_by(v_run.claim_id);
@@ -324,8 +329,11 @@ begin
         with aside as (
             select r.state = 'delayed' or r.not_visible_until > clock_timestamp() is true as later, r.key,
                    r.message_count, r.first_seq, r.not_visible_until
-            from (select * from pgqueue.consumer_messages
-                  where consumer_id = $1 and key is not null limit 100000) r
+            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null
+                  union all
+                  select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+                  where s.consumer_id = $1 and r.key is not null
+                  limit 100000) r
         ), hashed as (
             select key, sum(message_count) filter (where not later) as waiting,
                    sum(message_count) filter (where later) as delayed, min(first_seq) as first_seq,

@@ -6,9 +6,11 @@
 -- the next claim looks at later ones. Needs the consumer's lock.
 --   p_want  messages at most
 --   p_held  messages that the claim has already
+--   p_cuts  where no piece is ready, let the claim have a slot: then it is served nothing, and the cursor's slots_until
+--           is set
 -- Returns the cursor, how many messages the claim got, and whether the claim ends there, as serve_ready() does.
 create or replace function _pgqueue.serve_ordered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_claim_id bigint, p_want bigint, p_held bigint,
+                                                  p_claim_id bigint, p_want bigint, p_held bigint, p_cuts boolean,
                                                   out o_cursor pgqueue.consumer_cursors, out o_count bigint,
                                                   out o_ended boolean)
 language plpgsql
@@ -29,7 +31,7 @@ begin
             v_served := _pgqueue.serve_ready(o_cursor.consumer_id, o_cursor.scan_from, p_claim_id, p_want - o_count,
                                              null, p_held + o_count);
             o_count := o_count + v_served.message_count;
-            if o_count = 0 and not v_served.ended then
+            if o_count = 0 and not v_served.ended and (o_cursor.scan_from[1]).lane = 0 then
                 v_broken := _pgqueue.break_up(p_consumer, o_cursor, p_want);
                 o_cursor := v_broken.p_cursor;
                 if v_broken.o_broken then
@@ -47,11 +49,18 @@ begin
         -- small rest; and none if a piece is ready: it was too large for the rest
         exit when o_ended or 2 * o_count > p_want or v_looked >= _pgqueue.limit_looks()
             or (o_count > 0 and p_consumer.ordering <> 'stream' and _pgqueue.has_ready_piece(o_cursor));
-        v_deal := _pgqueue.deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, p_held + o_count);
-        o_cursor := v_deal.o_cursor;
-        o_count := o_count + v_deal.o_claimed;
-        v_looked := v_looked + v_deal.o_looked;
-        o_ended := v_deal.o_ended;
+        p_cuts := p_cuts and o_count = 0;
+        if not (p_cuts and o_cursor.freed_from is null and _pgqueue.has_slot(o_cursor)) then
+            v_deal := _pgqueue.deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, p_held + o_count, p_cuts);
+            o_cursor := v_deal.o_cursor;
+            o_count := o_count + v_deal.o_claimed;
+            v_looked := v_looked + v_deal.o_looked;
+            o_ended := v_deal.o_ended;
+        end if;
+        if p_cuts and o_count = 0 and not o_ended and _pgqueue.has_slot(o_cursor) then
+            o_cursor.slots_until := least(o_cursor.lease_probe, _pgqueue.next_delayed(o_cursor));
+            exit;
+        end if;
         exit when v_deal.o_looked = 0 or v_deal.o_claimed > 0;
     end loop;
     o_cursor := _pgqueue.raise_scan_from(o_cursor);
@@ -64,11 +73,12 @@ end $$;
 --   p_claim_id  the claim that may have the line whole; null: none
 --   p_want      messages that the claim wants
 --   p_held      messages that it has already
+--   p_cuts      make slots of messages that were never delivered
 -- Returns the cursor, how many messages it looked at, how many it claimed, and whether the claim ends there, as
 -- serve_ready() does.
 -- (More than 60 lines: whether the line is claimed whole, and what is dealt, follow from the same look at the pieces.)
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                         p_claim_id bigint, p_want bigint, p_held bigint,
+                                         p_claim_id bigint, p_want bigint, p_held bigint, p_cuts boolean,
                                          out o_cursor pgqueue.consumer_cursors, out o_looked bigint,
                                          out o_claimed bigint, out o_ended boolean)
 language plpgsql
@@ -99,7 +109,8 @@ begin
             return;
         end if;
     elsif v_closed.o_freed <> '{}' then
-        v_heads := _pgqueue.waiting_heads(p_consumer.consumer_id, v_closed.o_freed, v_size);
+        v_heads := _pgqueue.waiting_heads(p_consumer.consumer_id, v_closed.o_freed,
+                                          case when p_cuts then v_size * _pgqueue.limit_chain() else v_size end);
         v_keyed := v_heads;
     end if;
 
@@ -131,7 +142,7 @@ begin
         if p_consumer.limits_keys then
             o_cursor := _pgqueue.deal_within_limits(p_consumer, o_cursor, v_keyed, v_heads, v_size);
         else
-            o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null);
+            o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, p_cuts => p_cuts);
         end if;
     end if;
 end $$;

@@ -6,6 +6,13 @@
 -- lock of the consumer, like the runs of a consumer with ordering=none. The table pieces has the keys of each piece,
 -- until the dealer finds that the piece is gone.
 --
+-- For a small claim of a consumer that is quick, the dealer makes slots (queue/slots.sql) of pieces that were never
+-- delivered. A key with more messages than a slot has gets a piece of its own: a chain of slots, each behind the one
+-- before. A slot can be claimed when the slot before it is not there. Only acknowledgements delete a claimed slot for
+-- good. Whoever makes a claim of the usual kind of it, to let its messages go back, has the consumer's lock, and lets
+-- the slots behind it become runs that wait (base/slots.sql: promote()). So a piece is in slots, or its first messages
+-- are a run and later ones wait: all else sees pieces and waiting messages as if there were no slots.
+--
 -- A message whose key is in an open piece is set aside. It waits until a dealer finds that the key has left that piece.
 -- A message that is not visible yet is delayed, in no piece, and its key waits for it. When it is due, the key is free,
 -- as if a piece had ended. So the messages of a key are, in this order: in a piece or delayed, waiting, in the line.
@@ -68,14 +75,17 @@ declare
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.chain,
                l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count) filter (where m.state = 'ready' or not v_ready), 0)
                                    as held,
-                                   count(*) filter (where m.state = 'ready') as ready
-                            from pgqueue.consumer_messages m
-                            where m.consumer_id = p.consumer_id and m.piece = p.piece) l
+                                   count(*) filter (where m.state = 'ready') as ready, bool_or(m.chain) as chain
+                            from (select state, message_count, false as chain from pgqueue.consumer_messages
+                                  where consumer_id = p.consumer_id and piece = p.piece
+                                  union all
+                                  select 'ready', message_count, key is not null from pgqueue.slots
+                                  where consumer_id = p.consumer_id and piece = p.piece) m) l
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), free as materialized (
         -- no more keys at once than one claim may look at: the next deal goes on with the others
@@ -101,7 +111,8 @@ begin
         returning p.place, p.piece
     )
     select count(*), min(piece) filter (where keys is null),
-           array_agg(piece) filter (where held > 0 and held < message_count and keys is not null),
+           array_agg(piece) filter (where held > 0 and held < message_count and keys is not null
+                                        and chain is not true),
            least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old),
                  p_cursor.last_line_no),
            (select min(place) from free where noted and not close),
@@ -138,7 +149,10 @@ declare
     v_runs  pgqueue.consumer_messages[] := array(
         select m from pgqueue.consumer_messages m
         where consumer_id = p_piece.consumer_id and piece = p_piece.piece
-          and (state = 'ready' or not _pgqueue.counts_ready(p_consumer)));
+          and (state = 'ready' or not _pgqueue.counts_ready(p_consumer))
+        union all
+        select _pgqueue.run_of(s) from pgqueue.slots s
+        where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_runs);
     v_left  bigint[] := v_keyed.keys;
 begin
@@ -160,21 +174,26 @@ end $$;
 --   p_keyed    the messages by key, in their order
 --   p_line_no  where the pieces stand; null: behind all others
 --   p_now      messages that are visible at that time are visible
+--   p_cuts     store what was never delivered as slots; of a key that has more than one slot, a chain of them
 -- Returns the cursor.
 -- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
 create or replace function _pgqueue.store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                  p_keyed pgqueue.keyed_messages, p_size bigint, p_line_no bigint,
-                                                 p_now timestamptz default clock_timestamp())
+                                                 p_now timestamptz default clock_timestamp(),
+                                                 p_cuts boolean default false)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
     v_delayed boolean := _pgqueue.has_delayed_key(p_cursor);
     v_count   bigint;
+    v_runs    bigint;  -- pieces that are no slots
     v_due     timestamptz;
+    v_first   bigint;  -- the first slot
 begin
     with source as materialized (
         select ordinality as run_no, arrival_no, priority, deliver_count, note,
+               p_cuts and deliver_count = 0 and note is null and (not_visible_until > p_now) is not true as fresh,
                case when not_visible_until > p_now then not_visible_until end as due,
                -- a piece has one arrival_no. While tokens are spent, a message keeps its own: it may come back from the
                -- piece, and is not to stand before the place that is noted with a token of its key
@@ -191,7 +210,8 @@ begin
         where f.consumer_id = p_consumer.consumer_id and f.place >= p_cursor.freed_from
           and p_consumer.ordering <> 'none'
     ), judged as (
-        select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due,
+        select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due, s.fresh,
+               s.fresh and r.key is not null and r.message_count > p_size as chain,
                r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
                    r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
                    or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
@@ -201,11 +221,12 @@ begin
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
     ), packed as (
-        select *, sum(least(message_count, p_size)::int) over (partition by kind order by i)
+        select *, sum(least(message_count, p_size)::int) over (partition by kind, chain order by i)
                   - least(message_count, p_size) as before
         from judged where not waits
     ), fitted as (
-        select *, least(message_count, case when due is null then p_size - before % p_size else p_size end) as room
+        select *, least(message_count, case when chain then p_size * _pgqueue.limit_chain()
+                                            when due is null then p_size - before % p_size else p_size end) as room
         from packed
     ), part as materialized (
         select *, case when room < message_count then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, room))
@@ -213,11 +234,26 @@ begin
         from fitted
     ), piece as materialized (
         select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no,
-               min(arrival_no) as arrival_no,
+               min(arrival_no) as arrival_no, fresh, chain,
                range_agg(part) as seqs, sum(room)::bigint as message_count, array_remove(array_agg(key), null) as keys
         from part
         where due is null
-        group by kind, before / p_size
+        group by kind, fresh, chain, before / p_size
+    ), cut as (
+        select piece, 1 + (i - 1) / p_size as no, range_agg(int8range(s, s + 1)) as seqs, count(*) as message_count
+        from (select piece, s, row_number() over (partition by piece order by s) as i
+              from piece cross join lateral unnest(seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
+              where chain) e
+        group by 1, 2
+        union all
+        select piece, 1, seqs, message_count from piece where fresh and not chain
+    ), numbered as materialized (
+        select nextval('pgqueue.claim_numbers') as slot, c.* from (select * from cut order by no, piece) c
+    ), laid as (
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, behind, key)
+        select n.slot, p.arrival_no, p_consumer.consumer_id, s.priority, n.message_count, n.seqs, n.piece,
+               lag(n.slot) over (partition by n.piece order by n.no), case when p.chain then p.keys[1] end
+        from numbered n join piece p using (piece) join source s using (run_no)
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, piece, piece, message_count, keys,
@@ -230,6 +266,7 @@ begin
         select p_consumer.consumer_id, 'ready', 0, s.priority, s.deliver_count, p.arrival_no,
                coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.note
         from piece p join source s using (run_no)
+        where not p.fresh
     ), delayed as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, key, not_visible_until, note)
@@ -251,12 +288,19 @@ begin
         join source s using (run_no)
         cross join lateral _pgqueue.split_set(w.seqs) c
     )
-    select (select count(*) from piece), (select min(due) from part) into v_count, v_due;
-    if v_count > 0 then
+    select (select count(*) from piece), (select count(*) from piece where not fresh), (select min(due) from part),
+           (select min(slot) from numbered)
+    into v_count, v_runs, v_due, v_first;
+    if v_runs > 0 then
         p_cursor := _pgqueue.lower_scan_from(
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
-        p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     end if;
+    if v_first is not null then
+        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_chains(p_cursor, v_first));
+        p_cursor.slots_size := p_size;
+        p_cursor.slots_priority := null;
+    end if;
+    p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);
     return p_cursor;
 end $$;

@@ -12,7 +12,7 @@
 --   line        ready in the line of an ordered consumer: lane 1
 --   piece       ready in a piece of an ordered consumer: lane 0
 --   unclaimed   unfiltered, ready, line, piece, delayed or waiting
---   slot        ready, or claimed, in a row of slots instead of a run (queue/slots.sql)
+--   slot        ready, claimed, or by key waiting, in a row of slots instead of a run (queue/slots.sql)
 --   done        acknowledged: there is no run; keep_history keeps a row of archived_messages
 --   dead        a row of dead_messages
 --   gone        skipped by retention, cancelled, replaced, refused by the filter, or forgotten with the consumer's
@@ -32,7 +32,7 @@
 --   ready, piece          dead                              give_up_expired  queue/runs.sql
 --   line                  as its caller says                line_front       queue/deal.sql
 --   waiting               as its caller says                waiting_heads    queue/deal.sql
---   line, waiting, piece  piece, waiting, delayed           store_pieces     queue/pieces.sql
+--   line, waiting, piece  piece, slot, waiting, delayed     store_pieces     queue/pieces.sql
 --   piece                 piece, waiting                    break_up         queue/pieces.sql
 --   line                  claimed, dead                     claim_below      queue/whole_line.sql
 --   line                  gone                              delete_passed    functions/group_workers.sql
@@ -54,7 +54,8 @@
 --   new, slot             ready                             put_in_line      queue/slots.sql
 --   ready                 as its caller says                take_front       claim/slots.sql
 --   ready                 slot                              cut              claim/slots.sql
---   slot                  claimed                           promote          base/slots.sql
+--   slot                  claimed, waiting                  promote          base/slots.sql
+--   slot                  piece, waiting                    flush            queue/slots.sql
 --   slot                  claimed                           claim_matching_slots  claim/slots.sql
 --   dead                  ready, line, unfiltered           redrive          functions/dead.sql
 --   any                   gone                              forget_runs      queue/runs.sql

@@ -15,6 +15,12 @@ declare
     v_count bigint;
 begin
     perform _pgqueue.check_isolation();
+    if p_set is not null and not p_dead and _pgqueue.is_slot(p_claim_id) then
+        v_count := _pgqueue.shrink_slot(p_claim_id, p_set);
+        if v_count is not null then
+            return v_count;
+        end if;
+    end if;
     v_claim := _pgqueue.lock_claim(p_claim_id, false);
     if v_claim.claim_id is null then
         return 0;

@@ -1,6 +1,10 @@
 -- Slots: messages of a consumer that were cut ahead for small claims (claim/slots.sql). They stand at the front of the
 -- line, and nothing that is ready comes before them. A claim of a free slot is one update of its row, without any lock
--- but the row's.
+-- but the row's. By key, slots are pieces, and chains of them (queue/pieces.sql).
+--
+-- Slots by key stand in place of pieces only where a consumer is quick, and beside pieces. The alternative was to let
+-- pieces go altogether. But limits of keys, Spark's readers, and all that returns messages, know pieces, and each slot
+-- can become a piece or a run that waits at any time. So few functions know chains, and those have the order to keep.
 --
 -- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
 -- claims as well lets claimed slots become claims of the usual kind: own_consumer().
@@ -30,8 +34,9 @@ begin
     return (v_run.lane, v_run.line_no, lower(p_seqs))::pgqueue.line_place;
 end $$;
 
--- Puts the free slots of a consumer back into the line, as ready runs, but those that somebody is claiming. How many
--- slots are cut next time goes by how many of these were used. Returns the cursor. Needs the consumer's lock.
+-- Puts the free slots of a consumer back into the line, as ready runs, but those that somebody is claiming. By key they
+-- become ready pieces, and runs that wait. How many slots are cut next time goes by how many of these were used.
+-- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.flush(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -49,26 +54,86 @@ begin
                 select ctid from pgqueue.slots
                 where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
                 for update skip locked))  -- lock: slot
-            returning priority, arrival_no, seqs
+            returning *
+        ), by_key as (
+            insert into pgqueue.consumer_messages
+            select r.* from gone g cross join lateral _pgqueue.run_of(g::pgqueue.slots) r where g.piece is not null
+            returning state, line_no
         )
-        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots from gone group by 1, 2
+        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::bigint as place
+        from gone where piece is null group by 1, 2
+        union all
+        select null, null, null, 0, min(line_no) from by_key where state = 'ready'
     loop
-        v_places := v_places || _pgqueue.put_in_line(p_cursor.consumer_id, v_part.priority, v_part.arrival_no,
-                                                     v_part.seqs);
-        v_free := v_free + v_part.slots;
+        if v_part.slots > 0 then
+            v_places := v_places || _pgqueue.put_in_line(p_cursor.consumer_id, v_part.priority, v_part.arrival_no,
+                                                         v_part.seqs);
+            v_free := v_free + v_part.slots;
+        elsif v_part.place is not null then
+            v_places := v_places || (0, v_part.place, 0)::pgqueue.line_place;
+        end if;
     end loop;
     p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);
     p_cursor.slots_ahead := least(_pgqueue.limit_slots(),
                                   greatest(2, 2 * (coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots()) - v_free)));
-    p_cursor.slots_from := (select slot from pgqueue.slots
-                            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
-                            order by slot limit 1);
+    p_cursor := _pgqueue.raise_slots(p_cursor);
     p_cursor.slots_to := p_cursor.slots_from;  -- somebody has all that are left
+    return p_cursor;
+end $$;
+
+-- Moves the places from which claims look at slots up to the first slots that are there. Returns the cursor, for which
+-- nobody knows what comes before the slots. Needs the consumer's lock.
+create or replace function _pgqueue.raise_slots(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    -- also a slot that a claim takes now: that claim may be rolled back. (No slot before slots_from becomes free.)
+    p_cursor.slots_from := (select slot from pgqueue.slots
+                            where consumer_id = p_cursor.consumer_id and token is null
+                              and slot >= coalesce(p_cursor.slots_from, p_cursor.slots_block, p_cursor.slots_low)
+                            order by slot limit 1);
+    p_cursor.slots_to := 9223372036854775807;
     p_cursor.slots_low := (select slot from pgqueue.slots
                            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
                            order by slot limit 1);
     p_cursor.slots_until := '-infinity';
     return p_cursor;
+end $$;
+
+-- When the next delay of a consumer ends; null: nothing of it is delayed.
+create or replace function _pgqueue.next_delayed(p_cursor pgqueue.consumer_cursors) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select not_visible_until from pgqueue.consumer_messages
+            where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
+            order by not_visible_until limit 1);
+end $$;
+
+-- By key: whether the slots of a consumer have the size that a claim wants, or come near it.
+create or replace function _pgqueue.slots_fit(p_size int, p_max int) returns boolean
+language sql immutable parallel safe
+as $$ select p_max <= _pgqueue.limit_piece_by_key() and p_size between (p_max + 1) / 2 and p_max $$;
+
+-- Whether there is a free slot, of whatever size, that waits for no other slot and that no other session is claiming;
+-- or slots may have been cut since the cursor was read. Locks: a slot.
+--   p_over  only slots of more messages
+create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors, p_over int default 0) returns boolean
+language plpgsql
+as $$
+begin
+    perform from pgqueue.slots s
+    where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+      and token is null and message_count > p_over
+      -- a value, as in claim_slot_by_key()
+      and (behind is null or (select b.slot from pgqueue.slots b
+                              where b.consumer_id = s.consumer_id and b.slot = s.behind) is null)
+    limit 1 for update skip locked;  -- lock: slot
+    if found then
+        return true;
+    end if;
+    return not exists (select from pgqueue.consumer_cursors
+                       where consumer_id = p_cursor.consumer_id and version = p_cursor.version);
 end $$;
 
 -- Stores a claim as a slot.
@@ -102,6 +167,30 @@ begin
     p_cursor.slots_low := coalesce((select slot from pgqueue.slots
                                     where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
                                     order by slot limit 1), p_from);
+    p_cursor.slots_block := p_from;
+    return p_cursor;
+end $$;
+
+-- Begins a block of slots by key, with this number, as begin_block(). But what is claimed becomes claims of the usual
+-- kind only if it was claimed a second ago: a chain of slots ends with that. Only the first slots are looked at, so
+-- that dead rows behind them cost nothing.
+create or replace function _pgqueue.begin_chains(p_cursor pgqueue.consumer_cursors, p_from bigint)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_first pgqueue.slots;
+begin
+    loop
+        select * into v_first from pgqueue.slots
+        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low order by slot limit 1;
+        p_cursor.slots_low := coalesce(v_first.slot, p_from);
+        exit when v_first.slot is null
+            or (v_first.slot < p_cursor.slots_block and v_first.claimed_at < clock_timestamp() - interval '1 s'
+                and _pgqueue.promote(array(select ctid from pgqueue.slots
+                                           where consumer_id = p_cursor.consumer_id and slot = v_first.slot
+                                           for update skip locked)) > 0) is not true;  -- lock: slot
+    end loop;
     p_cursor.slots_block := p_from;
     return p_cursor;
 end $$;
@@ -154,9 +243,7 @@ begin
     p_cursor.slots_until := least(
         p_cursor.lease_probe,
         case when p_cursor.gaps <> '{}' and not p_cursor.take_was_cut then p_cursor.gaps_probe end,
-        (select not_visible_until from pgqueue.consumer_messages
-         where consumer_id = p_cursor.consumer_id and state = 'delayed' and not_visible_until >= p_cursor.due_from
-         order by not_visible_until limit 1));
+        _pgqueue.next_delayed(p_cursor));
     return p_cursor;
 end $$;
 

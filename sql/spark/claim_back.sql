@@ -116,7 +116,7 @@ declare
     v_looked bigint := 0;
 begin
     while p_consumer.ordering = 'key' and v_looked < _pgqueue.limit_looks() loop
-        v_deal := _pgqueue.deal(p_consumer, p_cursor, null, _pgqueue.limit_piece_by_key(), 0);
+        v_deal := _pgqueue.deal(p_consumer, p_cursor, null, _pgqueue.limit_piece_by_key(), 0, false);
         p_cursor := v_deal.o_cursor;
         v_looked := v_looked + v_deal.o_looked;
         exit when v_deal.o_looked = 0 or not exists (

@@ -22,6 +22,7 @@ begin
             'consumer_messages (consumer_id, key, arrival_no, first_seq) where key is not null'],
         ['slots_place',               'slots (consumer_id, slot)'],
         ['slots_claim',               'slots ((slot & 1048575))'],
+        ['slots_piece',               'slots (consumer_id, piece) where piece is not null'],
         ['publications_urgent',       'publications (stream_id, publication_id) where priority > 0'],
         ['pieces_place',              'pieces (consumer_id, place)'],
         ['freed_keys_place',          'freed_keys (consumer_id, place)'],

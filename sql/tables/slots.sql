@@ -1,4 +1,4 @@
--- Slots: messages that were cut ahead for small claims of a consumer without an order and without special settings
+-- Slots: messages that were cut ahead for small claims of a consumer without special settings
 -- (consumers.quick). See queue/slots.sql.
 
 -- A slot has the messages of one claim, and is that claim once it has a token: nobody writes a row of claims for it.
@@ -14,5 +14,8 @@ create table if not exists pgqueue.slots (
     message_count int            not null,
     seqs          int8multirange not null,
     timeout       interval,                 -- the visibility timeout of its claim
+    piece         bigint,                   -- by key: the piece that it belongs to,
+    behind        bigint,                   -- ... the slot before it in that piece: it waits until that one is gone,
+    key           bigint,                   -- ... and their only key, where a piece has more than one slot
     owner         text                      -- as that of a claim
 ) with (fillfactor = 50);

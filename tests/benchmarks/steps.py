@@ -28,7 +28,7 @@ Case = tuple[str, str, bool]
 CASES: list[Case] = [
     ("none, a new message", "none", False),
     ("none, a ready message", "none", True),
-    ("key, a ready piece", "key", True),
+    ("key, a slot", "key", True),
     ("key, a new message, dealt alone", "key", False),
 ]
 """What is measured: its name, the consumer's ordering, and whether messages are sent before."""

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import psycopg
@@ -348,8 +348,10 @@ def check_slots(c: Consumer) -> None:
     for slot in free:
         assert c.cursor.slots_from is not None, f"no claim will look for {slot}"
         assert c.cursor.slots_from <= slot.slot, f"before {c.cursor.slots_from}: {slot}"
+    if c.by_key:
+        check_chains(c)
     served = [slot for slot in free if slot.slot < c.cursor.slots_to] if free else []
-    if not served or c.cursor.slots_until <= c.cursor.now:
+    if c.by_key or not served or c.cursor.slots_until <= c.cursor.now:
         return
     first = min(served, key=lambda slot: slot.slot)
     places = [(-slot.priority, slot.arrival_no, min(numbers(slot.seqs)))
@@ -361,6 +363,28 @@ def check_slots(c: Consumer) -> None:
             assert place >= places[0], f"{run} comes before the slots, which begin with {first}"
         if run.state == "delayed":
             assert run.not_visible_until >= c.cursor.slots_until, f"nobody will notice {run}"
+
+
+def check_chains(c: Consumer) -> None:
+    """5 order: the slots of a piece are claimed one after the other, as their messages are."""
+    there = {slot.slot: slot for slot in c.slots}
+    pieces: dict[int, list[Any]] = defaultdict(list)
+    for slot in sorted(c.slots, key=lambda slot: slot.slot):
+        if slot.piece is None:  # from before it went by key
+            continue
+        assert slot.piece in c.pieces, f"not known: {slot}"
+        pieces[slot.piece].append(slot)
+        if slot.behind in there:
+            assert slot.token is None, f"claimed before {there[slot.behind]}: {slot}"
+            assert there[slot.behind].piece == slot.piece, f"of other pieces: {slot}"
+    for slots in pieces.values():
+        assert [slot.behind for slot in slots[1:]] == [slot.slot for slot in slots[:-1]], f"{slots}"
+        for before, after in pairwise(slots):
+            assert max(numbers(before.seqs)) < min(numbers(after.seqs)), f"{before}, {after}"
+            assert {c.keys.get(s) for s in numbers(before.seqs)} == {after.key}, f"key of {after}"
+            assert {c.keys.get(s) for s in numbers(after.seqs)} == {after.key}, f"key of {after}"
+        holding = [run for run in c.runs if run.piece == slots[0].piece]
+        assert len(holding) == 1, f"slots of a piece that is elsewhere: {holding}"
 
 
 def check_token(c: Consumer, token: Any) -> None:

@@ -501,14 +501,22 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
     conn.execute("lock table pgqueue.sink_batches in share mode")
 
 
-def lock_claim(conn: psycopg.Connection, claim_id: int) -> None:
-    """Let nobody settle or take over a claim until the end of the transaction."""
-    conn.execute("select from pgqueue.claims where claim_id = %s for update", [claim_id])
-    conn.execute(
+def own_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
+    """Let all slots of a consumer become runs, as whoever needs the runs does."""
+    conn.execute("select _pgqueue.own_consumer(%s)", [consumer_id])
+
+
+def lock_claim(conn: psycopg.Connection, claim_id: int) -> bool:
+    """Let nobody settle or take over a claim until the end of the transaction: if it is live."""
+    slot = conn.execute(
         "select from pgqueue.slots where slot & 1048575 = _pgqueue.place_in(%s)"
         " and token = _pgqueue.token_in(%s) for update",
         [claim_id, claim_id],
     )
+    claim = conn.execute(
+        "select from pgqueue.claims where claim_id = %s and live for update", [claim_id]
+    )
+    return slot.rowcount + claim.rowcount > 0
 
 
 def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: list[int]) -> None:

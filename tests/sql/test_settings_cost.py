@@ -29,16 +29,9 @@ where schemaname = 'pgqueue' and n > 0
 """
 
 # Internal functions have an underscore here.
-# A claim of what is ready, its payloads, and the acknowledgement.
-BOTH = {
-    "receive": 1, "_claim": 1, "_is_due": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
-    "consumers scans": 1, "messages_1 scans": 1, "claims scans": 1,
-    "consumer_messages writes": 2, "claims writes": 2,
-}  # fmt: skip
-# asked for what is delayed, what is ready, what was claimed, and at the acknowledgement
-PLACED = {"_serve_ready": 1, "consumer_messages scans": 4, "consumer_cursors scans": 1}
+# A claim of what is ready, its payloads, and the acknowledgement: a slot is asked for, changed,
+# read, and deleted.
 READY = {
-    # a slot is asked for, changed, read, and deleted
     "none": {
         "receive": 1,
         "_claim": 1,
@@ -54,7 +47,20 @@ READY = {
         "slots scans": 2,
         "slots writes": 2,
     },
-    "key": BOTH | PLACED | {"_claim_pieces": 1, "_cursor": 1},
+    "key": {
+        "receive": 1,
+        "_claim": 1,
+        "_payloads": 1,
+        "_payloads_1": 1,
+        "ack": 1,
+        "_ack": 1,
+        "_claim_slot_by_key": 1,
+        "consumers scans": 1,
+        "consumer_cursors scans": 1,
+        "messages_1 scans": 1,
+        "slots scans": 2,
+        "slots writes": 2,
+    },
 }
 # A claim of the only message, which was just published: taken and claimed at once, as a slot.
 NEW = {

@@ -51,7 +51,7 @@ def send(conn: psycopg.Connection, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("column", "ordering", "waiting"),
-    [("new", "none", 0), ("slot", "none", 3), ("piece", "key", 3), ("dealt", "key", 0)],
+    [("new", "none", 0), ("slot", "none", 3), ("ahead", "key", 3), ("dealt", "key", 0)],
 )
 def test_a_receive_calls_the_functions_of_its_steps(
     conn: psycopg.Connection, column: str, ordering: str, waiting: int
