@@ -88,7 +88,8 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
     assert said(conn, other) == (
         "done",
-        "acknowledged, cancelled or replaced; or the consumer was made, or moved, to begin after it",
+        "acknowledged, cancelled or replaced; "
+        "or the consumer was made, or moved, to begin after it",
     )
 
 
