@@ -645,12 +645,13 @@ class QueueMachine(RuleBasedStateMachine):
         )
         if count is None:
             return
+        if c.newest is not None:
+            c.takes += 1
+            self.judge(c)
         chosen = [c.messages[s] for s in seqs if c.messages[s].state in ("new", "queued")]
         assert count == len(chosen), f"postponed {count} of {[m.seq for m in chosen]}"
         taken = internals.arrivals(self.conn, c.consumer_id)
         c.takes += 1
-        if c.newest is not None:
-            self.judge(c)
         for m in c.messages.values():
             if m.state == "new" and m.seq in taken and c.newest is None:
                 m.state = "queued"
