@@ -204,7 +204,8 @@ comment on column pgqueue.stream_stats.staged_chunks is
 comment on column pgqueue.stream_stats.last_seq is 'the last number that was given out';
 comment on column pgqueue.stream_stats.settings is 'settings that differ from their defaults, by name';
 comment on column pgqueue.stream_stats.sent is
-    'numbers given out to senders in all, those of transactions that were rolled back too: two looks give a rate';
+    'numbers given out to senders in all, those of transactions that were rolled back too: two looks give a rate; a '
+    'crash or a promotion adds up to 32';
 
 comment on view pgqueue.captures is 'One row per table that is captured, with its stream.';
 comment on column pgqueue.captures."table" is 'the table, with its schema';
