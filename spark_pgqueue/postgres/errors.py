@@ -188,6 +188,8 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
             message, hint=hint, sqlstate=sqlstate, argument=next(iter(arguments), None)
         )
     if sqlstate == NO_PERMISSION:
+        if message.startswith("permission denied for database"):
+            hint = "grant the role that installs the schema `create` on the database"
         hint = hint or (
             "connect as the owner of the schema pgqueue, or as a role that was granted this; "
             "`pgqueue doctor --url ...` says which grants a role lacks"

@@ -43,6 +43,12 @@ def of(server: embedded.Server, role: str, database: str) -> str:
 
 def test_an_owner_who_may_not_create_roles_is_told_what_an_administrator_runs(fresh):
     owner, app = of(fresh, "owner", "owned"), of(fresh, "app", "owned")
+    with (
+        connection.connect(app) as conn,
+        pytest.raises(PgQueueError, match="permission denied for database owned") as no,
+    ):
+        schema.install(conn)
+    assert "`create` on the database" in str(no.value.hint)
     with connection.connect(owner) as conn:
         schema.install(conn)
         with pytest.raises(
