@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -493,3 +496,22 @@ def test_metrics_read_sums_and_no_messages(face: Conn) -> None:
         face.execute("select count(*) from pgmq.read('q', 60, 100)")
     blocks = [cost(face, "select pgmq.metrics('q')") for _ in range(3)]
     assert blocks[-1] < 100, blocks
+
+
+@pytest.mark.longer
+def test_the_client_of_npm_gets_the_same_answers(face: Conn, pgmq: Conn, tmp_path: Path) -> None:
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("no node and npm (on Debian and Ubuntu: apt install nodejs npm)")
+    npm = ["npm", "install", "pgmq-js@1.3.1"]
+    there = subprocess.run(npm, cwd=tmp_path, capture_output=True, text=True)
+    if there.returncode:
+        pytest.skip(f"npm cannot install pgmq-js: {there.stderr[-200:]}")
+    program = shutil.copy(Path(__file__).with_name("pgmq_client.js"), tmp_path)
+    answers = []
+    for conn in (face, pgmq):
+        where = [conn.info.host, str(conn.info.port), conn.info.dbname]
+        done = subprocess.run(["node", program, *where], capture_output=True, text=True)
+        assert done.returncode == 0, (conn is face, done.stdout)
+        answers.append(done.stdout.splitlines())
+    assert len(answers[0]) == 19
+    assert answers[0] == answers[1]
