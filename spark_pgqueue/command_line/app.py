@@ -35,6 +35,7 @@ _AS_COMMANDS = {
     r"select pgqueue\.release\(('.*?'), ('.*?')\)": r"pgqueue release \1 \2",
     r"select pgqueue\.create_roles\(\); grant pgqueue_(\w+) to ": r"pgqueue grant \1 ",
     r"The view pgqueue\.captures lists": "pgqueue capture lists",
+    r"The view pgqueue\.stream_archives shows": "pgqueue archive list shows",
     r"Call recover\(\)": "Run pgqueue recover",
     r"call recover\(\)": "run pgqueue recover",
     r"Call seek:": "Run pgqueue consumer seek:",

@@ -226,6 +226,8 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     call(conn, "bind", "s", "never", "kept")
     call(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     consumer(conn, "filtered", p_topic="a")
+    consumer(conn, "latest", p_settings=Jsonb({"per_key_latest": True}))
+    receive(conn, 1, name="latest")
     value(conn, "create_group", "s", "group", 1)
     assert call(conn, "lease_partitions", "s", "group", "worker")
     # of no stream, or told below

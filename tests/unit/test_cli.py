@@ -727,7 +727,7 @@ def test_an_empty_list_says_so(run):
     ("arguments", "said"),
     [
         ("consumer create s d --start yesterday", "and not earliest, latest, 'seq N' or an OFFSET"),
-        ("nack 1 --delay 0s", "'0s' is not a duration longer than 0 with a unit"),
+        ("nack 1 --delay 5", "'5' is not a duration longer than 0 with a unit"),
     ],
 )
 def test_what_is_no_time_or_duration(run, arguments, said):
