@@ -189,7 +189,7 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
         )
     if sqlstate == NO_PERMISSION:
         if message.startswith("permission denied for database"):
-            hint = "grant `create` on the database to the role that shall be owner of the schema pgqueue"
+            hint = "grant the owner of the schema pgqueue `create` on the database"
         hint = hint or (
             "connect as the owner of the schema pgqueue, or as a role that was granted this; "
             "`pgqueue doctor --url ...` says which grants a role lacks"
