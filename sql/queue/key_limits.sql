@@ -153,15 +153,9 @@ create or replace function _pgqueue.change_lanes(p_consumer pgqueue.consumers) r
 language plpgsql
 as $$
 declare
-    v_stored pgqueue.consumer_cursors;
+    v_stored pgqueue.consumer_cursors := _pgqueue.own_consumer_and_slots(p_consumer.consumer_id);
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    -- claimers that are taking some slots are done then, as those that take runs
-    perform from pgqueue.slots where consumer_id = p_consumer.consumer_id for update;  -- lock: slot
-    perform _pgqueue.without_slots(p_consumer.consumer_id);
-    select * into v_stored from pgqueue.consumer_cursors
-    where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    if not found then
+    if v_stored.consumer_id is null then
         return;  -- the consumer is being created
     end if;
     if p_consumer.by_key then

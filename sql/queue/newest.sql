@@ -128,14 +128,9 @@ create or replace function _pgqueue.change_latest(p_consumer pgqueue.consumers) 
 language plpgsql
 as $$
 declare
-    v_stored pgqueue.consumer_cursors;
+    v_stored pgqueue.consumer_cursors := _pgqueue.own_consumer_and_slots(p_consumer.consumer_id);
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    perform from pgqueue.slots where consumer_id = p_consumer.consumer_id for update;  -- lock: slot
-    perform _pgqueue.without_slots(p_consumer.consumer_id);
-    select * into v_stored from pgqueue.consumer_cursors
-    where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    if not found then
+    if v_stored.consumer_id is null then
         return;  -- the consumer is being created
     end if;
     perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed');

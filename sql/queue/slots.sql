@@ -275,3 +275,15 @@ begin
     perform _pgqueue.lock_consumer(p_consumer_id);
     perform _pgqueue.without_slots(p_consumer_id);
 end $$;
+
+-- The same for a caller that changes how the consumer claims: it waits for claimers that are taking slots, too. Returns
+-- the cursor; null while the consumer is being created.
+create or replace function _pgqueue.own_consumer_and_slots(p_consumer_id int) returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_consumer(p_consumer_id);
+    perform from pgqueue.slots where consumer_id = p_consumer_id for update;  -- lock: slot
+    perform _pgqueue.without_slots(p_consumer_id);
+    return (select c from pgqueue.consumer_cursors c where consumer_id = p_consumer_id order by version desc limit 1);
+end $$;
