@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nbformat
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -233,38 +232,6 @@ def test_python(settled: Newcomer):
 @pytest.mark.usefixtures("spark_environment")
 def test_pyspark_script(settled: Newcomer):
     settled.follow(passage(PAGE, "A PySpark script"), with_errors=False)
-
-
-@pytest.mark.longer
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark_environment")
-def test_notebook(settled: Newcomer):
-    (start, *cells) = passage(PAGE, "A notebook")
-    before, _, after = start.text.partition("jupyter notebook\n")
-    assert after == ""
-    settled.type(before)
-
-    code = [block.text for block in cells if block.language == "python"]
-    path = settled.folder / "first.ipynb"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in code])
-    nbformat.write(notebook, path)
-    said = settled.type("jupyter execute --inplace first.ipynb")
-    ran = nbformat.read(path, as_version=4).cells
-    outputs = iter([printed for cell in ran if (printed := printed_by(cell))])
-    for block in cells:
-        if block.language == "text":
-            assert next(outputs, said).rstrip("\n") == block.text.rstrip("\n")
-    assert list(outputs) == []
-
-
-def printed_by(cell: nbformat.NotebookNode) -> str:
-    """What a cell prints and answers, without what goes to standard error."""
-    texts = [
-        output.get("text") or output.get("data", {}).get("text/plain") or ""
-        for output in cell.outputs
-        if output.get("name") != "stderr"
-    ]
-    return "".join(texts)
 
 
 @pytest.mark.longer
