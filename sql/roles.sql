@@ -137,13 +137,16 @@ create or replace function _pgqueue.revoke_defaults(p_new oid[]) returns void
 language plpgsql
 as $$
 declare
-    v_new   oid[] := p_new || array(select reltype from pg_class where oid = any (p_new));
-    v_grant record;
+    v_new    oid[] := p_new || array(select reltype from pg_class where oid = any (p_new));
+    v_revoke text;
 begin
-    for v_grant in
-        select g.object, g.grantee from _pgqueue.grants() g where g.oid = any (v_new) order by g.oid
+    for v_revoke in
+        select format('revoke all on %s %s from %s', k.kind,
+                      string_agg(substr(g.object, length(k.kind) + 2), ', ' order by g.oid), g.grantee)
+        from _pgqueue.grants() g cross join lateral (select split_part(g.object, ' ', 1) as kind) k
+        where g.oid = any (v_new) group by k.kind, g.grantee order by k.kind, g.grantee
     loop
-        execute format('revoke all on %s from %s', v_grant.object, v_grant.grantee);
+        execute v_revoke;
     end loop;
 end $$;
 

@@ -5,29 +5,26 @@
 -- commit.
 do $$
 declare
-    v_function record;
-    v_setting  text;
+    v_alter text;
 begin
-    for v_function in
-        select p.oid::regprocedure::text as name,
-               p.prokind = 'f'
-                   and (p.pronamespace = 'pgqueue'::regnamespace or l.roles is not null or v.called) as is_called,
-               'caller' = any (l.settings) is true as as_caller,
-               array(select unnest(s.settings) from _pgqueue.run_settings() s
-                     where s.name = any (l.settings)) as settings
-        from pg_proc p
-        left join _pgqueue.listed() l on l.function = p.oid
-        cross join lateral (select p.oid in (select _pgqueue.view_functions()) as called) v
-        where p.pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)
+    for v_alter in
+        -- a full join, which is made by hash: the planner takes the functions that were just made for very few
+        select format('alter function %s%s%s%s', p.oid::regprocedure,
+                      (select string_agg(' set ' || setting, '' order by s.n, t.n)
+                       from _pgqueue.run_settings() with ordinality s (name, settings, n)
+                       cross join lateral unnest(s.settings) with ordinality t (setting, n)
+                       where s.name = any (l.settings)),
+                      case when c.is_called then ' set search_path = pg_catalog, pg_temp' end,
+                      case when c.is_called and 'caller' = any (l.settings) is not true then ' security definer' end)
+        from _pgqueue.listed() l
+        full join (select * from pg_proc
+                   where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)) p on p.oid = l.function
+        cross join lateral (
+            select p.prokind = 'f'
+                   and (p.pronamespace = 'pgqueue'::regnamespace or l.roles is not null
+                        or p.oid in (select _pgqueue.view_functions())) as is_called) c
+        where c.is_called or l.settings <> '{caller}'
     loop
-        foreach v_setting in array v_function.settings loop
-            execute format('alter function %s set %s', v_function.name, v_setting);
-        end loop;
-        if v_function.is_called then
-            execute format('alter function %s set search_path = pg_catalog, pg_temp', v_function.name);
-            if not v_function.as_caller then
-                execute format('alter function %s security definer', v_function.name);
-            end if;
-        end if;
+        execute v_alter;
     end loop;
 end $$;

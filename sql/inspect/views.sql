@@ -5,13 +5,18 @@
 create or replace function _pgqueue.make_view(p_name text, p_query text) returns void
 language plpgsql
 as $$
+declare
+    v_view regclass := to_regclass('pgqueue.' || p_name);
 begin
-    execute 'create view _pgqueue.new_view as ' || p_query;
-    if pg_get_viewdef('_pgqueue.new_view'::regclass)
-       is distinct from pg_get_viewdef(to_regclass('pgqueue.' || p_name)) then
-        execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    if v_view is not null then
+        execute 'create view _pgqueue.new_view as ' || p_query;
+        if pg_get_viewdef('_pgqueue.new_view'::regclass) = pg_get_viewdef(v_view) then
+            drop view _pgqueue.new_view;
+            return;
+        end if;
+        drop view _pgqueue.new_view;
     end if;
-    drop view _pgqueue.new_view;
+    execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
 end $$;
 
 -- The runs of a consumer, for views. (A function that a view calls has settings of its own, and so never becomes a part
