@@ -1,5 +1,24 @@
-"""`python -m spark_pgqueue`: the command line."""
+"""The program `pgqueue`, also `python -m spark_pgqueue`."""
 
-from spark_pgqueue.command_line.cli import app
+from __future__ import annotations
 
-app(prog_name="pgqueue")
+import sys
+from importlib import import_module
+
+from spark_pgqueue.command_line.app import MODULES, app
+
+
+def main() -> None:
+    """Run the command that the first argument names, without a look at the other commands.
+
+    To import and to prepare all of them takes as long as a short command runs. The help,
+    completion and an error need all.
+    """
+    modules = MODULES.get("".join(sys.argv[1:2]))
+    for module in [f"commands.{each}" for each in modules] if modules else ["cli"]:
+        import_module(f"spark_pgqueue.command_line.{module}")
+    app(prog_name="pgqueue")
+
+
+if __name__ == "__main__":
+    main()

@@ -55,24 +55,33 @@ _AS_COMMANDS = {
 }
 
 
-# The commands, in the order and under the headings of the help.
+# The commands, in the order and under the headings of the help, each with its modules of `commands`.
 PANELS = {
-    "Messages": [
-        "send", "receive", "ack", "nack", "defer", "retry", "cancel", "postpone", "work", "peek",
-        "tail", "explain", "outcome", "history", "export", "import",
-    ],
-    "Streams and consumers": [
-        "stream", "consumer", "group", "schedule", "capture", "release", "describe", "claim",
-        "dead", "purge",
-    ],
-    "Seeing it": ["stats", "top", "web", "metrics", "checkpoint"],
-    "The database": [
-        "up", "down", "install", "sql", "grant", "maintain", "archive", "recover", "doctor",
-        "uninstall", "demo",
-    ],
+    "Messages": {
+        "send": "messages", "receive": "messages", "ack": "messages", "nack": "messages",
+        "defer": "messages", "retry": "messages", "cancel": "messages", "postpone": "messages",
+        "work": "work", "peek": "peeking", "tail": "messages", "explain": "seeing",
+        "outcome": "outcomes", "history": "outcomes", "export": "peeking", "import": "peeking",
+    },
+    "Streams and consumers": {
+        "stream": "streams", "consumer": "consumers seeing", "group": "groups",
+        "schedule": "schedules", "capture": "tables", "release": "tables", "describe": "peeking",
+        "claim": "peeking", "dead": "dead", "purge": "peeking",
+    },
+    "Seeing it": {
+        "stats": "seeing", "top": "seeing", "web": "seeing", "metrics": "seeing",
+        "checkpoint": "checkpoint",
+    },
+    "The database": {
+        "up": "server", "down": "server", "install": "schema", "sql": "schema", "grant": "schema",
+        "maintain": "upkeep", "archive": "archive", "recover": "upkeep", "doctor": "upkeep",
+        "uninstall": "schema", "demo": "upkeep",
+    },
 }  # fmt: skip
 
-_ORDER = [name for names in PANELS.values() for name in names]
+MODULES = {name: which.split() for names in PANELS.values() for name, which in names.items()}
+
+_ORDER = [*MODULES]
 
 
 class _Commands(TyperGroup):

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue.command_line import completion
-from spark_pgqueue.spark import options
 
 
 class Kind(StrEnum):
@@ -47,6 +46,8 @@ class Group(StrEnum):
 
 
 def duration(text: str) -> timedelta:
+    from spark_pgqueue.spark import options
+
     try:
         return options.duration(text)
     except ValueError:
@@ -61,6 +62,8 @@ def delay(text: str) -> timedelta:
 
 
 def size(text: str) -> int:
+    from spark_pgqueue.spark import options
+
     try:
         return options.size(text)
     except ValueError:

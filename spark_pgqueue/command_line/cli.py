@@ -1,5 +1,7 @@
 """The command line `pgqueue`. Each command is one or two calls of the client.
 
+`spark_pgqueue/__main__.py` is the program, which mostly imports one of these modules.
+
 Results go to standard output, everything else to standard error. app.py has the exit codes, which
 the help shows, and the order of the commands in the help.
 """
@@ -43,6 +45,3 @@ __all__ = [
     "upkeep",
     "work",
 ]
-
-if __name__ == "__main__":
-    app(prog_name="pgqueue")

@@ -8,15 +8,14 @@ import json
 import re
 import sys
 from datetime import datetime, timedelta
-from typing import Any, Protocol
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import fail
 from spark_pgqueue.printable import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
@@ -94,6 +93,8 @@ def show(rows: list[Any], kind: type, as_json: bool) -> None:
     elif not rows:
         print("Nothing to show.", file=sys.stderr)
     else:
+        from rich.console import Console
+
         # In a file or a pipe the table is not cut to 80 columns.
         Console(width=None if sys.stdout.isatty() else 250).print(table(rows, kind))
 
@@ -137,6 +138,9 @@ def figure(row: Any, name: str) -> str:
 
 
 def table(rows: list[Any], kind: type) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     hidden = (*_HIDDEN.get(kind, ()), ESTIMATED)
     names = [field.name for field in dataclasses.fields(kind) if field.name not in hidden]

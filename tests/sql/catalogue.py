@@ -62,12 +62,28 @@ LOOKS = {
 }
 
 
+# What people and programs call, without what it does.
+CALLED = """
+    select oid::regprocedure::text, pg_get_function_arguments(oid), pg_get_function_result(oid),
+           (select array_agg(x::text order by x::text) from unnest(proacl) x)
+    from pg_proc where pronamespace = 'pgqueue'::regnamespace"""
+
+
 def catalogue(conn: psycopg.Connection) -> dict[str, list[str]]:
     """Everything that the schema consists of, sorted."""
+    return {what: _rows(conn, look) for what, look in LOOKS.items()}
+
+
+def offered(conn: psycopg.Connection) -> dict[str, list[str]]:
+    """What is stored, and what is called: all that a version of the schema promises to programs."""
+    looks = {**LOOKS, "functions": CALLED}
     return {
-        what: sorted(_without_order(repr(row)) for row in conn.execute(look.encode()).fetchall())
-        for what, look in LOOKS.items()
+        what: _rows(conn, look) for what, look in looks.items() if what not in ("views", "comments")
     }
+
+
+def _rows(conn: psycopg.Connection, look: str) -> list[str]:
+    return sorted(_without_order(repr(row)) for row in conn.execute(look.encode()).fetchall())
 
 
 def _without_order(text: str) -> str:

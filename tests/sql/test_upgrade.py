@@ -1,8 +1,8 @@
 """A database of an earlier version, in use, becomes one of the next version and keeps its promises.
 
-There was no release yet. So the next version is made up here: a copy of `sql/` in which a column
-has another name, a stream has one more, and a function one more argument. Once a version is
-released, its SQL (`pgqueue sql`) is kept in `versions/<n>.sql`, and is another `old` database.
+`versions/` has the SQL of each released version (`freeze.py`): what it installed, and did, is
+brought to this version. And a version after this one is made up here: a copy of `sql/` in which a
+column has another name, a stream has one more, and a function one more argument.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.sql import checker, internals
-from tests.sql.catalogue import catalogue
+from tests.sql import checker, freeze, internals
+from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
 
@@ -74,14 +74,61 @@ def old(empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield conn
 
 
-@pytest.mark.all_versions
-def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
-    use(old, empty_url, internals.insert_messages)
+def make_anew(conn: Conn) -> None:
+    """Install what is installed from here on, with the streams and consumers of a database in use."""
     schema.uninstall(conn)
     schema.install(conn)
     make_streams(conn)
     for name in [*ORDERINGS, "reader", "untouched"]:
         value(conn, "create_consumer", "s", name, "earliest")
+
+
+def install_released(conn: Conn, version: int) -> None:
+    with conn.transaction():
+        conn.execute("set local standard_conforming_strings = on")
+        conn.execute(freeze.sql_of(version).encode(), prepare=False)
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("version", freeze.released())
+def test_a_released_version_becomes_this_one_and_owes_the_same(
+    version: int, empty_url: str, conn: Conn
+) -> None:
+    """Whoever changes what is stored writes a migration: `sql/changing.md`."""
+    with connection.connect(empty_url) as old:
+        install_released(old, version)
+        known = use(old, empty_url, internals.insert_messages)
+        before = owed(old)
+        schema.install(old)
+        make_anew(conn)
+        assert schema.installed_version(old) == schema.expected_version()
+        upgraded, fresh = catalogue(old), catalogue(conn)
+        for what in fresh:
+            assert upgraded[what] == fresh[what]
+        assert owed(old) == before
+        checker.check(old)
+        assert_delivers(old, known, before)
+
+
+def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str) -> None:
+    """Or programs of one version would find two schemas. Before a release: `freeze.py`."""
+    version = schema.expected_version()
+    if version not in freeze.released():
+        pytest.skip(f"version {version} is not released")
+    with connection.connect(empty_url) as conn:
+        install_released(conn, version)
+        kept = offered(conn)
+        schema.uninstall(conn)
+        schema.install(conn)
+        now = offered(conn)
+    for what in kept:
+        assert now[what] == kept[what], "`python -m tests.sql.freeze`, or a new version"
+
+
+@pytest.mark.all_versions
+def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
+    use(old, empty_url, internals.insert_messages)
+    make_anew(conn)
     assert schema.installed_version(old) == 1
     schema.install(old)
     assert schema.installed_version(old) == 2

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import spark_pgqueue
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli, completion
-from spark_pgqueue.command_line.app import EXIT_CODES, PANELS, as_commands
+from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
 
 Run = Callable[..., str]
 
@@ -90,6 +90,33 @@ def test_every_command_stands_in_the_help_under_a_heading(run: Run) -> None:
     assert order == sorted(order)
     for name, command in commands():
         assert command.help, name
+
+
+def test_a_command_is_found_without_the_others() -> None:
+    """`MODULES` has the modules of each name, and no more."""
+    found: dict[str, set[str]] = {}
+    for name, command in commands():
+        module = command.callback.__module__.rpartition(".")[2]
+        found.setdefault(name.split()[0], set()).add(module)
+    assert {name: set(modules) for name, modules in MODULES.items()} == found
+
+
+# What a command needs only for a table, for Arrow, for Spark, or for another command.
+DEAR = (
+    "rich.console", "pyarrow", "pyspark", "adbc_driver_manager", "multiprocessing", "http.server",
+    "spark_pgqueue.metrics", "spark_pgqueue.spark", "spark_pgqueue.worker", "spark_pgqueue.archive",
+    "spark_pgqueue.command_line.cli", "spark_pgqueue.command_line.commands.work",
+)  # fmt: skip
+
+
+def test_a_short_command_imports_only_what_it_needs(run: Run, queue: Client) -> None:
+    """Half of its time is imports: a tenth of a second would go to these."""
+    script = "from spark_pgqueue.__main__ import main; import sys\n"
+    script += "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    for arguments in ("send s --data x", "stream create t", "install", "receive s c"):
+        words = [sys.executable, "-c", script, *arguments.split()]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        assert not {*DEAR} & {*done.stderr.split()}, arguments
 
 
 def test_every_stream_and_consumer_is_completed() -> None:
