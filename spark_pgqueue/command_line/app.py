@@ -55,7 +55,7 @@ _AS_COMMANDS = {
 }
 
 
-# The commands, in the order and under the headings of the help, each with its modules of `commands`.
+# The commands, in the order and under the headings of the help, with their modules in `commands`.
 PANELS = {
     "Messages": {
         "send": "messages", "receive": "messages", "ack": "messages", "nack": "messages",

@@ -75,7 +75,7 @@ def old(empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def make_anew(conn: Conn) -> None:
-    """Install what is installed from here on, with the streams and consumers of a database in use."""
+    """Install what is installed from here on, with the streams and consumers of `use`."""
     schema.uninstall(conn)
     schema.install(conn)
     make_streams(conn)
