@@ -175,6 +175,8 @@ def per_second(rate: float | None) -> str:
 def _cell(value: Any, name: str = "") -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, timedelta):
+        return _interval(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):  # an id without separators, as other commands take it, or a count
@@ -186,3 +188,10 @@ def _cell(value: Any, name: str = "") -> str:
     if isinstance(value, list):
         value = ", ".join(map(str, value))
     return "" if value is None else printable(str(value))
+
+
+def _interval(value: timedelta) -> str:
+    """A duration as Postgres prints an interval, and reads it: 7 days, 1 day 02:30:00."""
+    days, rest = divmod(value, timedelta(days=1))
+    time = (datetime.min + rest).time().isoformat() if rest or not days else ""
+    return " ".join(filter(None, (count_of(days, "day") if days else "", time)))

@@ -5,9 +5,9 @@
 -- segment before it is in files. Readers without a consumer read the files (Spark, option archive); consumers, replay
 -- and read have what Postgres stores.
 --   p_uri   a folder that the exporter and all readers reach: /path, file:///path, s3://bucket/path and the like; null:
---           no more segments go to the archive, and readers keep what is there
+--           no more segments go to the stream's archive, and readers keep what is there
 --   p_keep  how long files are kept, from their last message; null: for ever
--- Errors: PQ001, PQ003. Locks: none that others wait for.
+-- Errors: PQ001; PQ003 also for null where the stream has no archive. Locks: none that others wait for.
 create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
 language plpgsql
 as $$
@@ -22,7 +22,10 @@ begin
         raise exception 'p_uri has a user or a password'
             using errcode = 'PQ003', column = 'p_uri',
                   hint = 'The exporter and readers have credentials in their environment, or in archiveOptions.';
-    elsif p_keep is not null then
+    elsif p_uri is null then
+        perform _pgqueue.check_archive(v_stream);
+    end if;
+    if p_keep is not null then
         perform _pgqueue.check_age('p_keep', p_keep);
     end if;
     perform _pgqueue.await(
@@ -45,16 +48,24 @@ as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    if not exists (select from pgqueue.archives where stream_id = v_stream.stream_id) then
-        raise exception 'p_stream % has no archive', quote_literal(p_stream)
-            using errcode = 'PQ003', column = 'p_stream',
-                  hint = 'The view pgqueue.stream_archives shows the streams that have one.';
-    end if;
+    perform _pgqueue.check_archive(v_stream);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
         'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
         'select count(*) from stored',  -- lock: maintain
         v_stream.stream_id);
+end $$;
+
+-- Refuses a stream without an archive, before anything changes. Errors: PQ003.
+create or replace function _pgqueue.check_archive(p_stream pgqueue.streams) returns void
+language plpgsql
+as $$
+begin
+    if not exists (select from pgqueue.archives where stream_id = p_stream.stream_id) then
+        raise exception 'p_stream % has no archive', quote_literal(p_stream.name)
+            using errcode = 'PQ003', column = 'p_stream',
+                  hint = 'The view pgqueue.stream_archives shows the streams that have one.';
+    end if;
 end $$;
 
 -- One row per stream with an archive: where it is, what is in it, and what is still to be written to it.

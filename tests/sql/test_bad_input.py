@@ -442,6 +442,7 @@ CASES: list[Case] = [
     ("set_archive('t', 'a')", "PQ003", ["p_uri", "absolute path", "'a'"]),
     ("set_archive('t', 's3://me:secret@b/a')", "PQ003", ["p_uri has a user or a password"]),
     ("set_archive('t', '/a', '0')", "PQ003", ["p_keep", "'00:00:00'", *AGE]),
+    ("set_archive('t', null)", "PQ003", ["p_stream 't' has no archive", "stream_archives"]),
     ("drop_archive('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("drop_archive('t')", "PQ003", ["p_stream 't' has no archive", "stream_archives"]),
     *(
