@@ -7,11 +7,13 @@ of the checkout; a name is a function, a view or a column of SQL, or what Python
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from spark_pgqueue.postgres import schema
+from spark_pgqueue.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 SQL = ROOT / "sql"
@@ -113,3 +115,12 @@ def test_every_file_of_the_sql_has_a_floor_in_the_readme() -> None:
         file = path.relative_to(schema.sql_directory())
         name = file.name if file.parent == Path() else f"{file.parent}/"
         assert f"`{name}`" in text, file
+
+
+def test_the_changelog_begins_with_the_version_of_the_package_and_of_the_schema() -> None:
+    """And both files have the package's."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == VERSION
+    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert newest.startswith(f"{version} - ")
+    assert f"schema version {schema.expected_version()}" in " ".join(newest.split())
