@@ -59,6 +59,23 @@ def test_what_is_moved_keeps_its_order_key_headers_and_time(both: psycopg.Connec
     assert 0 <= (until - due).total_seconds() < 1
 
 
+def test_clients_of_pgmq_go_on_after_its_schema_made_room(both: psycopg.Connection, url: str):
+    """Renamed, with ours in its place, and the same statement: as sql/guide/moving.md says."""
+    for number in (1, 2):
+        rows(both, "select pgmq.send('orders', jsonb_build_object('n', %s::int))", number)
+    both.execute("alter schema pgmq rename to pgmq_before")
+    with spark_pgqueue.connect(url) as queue:
+        queue.install(pgmq=True)
+    both.execute("select pgmq.create('orders')")
+    move = MOVE.split(";")[0].replace("pgmq.q_orders", "pgmq_before.q_orders")
+    move = move.replace("'sales'", "'orders'")
+    assert rows(both, move) == [(2,)]
+    read = "select message -> 'n' from pgmq.read('orders', 30, 10)"
+    assert rows(both, read) == [(1,), (2,)]
+    both.execute("drop schema pgmq_before cascade")
+    assert rows(both, "select queue_length from pgmq.metrics('orders')") == [(2,)]
+
+
 def test_what_is_moved_from_pgmq_is_worked_once(both: psycopg.Connection, url: str):
     """Beside producers and workers of pgmq, one of which dies with what it had, and our workers."""
     moved = Event()
