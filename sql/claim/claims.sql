@@ -221,7 +221,7 @@ begin
             end if;
             if v_next then
                 if v_consumer.by_key then
-                    v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
+                    v_slot := _pgqueue.claim_slot_by_key(v_consumer, v_cursor, p_max, v_timeout);
                 else
                     v_slot := _pgqueue.claim_slot(
                         v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,

@@ -44,10 +44,42 @@ begin
     return v_claim;
 end $$;
 
+-- Deals more slots by key while others are left, so that no claimer has to wait for who deals; if nobody has the
+-- consumer's lock, nothing is due, and no piece is ready. Locks: the consumer, if nobody has it.
+--   p_cursor  the cursor as the caller read it: if another claimer has dealt since, nothing is done
+create or replace function _pgqueue.deal_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+begin
+    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return;
+    end if;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    if v_stored.slots_more is distinct from p_cursor.slots_more
+       or not _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+        return;
+    end if;
+    v_cursor := _pgqueue.refresh(p_consumer, v_stored, 1, false, v_stored.slots_size, null);
+    v_cursor.slots_more := null;
+    v_stored.slots_until := '-infinity';  -- save_cursor() keeps what is set below
+    if (v_cursor.scan_from[1]).lane = 0 then
+        v_cursor.slots_until := '-infinity';
+    else
+        v_cursor := (_pgqueue.deal(p_consumer, v_cursor, null, v_cursor.slots_size, 1, true)).o_cursor;
+        v_cursor.slots_until := least(v_cursor.lease_probe, _pgqueue.next_delayed(v_cursor));
+    end if;
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+end $$;
+
 -- Claims by key the first free slot of a consumer that waits for no other slot and has no more messages than the claim
--- wants. Returns as claim_slot(). Locks: the slot.
-create or replace function _pgqueue.claim_slot_by_key(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
-                                                      p_timeout interval) returns pgqueue.claimed
+-- wants. When the slots are soon used up, the claim deals ahead. Returns as claim_slot(). Locks: the slot; and the
+-- consumer, if nobody has it.
+create or replace function _pgqueue.claim_slot_by_key(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                      p_max int, p_timeout interval) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
@@ -69,12 +101,15 @@ begin
                                             where b.consumer_id = v_id and b.slot = s.behind) is null)
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
-    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    returning _pgqueue.slot_claim(slot, token), message_count, p_consumer.stream_id, seqs, priority into v_claim;
+    if (_pgqueue.place_in(v_claim.claim_id) - p_cursor.slots_more) & 1048575 < 524288 then
+        perform _pgqueue.deal_ahead(p_consumer, p_cursor);
+    end if;
     return v_claim;
 end $$;
 
--- Claims the slot that comes next, if it has the size that the claim wants, or by key comes near it. Returns as
--- claim_slot(). Locks: the slot.
+-- Claims the slot that comes next, if it has the size that the claim wants, or by key comes near it. Returns, and
+-- locks, as claim_slot() or claim_slot_by_key().
 create or replace function _pgqueue.claim_a_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                  p_max int, p_timeout interval) returns pgqueue.claimed
 language plpgsql
@@ -84,7 +119,7 @@ begin
         return _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, p_cursor.slots_from,
                                    p_cursor.slots_to, p_max, p_timeout);
     elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
-        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);
+        return _pgqueue.claim_slot_by_key(p_consumer, p_cursor, p_max, p_timeout);
     end if;
     return null;
 end $$;

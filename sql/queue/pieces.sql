@@ -189,7 +189,8 @@ declare
     v_count   bigint;
     v_runs    bigint;  -- pieces that are no slots
     v_due     timestamptz;
-    v_first   bigint;  -- the first slot
+    v_first   bigint;  -- the first slot,
+    v_middle  bigint;  -- and one of those in the middle
 begin
     with source as materialized (
         select ordinality as run_no, arrival_no, priority, deliver_count, note,
@@ -289,8 +290,8 @@ begin
         cross join lateral _pgqueue.split_set(w.seqs) c
     )
     select (select count(*) from piece), (select count(*) from piece where not fresh), (select min(due) from part),
-           (select min(slot) from numbered)
-    into v_count, v_runs, v_due, v_first;
+           (select min(slot) from numbered), (select min(slot) + (count(*) + 1) / 2 from numbered)
+    into v_count, v_runs, v_due, v_first, v_middle;
     if v_runs > 0 then
         p_cursor := _pgqueue.lower_scan_from(
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
@@ -299,6 +300,7 @@ begin
         p_cursor := _pgqueue.raise_slots(_pgqueue.begin_chains(p_cursor, v_first));
         p_cursor.slots_size := p_size;
         p_cursor.slots_priority := null;
+        p_cursor.slots_more := v_middle;
     end if;
     p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);

@@ -69,6 +69,7 @@ WRONG = {
     "slots_priority": "1000",
     "slots_size": "1000",
     "slots_ahead": "1000",
+    "slots_more": "1000",
 }  # fmt: skip
 
 # What was done, and is stored nowhere else.

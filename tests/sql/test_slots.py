@@ -74,6 +74,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
         "_pgqueue.claim_in_turn": "it puts free slots back, and claims what is claimed of none",
         "_pgqueue.claim": "claim_in_turn() does, or it claims what is ready",
         "_pgqueue.start_taking": "its caller has found no free slot",
+        "_pgqueue.deal_ahead": "what it deals comes after the slots",
         "_pgqueue.promote_slot": "it makes a claim of one slot",
         "_pgqueue.lock_claim": "its callers have a claim, whose runs are no slots any more",
         "_pgqueue.skip": "skip_locked() does",

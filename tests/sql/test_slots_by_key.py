@@ -135,6 +135,19 @@ def test_a_slow_worker_of_a_frequent_key_stops_no_other_key(conn: Conn) -> None:
     checker.check(conn)
 
 
+def test_slots_are_dealt_before_the_last_one_is_claimed(conn: Conn) -> None:
+    """So other claimers need not wait for who deals."""
+    consumer(conn, ordering="key")
+    send_keys(conn, "".join(chr(ord("A") + i) for i in range(1000)))
+    receive(conn, 1)
+    free, before = slots(conn)[0], 1001
+    while free < before:
+        receive(conn, 1)
+        free, before = slots(conn)[0], free
+        assert free > 0
+    checker.check(conn)
+
+
 @pytest.mark.parametrize("sizes", [(10, 1), (1, 10), (3, 10), (10, 100), (64, 3)])
 def test_claims_of_one_size_do_not_starve_beside_slots_of_another(
     conn: Conn, sizes: tuple[int, int]
