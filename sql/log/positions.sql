@@ -148,7 +148,8 @@ end $$;
 
 -- What is before a position.
 --   p_argument  the name of the argument, for errors
---   p_archive   for a reader that reads the archive, too; false: for consumers, and for readers of Postgres alone
+--   p_archive   for a reader that reads the archive, too; false: for consumers, and for readers of Postgres alone.
+--               They are warned when earliest passes over messages that only the archive has
 -- Returns the state of one moment (READ COMMITTED: some moment of the call; else the caller's snapshot):
 --   o_seen        the publication ids that count as seen: visible ones and dead ones
 --   o_next        all ids from here on are after the position. An id below it that is missing in o_seen is after the
@@ -165,7 +166,9 @@ create or replace function _pgqueue.seen_from(p_stream_id int, p_position text, 
 language plpgsql
 as $$
 declare
+    v_gone    record;
     v_trimmed int8multirange;
+    v_first   bigint;
 begin
     perform _pgqueue.lock_history(p_stream_id);
     if p_position ~ E'^\\s*{' then
@@ -176,7 +179,13 @@ begin
         from _pgqueue.seen_at(p_stream_id, p_position, p_argument, p_archive) s;
     end if;
     -- trimmed publications are missing, but neither under way nor dead: they are before every position
-    v_trimmed := (_pgqueue.trimmed(p_stream_id, p_archive)).o_publications - o_seen;
+    v_gone := _pgqueue.trimmed(p_stream_id, p_archive);
+    if p_position = 'earliest' and not p_archive and v_gone.o_archive <> '{}' then
+        execute format('select min(seq) from pgqueue.messages_%s', p_stream_id) into v_first;
+        raise warning '% earliest begins with %: earlier messages are in the archive alone, which Spark reads without '
+                      'a consumer', p_argument, coalesce('message ' || v_first, 'the next message');
+    end if;
+    v_trimmed := v_gone.o_publications - o_seen;
     if v_trimmed <> '{}' then
         o_seen := o_seen + v_trimmed;
         if upper(o_seen) > o_next then

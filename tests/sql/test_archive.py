@@ -201,6 +201,14 @@ def test_consumers_and_read_have_what_postgres_stores(conn: Conn, archive: Path,
         assert failed.value.sqlstate == "PQ010"
         assert "They are in the archive: Spark reads them" in str(failed.value.diag.message_hint)
     assert start(conn, archive=False) != start(conn)
+    said: list[str] = []
+    conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    value(conn, "replay", "s", "c", "earliest")
+    assert len(said) == 1, "of what only the archive has"
+    assert said[0].startswith(f"p_from earliest begins with message {left[0]}: ")
+    value(conn, "seek", "s", "c", "latest")
+    read_all(conn)
+    assert len(said) == 1
     with pytest.raises(psycopg.DatabaseError, match="first message that there is"):
         start(conn, f"seq {seqs[1]}", archive=False)
 
