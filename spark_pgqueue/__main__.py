@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from importlib import import_module
 
@@ -14,6 +16,8 @@ def main() -> None:
     To import and to prepare all of them takes as long as a short command runs. The help,
     completion and an error need all.
     """
+    # Python ends with a search for garbage in all that was imported, a quarter of a short command.
+    atexit.register(gc.freeze)
     modules = MODULES.get("".join(sys.argv[1:2]))
     for module in [f"commands.{each}" for each in modules] if modules else ["cli"]:
         import_module(f"spark_pgqueue.command_line.{module}")

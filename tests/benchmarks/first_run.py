@@ -4,7 +4,8 @@
 
 Each side is what its own first page shows, typed into an empty folder, against an empty database of
 one server: a job that handles two messages, of which the second fails. `.[compare]` has the three
-packages. What counts is what is typed, lines of Python and commands, and how long the commands run.
+packages. What counts is what is typed, lines of Python and commands, and how long the commands run:
+the shortest of some rounds in turns, because the first round finds nothing in a cache.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Side:
     env: dict[str, str] = field(default_factory=dict)
 
 
+ROUNDS = 5
+
 JOB = """
 def bill(order: int):
     print("billed", order)
@@ -57,8 +60,7 @@ OURS = Side(
     },
     [
         "pgqueue install",
-        "pgqueue stream create orders",
-        r"""printf '{"order": 7}\n{"order": 13}\n' | pgqueue send orders --lines""",
+        r"""printf '{"order": 7}\n{"order": 13}\n' | pgqueue send orders --create --lines""",
         "pgqueue work jobs --create --wait 0",
     ],
     "pgqueue explain orders billing 2",
@@ -113,6 +115,7 @@ def first_run(side: Side, url: str) -> tuple[float, str]:
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PGQUEUE_URL": url, "PYTHONUNBUFFERED": "1", **side.env}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # pip has compiled the packages of the others
     with tempfile.TemporaryDirectory() as folder:
         for name, text in side.files.items():
             Path(folder, name).write_text(text)
@@ -131,21 +134,26 @@ def first_run(side: Side, url: str) -> tuple[float, str]:
 
 
 def main() -> None:
-    table = Table("side", "lines of Python", "commands", "seconds", "shows the failure")
+    sides = (OURS, PROCRASTINATE, PGMQ)
+    best = dict.fromkeys((side.name for side in sides), float("inf"))
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-first-") as folder,
         embedded.start(Path(folder) / "data") as server,
         psycopg.connect(server.url, autocommit=True) as conn,
     ):
-        for side in (OURS, PROCRASTINATE, PGMQ):
-            conn.execute(f"create database {side.name.replace('-', '_')}".encode())
-            database = side.name.replace("-", "_")
-            url = make_conninfo(**{**conninfo_to_dict(server.url), "dbname": database})
-            seconds, said = first_run(side, url)
-            lines = sum(bool(line.strip()) for t in side.files.values() for line in t.splitlines())
-            shown = side.failure or "no"
-            assert not side.failure or "ValueError: unlucky" in said, said
-            table.add_row(side.name, str(lines), str(len(side.commands)), f"{seconds:.1f}", shown)
+        for round_ in range(ROUNDS):
+            for side in sides:
+                database = f"{side.name.replace('-', '_')}_{round_}"
+                conn.execute(f"create database {database}".encode())
+                url = make_conninfo(**{**conninfo_to_dict(server.url), "dbname": database})
+                seconds, said = first_run(side, url)
+                assert not side.failure or "ValueError: unlucky" in said, said
+                best[side.name] = min(best[side.name], seconds)
+    table = Table("side", "lines of Python", "commands", "seconds", "shows the failure")
+    for side in sides:
+        lines = sum(bool(line.strip()) for t in side.files.values() for line in t.splitlines())
+        counts = str(lines), str(len(side.commands)), f"{best[side.name]:.2f}"
+        table.add_row(side.name, *counts, side.failure or "no")
     Console().print(table)
 
 

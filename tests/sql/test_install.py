@@ -88,6 +88,20 @@ def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None
 
 
 @pytest.mark.all_versions
+def test_every_body_passes_the_check_that_the_installation_leaves_out(conn: Conn) -> None:
+    """That of `create function`: the syntax; in SQL also all names and types."""
+    conn.execute("set check_function_bodies = on")
+    conn.execute("set search_path = pg_catalog, pg_temp")
+    checked = conn.execute(
+        "select case when lanname = 'sql' then fmgr_sql_validator(p.oid)"
+        "            else plpgsql_validator(p.oid) end"
+        " from pg_proc p join pg_language l on l.oid = p.prolang"
+        " where p.pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)"
+    ).fetchall()
+    assert len(checked) > 700
+
+
+@pytest.mark.all_versions
 def test_psql_prints_nothing(empty_url: str) -> None:
     for _ in range(2):
         done = psql(empty_url)

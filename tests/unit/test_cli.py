@@ -346,6 +346,19 @@ def test_send_and_receive(run, queue):
     assert run("receive", "s", "c", "--wait", "20s").endswith("\tlater\n")
 
 
+def test_send_creates_a_stream_where_it_is_told_to(run, queue):
+    """With the messages, or not at all; and leaves one alone that there is."""
+    assert "unknown stream" in run("send", "new", "--data", "x", code=1)
+    assert "UTF-8" in run("send", "new", "--create", "--lines", stdin=b"a\n\xff\n", code=1)
+    assert "unknown stream" in run("send", "new", "--data", "x", code=1)
+    assert run("send", "new", "--create", "--lines", stdin=b"a\nb\n") == "2 messages sent\n"
+    assert run("send", "new", "--create", "--data", "c") == "3\n"
+    assert queue.kind("new") == "text"
+    run("stream", "create", "bytes", "--kind", "binary")
+    assert "with kind binary" in run("send", "bytes", "--create", stdin=b"\xff", code=1)
+    assert "name" in run("send", "", "--create", "--data", "x", code=1)
+
+
 def test_send_lines(run, queue, monkeypatch):
     monkeypatch.setattr(command_input, "BATCH", 2)
     sent = run("send", "s", "--lines", "--key", "k", "--header", "a=b", stdin=b"1\n\n3\r\n4\n5")

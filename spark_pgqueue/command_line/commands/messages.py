@@ -73,6 +73,9 @@ def send(
         str | None,
         typer.Option(help="Publish nothing if a message with this key was sent not long ago."),
     ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the stream if it is missing, as one of text.")
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -93,22 +96,24 @@ def send(
         given = os.fsencode(data)
     elif not lines:
         given = standard_input()
-    with connect(url) as queue:
+    with connect(url) as queue, queue.transaction():
+        if create:
+            queue.create_stream(stream, if_not_exists=True)
         binary = queue.kind(stream) == "binary"
+        sent = seq = 0
         if not lines:
             payload = payload_of(given, binary)
             seq = queue.send(
                 stream, payload, key=key, headers=headers, dedup_key=dedup_key, **publish
             )
-            told(as_json, str(seq), stream=stream, seq=seq)
-            return
-        sent = 0
-        with queue.transaction():
-            for batch in batches(binary):
-                publish["keys"] = [key] * len(batch)
-                publish["headers"] = [headers] * len(batch)
-                sent += len(queue.send_batch(stream, batch, **publish))
-    told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
+        for batch in batches(binary) if lines else ():
+            publish["keys"] = [key] * len(batch)
+            publish["headers"] = [headers] * len(batch)
+            sent += len(queue.send_batch(stream, batch, **publish))
+    if lines:
+        told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
+    else:
+        told(as_json, str(seq), stream=stream, seq=seq)
 
 
 # Longer than 60 lines, as `send` is.
