@@ -216,7 +216,7 @@ def test_a_first_message_is_sent_and_received_with_eight_commands():
     assert '{"total": 12}' in shown.text
 
 
-# Five ways to begin
+# The ways to begin
 
 
 def test_shell(settled: Newcomer):

@@ -541,6 +541,7 @@ def test_retention(run, queue):
     assert "advice: maintain() was not called yet" in shown
     assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
     assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
+    assert "keep for: 1 day 12:00:00\n" in run("stream", "retention", "s", "--for", "36h")
     assert "keep for" not in run("stream", "retention", "s", "--forever")
     queue.create_consumer("s", "idle", start="earliest", if_not_exists=True)
     queue.set_retention("s", messages=1)
