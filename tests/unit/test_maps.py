@@ -14,6 +14,7 @@ import pytest
 
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.version import VERSION
+from tests.matrix import PYTHONS
 
 ROOT = Path(__file__).parents[2]
 SQL = ROOT / "sql"
@@ -24,6 +25,9 @@ MAPS = [SQL / "README.md", SQL / "one-receive.md", SQL / "changing.md"]
 FILE = r"[\w/]+\.(?:sql|py)"
 PLACE = re.compile(rf"`({FILE})`: ((?:`\w+`(?:, )?)+)")
 TEST = re.compile(r"`?((?:tests/)?(?:sql|unit|spark)/test_\w+\.py)(?:::(\w+))?")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def places_in(page: str) -> list[tuple[str, str]]:
@@ -119,8 +123,14 @@ def test_every_file_of_the_sql_has_a_floor_in_the_readme() -> None:
 
 def test_the_changelog_begins_with_the_version_of_the_package_and_of_the_schema() -> None:
     """And both files have the package's."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = PROJECT["version"]
     assert version == VERSION
     newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
     assert newest.startswith(f"{version} - ")
     assert f"schema version {schema.expected_version()}" in " ".join(newest.split())
+
+
+def test_the_metadata_have_the_versions_of_python_that_the_matrix_runs() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert tuple(named) == PYTHONS
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
