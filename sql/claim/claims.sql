@@ -190,7 +190,8 @@ begin
     v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
     if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
         if v_consumer.consumer_id is null then
-            perform _pgqueue.consumer(p_stream, p_consumer);
+            v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
+            v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         end if;
         if v_consumer.partitions is not null then
             perform _pgqueue.refuse_group(v_consumer);

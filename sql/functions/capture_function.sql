@@ -66,17 +66,19 @@ create or replace function pgqueue.was_truncated(p_stream_id int, p_table text) 
 language plpgsql
 as $$
 declare
-    v_seq bigint;
+    v_seq   bigint;
+    v_found boolean;
 begin
     begin
         v_seq := currval(format('pgqueue.seq_%s', p_stream_id)::regclass);
     exception when object_not_in_prerequisite_state or undefined_table then
         return false;  -- this session has sent nothing to it
     end;
-    return exists (select from pgqueue.messages m
-                   where m.stream_id = p_stream_id and m.seq = v_seq and m.headers ->> 'operation' = 'truncate'
-                     and m.headers ->> 'table' = p_table
-                     and m.headers ->> 'transaction' = pg_current_xact_id_if_assigned()::text);
+    execute format('select exists (select from pgqueue.messages_%s where seq = $1 '
+                   'and headers ->> ''operation'' = ''truncate'' and headers ->> ''table'' = $2 '
+                   'and headers ->> ''transaction'' = pg_current_xact_id_if_assigned()::text)', p_stream_id)
+    into v_found using v_seq, p_table;
+    return v_found;
 end $$;
 
 -- Puts parts into a text of SQL: {name} becomes the part of that name. A part that is in is not looked at again, and

@@ -34,7 +34,7 @@ declare
 begin
     select * into v_stream from pgqueue.streams where name = p_stream;
     if not found then
-        perform _pgqueue.stream(p_stream);
+        v_stream := _pgqueue.stream(p_stream);  -- it raises, or somebody made the stream meanwhile
     end if;
     -- (what most messages do not have is asked for once: PL/pgSQL prepares each expression anew for each message)
     if p_priority is distinct from 0 or p_headers is not null or p_deliver_at is not null or p_consumers is not null

@@ -18,6 +18,10 @@
 --            this segment only
 --   dropped  at a moment when nobody writes to the stream
 -- maintain() waits at most 50 ms for a lock that others wait for (tend_segments()).
+--
+-- A statement that reads a stream's messages is planned each time (execute), or names one segment. Postgres (18.4)
+-- keeps a plan over a partitioned table that lacks a partition which was attached while the plan was made: the session
+-- would not see messages of the new segment. (The lock of an attachment lets others plan, so nobody waits for it.)
 
 -- The numbers of a segment.
 create or replace function _pgqueue.segment_size()

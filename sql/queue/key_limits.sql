@@ -158,6 +158,8 @@ begin
     if v_stored.consumer_id is null then
         return;  -- the consumer is being created
     end if;
+    perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
+                                            'per_key_limit, per_key_interval)');
     if p_consumer.by_key then
         -- lock: run
         update pgqueue.consumer_messages set lane = 1, line_no = arrival_no
@@ -174,8 +176,5 @@ begin
         delete from pgqueue.freed_keys where consumer_id = p_consumer.consumer_id;
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;
-    -- after the update: claimers that were taking some of these runs are done by then
-    perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
-                                            'per_key_limit, per_key_interval)');
     perform _pgqueue.save_cursor(v_stored, _pgqueue.look_anew(v_stored), true);
 end $$;

@@ -144,17 +144,22 @@ begin
 end $$;
 
 -- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the consumer's lock.
+-- Locks all that is unclaimed; so it waits for claimers that are taking some of it.
 --   p_what  what is done then
 create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
 language plpgsql
 as $$
 declare
-    v_claims bigint := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
+    v_claims bigint;
+begin
+    perform from pgqueue.consumer_messages
+    where ctid = any (_pgqueue.unclaimed_places(p_consumer.consumer_id)) for update;  -- lock: run
+    -- a statement of its own: it sees the claims of those that were waited for
+    v_claims := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
         + (select count(*) from pg_locks
            where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
              and objid = p_consumer.consumer_id::oid and objsubid = 2
              and database = (select oid from pg_database where datname = current_database()));
-begin
     if not p_consumer.paused or v_claims > 0 then
         raise exception 'p_settings: % while the consumer is paused and has no claims; % is %, and has %', p_what,
                         quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,

@@ -126,6 +126,7 @@ declare
     v_delayed timestamptz;  -- until when that message is delayed
     v_run     pgqueue.consumer_messages;
     v_places  pgqueue.line_place[] := '{}';
+    v_held    int8multirange;
     v_due     timestamptz;  -- when the first of them that is delayed comes back
 begin
     if p_consumer.per_key_latest then
@@ -141,9 +142,14 @@ begin
             or (v_delayed is not null and exists (
                 select from pgqueue.consumer_messages
                 where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
-        v_places := _pgqueue.return_by_key(p_consumer, p_claim, coalesce(p_set, (
-            select range_agg(seqs) from pgqueue.consumer_messages
-            where claim_id = p_claim.claim_id and state = 'claimed')), v_failure);
+        v_held := (select range_agg(seqs) from pgqueue.consumer_messages
+                   where claim_id = p_claim.claim_id and state = 'claimed');
+        v_places := _pgqueue.return_by_key(p_consumer, p_claim, coalesce(p_set, v_held), v_failure);
+        if p_consumer.per_key_latest then  -- messages that follow the failed ones came back, too
+            v_cursor := (_pgqueue.keep_newest(p_consumer, v_cursor, v_held - coalesce((
+                select range_agg(seqs) from pgqueue.consumer_messages
+                where claim_id = p_claim.claim_id and state = 'claimed'), '{}'), '{}')).p_cursor;
+        end if;
     else
         for v_run in select * from _pgqueue.take_out(p_claim.claim_id, p_set) loop
             v_run.note := _pgqueue.noted(v_run.note, v_failure.note);

@@ -131,6 +131,25 @@ def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fa
     assert sorted(queue.data()) == numbers(1, 40)
 
 
+def test_of_a_key_a_batch_has_the_newest_message_also_when_it_is_replayed(queue: Queue, fails):
+    """Latest wins: what a failed batch has is not replaced before the batch succeeds."""
+    queue.create("s")
+    settings = json.dumps({"per_key_latest": True})
+    queue.sql("select pgqueue.create_consumer('s', 'c', p_settings => %s)", settings)
+
+    def fail(batch, batch_id):
+        raise RuntimeError("the sink fails")
+
+    queue.send("s", 1, 30)
+    frame = queue.load("s", "c")
+    assert "the sink fails" in fails(queue.collect(frame, each=fail))
+    queue.send("s", 31, 50)
+    queue.collect(frame).awaitTermination()
+    batches = [sorted(int(r.data) for r in queue.seen[batch]) for batch in sorted(queue.seen)]
+    assert batches == [numbers(21, 30), numbers(41, 50)]
+    assert queue.backlog("s", "c") == 0
+
+
 def test_a_crash_between_claim_and_offset_log_loses_and_repeats_nothing(queue: Queue, fails):
     queue.create("s", "c")
     queue.send("s", 1, 30)

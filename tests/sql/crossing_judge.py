@@ -74,6 +74,7 @@ class Snapshot:
             name: stream_id for stream_id, name in self.rows("select stream_id, name from"
                                                              " pgqueue.streams")
         }  # fmt: skip
+        self.latest = dict(self.rows("select consumer_id, always from ledger.latest"))
         self.seqs = seqs
         self.messages = self.rows("select stream_id, seq, data from pgqueue.messages")
         copies = Counter((m.stream_id, m.data) for m in self.messages if m.data != "tick")
@@ -157,6 +158,8 @@ class Snapshot:
         done = {a.seq for a in acked if a.no not in before}
         gone = self.rows("select seq from ledger.gone where consumer_id = %s", c.consumer_id)
         done |= {g.seq for g in gone} | internals.skipped(self.conn, c.consumer_id)
+        if c.consumer_id in self.latest:
+            done |= replaceable(its, of_stream)
         owed = c.untaken | set(c.dead) | {s for run in c.runs for s in numbers(run.seqs)}
         lost = must - owed - done
         assert not lost, f"lost: {[of_stream[s] for s in sorted(lost)[:10]]}, {who}"
@@ -179,6 +182,8 @@ class Snapshot:
         if drained:
             left = owed - set(c.dead) - (done if made.partitions is not None else set())
             assert not left, f"left over: {sorted(left)[:20]}, {who}"
+        if len(moves) == 1 and self.latest.get(c.consumer_id):
+            self.judge_newest(c.consumer_id, of_stream, delivered)
         if len(moves) == 1 and made.ordering != "none":
             self.judge_order(c.consumer_id, made.ordering, of_stream, delivered, acked)
 
@@ -192,11 +197,14 @@ class Snapshot:
             return False
         return m.num < made.num_below
 
+    def redriven(self, consumer_id: int) -> set[int]:
+        found = self.rows("select seq from ledger.redriven where consumer_id = %s", consumer_id)
+        return {row.seq for row in found}
+
     def judge_order(self, consumer_id: int, ordering: str, of_stream: dict[int, Any],
                     delivered: list[Any], acked: list[Any]) -> None:  # fmt: skip
         """No message came while an earlier one of its key was unsettled, and producers' order."""
-        redriven = {r.seq for r in self.rows(
-            "select seq from ledger.redriven where consumer_id = %s", consumer_id)}  # fmt: skip
+        redriven = self.redriven(consumer_id)
         steps = delivered if ordering != "group" else sorted(acked, key=lambda a: a.no)
         settled = {a.seq: a.no for a in acked}
         lines: dict[Any, dict[int, set[int]]] = defaultdict(dict)  # by key, in which claims it was
@@ -218,6 +226,21 @@ class Snapshot:
                     )
                     last[m.producer] = m
 
+    def judge_newest(self, consumer_id: int, of_stream: dict[int, Any],
+                     delivered: list[Any]) -> None:  # fmt: skip
+        """Where the latest wins, the messages of a key come with rising numbers."""
+        redriven = self.redriven(consumer_id)
+        newest: dict[str, int] = {}
+        seen: set[int] = set()
+        for d in delivered:
+            m = of_stream.get(d.seq)
+            if m is None or m.key is None or d.seq in redriven or d.seq in seen:
+                continue
+            seen.add(d.seq)
+            before = newest.get(m.key, 0)
+            assert before < d.seq, f"consumer {consumer_id}, key {m.key!r}: {d} came after {before}"
+            newest[m.key] = d.seq
+
     @staticmethod
     def judge_step(
         line: dict[int, set[int]], d: Any, settled: dict[int, int], consumer_id: int
@@ -231,3 +254,12 @@ class Snapshot:
                 f"consumer {consumer_id}: {d} came before {seq}, which was settled at"
                 f" {settled[seq]}, and was in the claims {line[seq]}"
             )
+
+
+def replaceable(its: set[int], of_stream: dict[int, Any]) -> set[int]:
+    """Of the messages of a consumer those that have a newer one of their key."""
+    newest: dict[str, int] = {}
+    for seq in its:
+        key = of_stream[seq].key
+        newest[key] = max(seq, newest.get(key, 0))
+    return {s for s in its if of_stream[s].key is not None and s < newest[of_stream[s].key]}

@@ -18,10 +18,22 @@ create table acked (no bigint default nextval('no'), consumer_id int, claim_id b
 create table gone (consumer_id int, seq bigint, token text, why text);
 create table relimited (consumer_id int);  -- another per_key_limit; what was dealt before stays
 create table redriven (consumer_id int, seq bigint);
+create table latest (consumer_id int primary key, always boolean);  -- had per_key_latest at some time, or at all times
 
 create function otherwise(p_what text) returns void language plpgsql as $$
 begin
     raise exception 'crossing: %', p_what using errcode = 'CX001';
+end $$;
+
+-- Whether a message is stored. (The statement is planned each time: a plan that Postgres keeps may lack a segment, see
+-- log/segments.sql.)
+create function stores(p_stream_id int, p_seq bigint, p_token text) returns boolean language plpgsql as $$
+declare
+    v_stored boolean;
+begin
+    execute 'select exists (select from pgqueue.messages where stream_id = $1 and seq = $2 and data = $3)'
+    into v_stored using p_stream_id, p_seq, p_token;
+    return v_stored;
 end $$;
 
 create function send(p_stream text, p_token text, p_producer int, p_n bigint, p_key text, p_num int, p_options jsonb)
@@ -43,7 +55,7 @@ begin
     v_after := array(select (pgqueue.open_consumer(p_stream, name)).consumer_id from unnest(v_names) name);
     if v_before <> v_after then
         perform ledger.otherwise('a consumer was made anew meanwhile');
-    elsif exists (select from pgqueue.messages where stream_id = v_stream and seq = v_seq and data = p_token) then
+    elsif ledger.stores(v_stream, v_seq, p_token) then
         insert into ledger.sent (token, stream_id, seq, producer, n, key, num, consumers, dedup_key)
         values (p_token, v_stream, v_seq, p_producer, p_n, p_key, p_num,
                 case when v_names <> '{}' then v_after end, p_options ->> 'dedup_key');
@@ -78,9 +90,10 @@ begin
     if not pgqueue.publish_staged(p_sink, p_batch, v_stream, array[p_chunk], cardinality(p_tokens)) then
         return false;
     end if;
-    insert into ledger.sent (token, stream_id, seq, producer, n, key, num)
-    select data, v_stream, seq, p_producer, p_n + array_position(p_tokens, data), key, 0
-    from pgqueue.messages where stream_id = v_stream and data = any (p_tokens);
+    execute 'insert into ledger.sent (token, stream_id, seq, producer, n, key, num) '
+            'select data, $1, seq, $2, $3 + array_position($4, data), key, 0 '
+            'from pgqueue.messages where stream_id = $1 and data = any ($4)'  -- planned each time, as above
+    using v_stream, p_producer, p_n, p_tokens;
     return true;
 end $$;
 
@@ -108,15 +121,22 @@ begin
                                         p_settings);
     end if;
     insert into ledger.made values (v_id, v_stream, p_name, p_ordering, p_start, p_topic, p_below, p_partitions);
+    insert into ledger.latest select v_id, true where p_settings @> '{"per_key_latest": true}';
     perform ledger.move(v_id, v_stream, 'made ' || p_start, v_before);
     return v_id;
 end $$;
 
 create function alter(p_stream text, p_name text, p_settings jsonb) returns void language plpgsql as $$
+declare
+    v_id int;
 begin
     perform pgqueue.alter_consumer(p_stream, p_name, p_settings);
+    v_id := (select consumer_id from pgqueue.open_consumer(p_stream, p_name));
     if p_settings ? 'per_key_limit' then
-        insert into ledger.relimited select consumer_id from pgqueue.open_consumer(p_stream, p_name);
+        insert into ledger.relimited values (v_id);
+    end if;
+    if p_settings ? 'per_key_latest' then
+        insert into ledger.latest values (v_id, false) on conflict (consumer_id) do update set always = false;
     end if;
 end $$;
 

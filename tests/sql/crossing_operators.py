@@ -48,6 +48,8 @@ def settings(rng: random.Random, ordering: str) -> dict[str, Any]:
                     on_full=rng.choice(["reject", "drop_oldest"]))  # fmt: skip
     if some.get("on_full") != "drop_oldest":
         maybe(0.2, per_key_capacity=rng.choice([10, 100]))
+    if "per_key_capacity" not in some:
+        maybe(0.2, per_key_latest=True)
     by_key = rng.random() < 0.4
     if by_key and ordering != "stream":
         maybe(0.4, fair=True)
@@ -62,7 +64,7 @@ RESET = (
     "backoff", "backoff_base", "backoff_cap", "backoff_jitter", "max_deliver_count",
     "max_in_flight", "rate_limit", "rate_interval", "keep_history", "notify_done", "max_backlog",
     "on_full", "per_key_capacity", "fair", "per_key_limit", "per_key_interval", "per_key_burst",
-    "ageing",
+    "ageing", "per_key_latest",
 )  # fmt: skip
 
 
@@ -119,7 +121,9 @@ class Operator(Actor):
         if (stream, name) not in self.movable + self.droppable:
             given.pop("per_key_limit", None)  # what was dealt stays: only with its first limit
         pauses = self.rng.random() < 0.3
-        if pauses:  # it may begin, or cease, to go by key only then
+        if not pauses:  # only then this may change, and whether it goes by key
+            given.pop("per_key_latest", None)
+        else:
             value(self.conn, "pause", stream, name)
             time.sleep(self.rng.choice([0.1, 0.5]))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from tests.sql.queue import (
     receive,
     seconds,
     send,
+    send_all,
     send_key,
     send_keys,
     seqs_of,
@@ -32,6 +34,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -123,6 +126,18 @@ def test_the_last_delivery_of_a_replaced_message_is_told(conn: Conn) -> None:
     send_key(conn)
     receive(conn)
     assert outcome(conn, again) == ("done", None), "nothing is kept of it"
+
+
+def test_what_comes_back_behind_a_failed_message_is_replaced_too(conn: Conn) -> None:
+    """With ordering=stream, all that follows the failed message in its claim goes back with it."""
+    latest(conn, "stream")
+    failed, older, other = send_keys(conn, "a", "b", "c")
+    claim = claim_of(receive(conn))
+    newer = send_key(conn, "b")
+    assert receive(conn) == []
+    value(conn, "nack", claim, [failed])
+    assert seqs_of(receive(conn)) == [failed, other, newer]
+    assert outcome(conn, older) == ("replaced", newer)
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
@@ -301,6 +316,30 @@ def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
     value(conn, "resume", "s", "c")
     again = send_keys(conn, "a", "a")
     assert acked(conn, "s", "c") == again
+
+
+def test_it_begins_only_when_claims_are_over_that_nobody_sees_yet(
+    conn: Conn, session: Session
+) -> None:
+    """A claimer that began before the pause, and goes back after the change, had the older one."""
+    consumer(conn, "c")
+    older = send_key(conn)
+    more = send_all(conn, ["x"] * 300)
+    value(conn, "defer", claim_of(receive(conn, 1000)))
+    claimer, other = session(), session()
+    claimer.execute("begin")
+    assert seqs_of(receive(claimer, len(more) + 1)) == [older, *more]  # without the consumer's lock
+    newer = send_key(conn)
+    value(conn, "pause", "s", "c")
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(
+            value, other, "alter_consumer", "s", "c", json.dumps({"per_key_latest": True})
+        )
+        wait_for_a_lock(conn)
+        claimer.execute("rollback")
+        change.result(30)
+    value(conn, "resume", "s", "c")
+    assert acked(conn, "s", "c") == [*more, newer]
 
 
 def test_what_is_noted_of_keys_is_forgotten_unless_their_messages_are_in_hand(conn: Conn) -> None:

@@ -368,3 +368,23 @@ def prepare_one_that_sends(conn: Conn, stream: str) -> None:
     except psycopg.Error:
         conn.execute("rollback")
         raise
+
+
+def test_a_stream_or_consumer_that_is_made_while_it_is_looked_for_is_used(conn: Conn) -> None:
+    """It is made between the quick look for a name and the look that raises."""
+    for kind, make in (
+        ("stream", "pgqueue.create_stream($1, p_if_not_exists => true)"),
+        ("consumer", "pgqueue.create_consumer($1, $2, p_if_not_exists => true)"),
+    ):
+        names = "text" if kind == "stream" else "text, text"
+        given = "$1" if kind == "stream" else "$1, $2"
+        conn.execute(
+            f"alter function _pgqueue.{kind}({names}) rename to {kind}_that_is_there;"
+            f"create function _pgqueue.{kind}({names}) returns pgqueue.{kind}s language plpgsql as"
+            f" $f$ begin perform {make} where $1 in ('made', 's');"
+            f" return _pgqueue.{kind}_that_is_there({given}); end $f$".encode()
+        )
+    assert value(conn, "send", "made", "x") == 1
+    assert receive(conn, name="made") == []
+    send(conn, "y")
+    assert [row.data for row in receive(conn, name="made")] == ["y"]

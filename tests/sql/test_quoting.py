@@ -26,6 +26,8 @@ SAFE = {
     r"(?:format|string_agg\(\s*format)\(.*": "from a format that is looked at itself",
     r"_pgqueue\.payload_quer(?:y|ies)\(.*\)": "SQL, put together there",
     r"t\.(?:event|kind|rows)|kind": "one of several texts",
+    r"string_agg\(substr\(g\.object, length\(k\.kind\) \+ 2\), .*": "a reg name as text",
+    r"\(select string_agg\(' set ' \|\| setting, '' order by .*": "texts of access.sql",
     r"v_base ->> 'relation'": "quoted by capture_names",
     r"\$q\$.*|max\(upper\(c\.seqs\)\) into v_lo": "a text",
 }
@@ -41,6 +43,7 @@ VARIABLES = {
     "v_call[2]": ("payloads.sql", "formats with a number"),
     "v_rows": ("scanning.sql", "one of several texts"),
     "v_part": ("capture_triggers.sql", "a text with words in braces, for compose()"),
+    "k.kind": ("roles.sql", "a kind of object, of grants()"),
     "g.object": ("roles.sql", "a reg name as text, and quote_ident()"),
     "g.grantee": ("roles.sql", "public, or quote_ident()"),
     "a.pid": ("roles.sql", "a number"),
@@ -67,6 +70,8 @@ EXECUTED = {
     "table_apply.sql": ["v_statement"],  # of table_statements(), whose formats are looked at
     "locks.sql": ["p_statement"],  # await(): texts, see test_lock_waits.py
     "capture.sql": ["v_statement"],  # capture_script(), or a format with %I
+    "roles.sql": ["v_revoke"],  # a format
+    "settings.sql": ["v_alter"],  # a format
     "segments.sql": ["'drop table ' || v_names"],  # formats with %I
     "upgrade.sql": [
         "(select 'drop view ' || string_agg(oid::regclass::text, ', ')",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -734,3 +735,26 @@ def test_maintain_all_commits_as_it_goes(conn: Conn) -> None:
     conn.execute("call pgqueue.maintain_all()")
     assert stored(conn) == []
     assert one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") > before + 5
+
+
+def test_no_function_keeps_a_plan_over_all_segments_of_a_stream(conn: Conn, stream: int) -> None:
+    """Postgres may keep a plan without a segment that was attached while the plan was made.
+
+    The functions of payloads may: each new segment replaces them.
+    """
+    retention(conn, p_for=HOUR)
+    texts = dict(
+        conn.execute(
+            "select proname, prosrc from pg_proc"
+            " where pronamespace = any ('{pgqueue, _pgqueue}'::regnamespace[])"
+        ).fetchall()
+    )
+    kept = r"\b(from|join|using|only)\s+pgqueue\.messages(_\d+)?(?![\w%])"
+    payloads = {f"payload_{stream}", f"payloads_{stream}"}
+    assert {name for name, text in texts.items() if re.search(kept, text)} == payloads
+    send(conn, "a")
+    close(conn)
+    maintain(conn)
+    for name in payloads:
+        text = one(conn, "select prosrc from pg_proc where proname = %s", name)
+        assert len(re.findall("messages_", text)) > len(re.findall("messages_", texts[name]))
