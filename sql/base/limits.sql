@@ -55,8 +55,8 @@ create or replace function _pgqueue.limit_pieces() returns int language sql immu
 -- Messages up to which a claim is small.
 create or replace function _pgqueue.limit_slice_size() returns int language sql immutable parallel safe as 'select 256';
 
--- Slots that are cut, or dealt, at once for small claims.
-create or replace function _pgqueue.limit_slots() returns int language sql immutable parallel safe as 'select 128';
+-- Slots that are cut at once for small claims.
+create or replace function _pgqueue.limit_slots() returns int language sql immutable parallel safe as 'select 256';
 
 -- Runs, about, that are claimed without the consumer's lock before the place where the line begins is stored anew.
 create or replace function _pgqueue.limit_behind() returns int language sql immutable parallel safe as 'select 64';

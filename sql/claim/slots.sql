@@ -246,15 +246,29 @@ begin
     end loop;
 end $$;
 
+-- Whether cut() finds enough at the front of the line, as far as the cursor says.
+create or replace function _pgqueue.can_cut(p_cursor pgqueue.consumer_cursors, p_max int) returns boolean
+language plpgsql
+as $$
+declare
+    v_place pgqueue.line_place := p_cursor.scan_from[1];
+begin
+    return p_cursor.scan_lanes_from is null and v_place.lane <= 0
+       and (select sum(f.message_count) >= 2 * p_max
+            from (select message_count from pgqueue.consumer_messages
+                  where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
+                    and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
+                  order by line_no, first_seq limit 2) f) is true;
+end $$;
+
 -- Cuts slots of p_max messages from the front of the line, if its first runs are enough for two. Messages of less than
 -- a slot stay in the line, and so do messages with a priority below 0. Returns the cursor. Needs the consumer's lock;
--- the consumer has no free slots.
+-- if the consumer has free slots, the line goes on behind them.
 create or replace function _pgqueue.cut(p_cursor pgqueue.consumer_cursors, p_max int)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_place    pgqueue.line_place := p_cursor.scan_from[1];
     v_want     int := coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
     v_front    record;
     v_cut      int8multirange[];
@@ -263,12 +277,7 @@ declare
     v_arrivals bigint[] := '{}';
     v_priority int;
 begin
-    if p_cursor.scan_lanes_from is not null or (v_place.lane <= 0) is not true
-       or (select sum(f.message_count) >= 2 * p_max
-           from (select message_count from pgqueue.consumer_messages
-                 where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
-                   and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)
-                 order by line_no, first_seq limit 2) f) is not true then
+    if not _pgqueue.can_cut(p_cursor, p_max) then
         return p_cursor;
     end if;
     while cardinality(v_parts) < v_want loop  -- what was taken at different times is cut together
@@ -289,4 +298,26 @@ begin
         p_cursor.slots_ahead := cardinality(v_parts);
     end if;
     return p_cursor;
+end $$;
+
+-- Cuts more slots behind those that are there, for a claim that has one of their last: so other claimers need not wait
+-- for that. Does nothing while another session has the consumer's lock, or when the cursor has changed. Locks: the
+-- consumer, if it cuts.
+--   p_cursor  the cursor as the claim has read it: nothing comes before its slots
+create or replace function _pgqueue.cut_ahead(p_cursor pgqueue.consumer_cursors, p_max int) returns void
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+begin
+    -- first whether there is something: the transaction may keep the lock for long
+    if _pgqueue.can_cut(p_cursor, p_max) and _pgqueue.try_lock_consumer(p_cursor.consumer_id) then
+        v_cursor := _pgqueue.cursor(p_cursor.consumer_id);
+        if v_cursor.version = p_cursor.version then
+            v_cursor.slots_ahead := least(2 * v_cursor.slots_ahead, _pgqueue.limit_slots());  -- nearly all were used
+            v_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(v_cursor), p_max);
+            p_cursor.slots_until := '-infinity';  -- cut() has set it, and save_cursor() keeps that
+            perform _pgqueue.save_cursor(p_cursor, v_cursor, true) where v_cursor.slots_to > p_cursor.slots_to;
+        end if;
+    end if;
 end $$;

@@ -135,7 +135,7 @@ begin
         v_keyed := _pgqueue.after(v_keyed, _pgqueue.line_front(
             p_consumer, o_cursor,
             case when p_consumer.fair then _pgqueue.limit_looks()
-                 else least(v_size * case when p_cuts then _pgqueue.limit_slots() else _pgqueue.limit_pieces() end,
+                 else least(v_size * case when p_cuts then 2 * _pgqueue.limit_pieces() else _pgqueue.limit_pieces() end,
                             _pgqueue.limit_deal()) end));
     end if;
     if v_keyed.keys is not null then

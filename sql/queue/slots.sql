@@ -74,8 +74,9 @@ begin
         end if;
     end loop;
     p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);
+    p_cursor.slots_ahead := coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots());
     p_cursor.slots_ahead := least(_pgqueue.limit_slots(),
-                                  greatest(2, 2 * (coalesce(p_cursor.slots_ahead, _pgqueue.limit_slots()) - v_free)));
+                                  greatest(2, p_cursor.slots_ahead / 2, 2 * (p_cursor.slots_ahead - v_free)));
     p_cursor := _pgqueue.raise_slots(p_cursor);
     p_cursor.slots_to := p_cursor.slots_from;  -- somebody has all that are left
     return p_cursor;

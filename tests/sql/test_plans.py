@@ -164,7 +164,7 @@ def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int, ordering: str
                 value(conn, "ack", claim.claim_id)
         return statistics.median(costs[2:])
 
-    bulk(conn, 1000, "'k' || i")
+    bulk(conn, 4000, "'k' || i")  # more than one claim cuts ahead
     few = expiry()
     bulk(conn, 100_000, "'k' || i")
     many = expiry()

@@ -132,7 +132,7 @@ def test_what_is_ready_is_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     assert claim_one(conn) == sent[0]
     assert locks(conn, lambda: claim_one(conn)) == 0
     assert locks(conn, lambda: receive(conn, 20)) == 0, "not even when slots have to be joined"
-    assert locks(conn, lambda: receive(conn, 150)) == 1, "new slots have to be cut"
+    assert locks(conn, lambda: receive(conn, 240)) == 1, "new slots have to be cut"
     assert locks(conn, lambda: receive(conn, 30)) == 0, "not even when a slot has to be divided"
     done = written(conn, lambda: receive(conn, 150))
     assert done == (NOTHING, NOTHING, NOTHING, NOTHING)

@@ -75,6 +75,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
         "_pgqueue.claim": "claim_in_turn() does, or it claims what is ready",
         "_pgqueue.start_taking": "its caller has found no free slot",
         "_pgqueue.deal_ahead": "what it deals comes after the slots",
+        "_pgqueue.cut_ahead": "it cuts more slots, behind those that are there",
         "_pgqueue.promote_slot": "it makes a claim of one slot",
         "_pgqueue.lock_claim": "its callers have a claim, whose runs are no slots any more",
         "_pgqueue.skip": "skip_locked() does",
@@ -352,6 +353,44 @@ def test_a_slot_that_outlives_its_block_becomes_a_claim(conn: Conn) -> None:
     assert sum(slots(conn)) <= 2 * size
     assert internals.count(conn, "claims") == 1
     assert value(conn, "ack", claims_of(first)) == 1
+
+
+def test_who_takes_one_of_the_last_slots_cuts_more_unless_another_does(
+    conn: Conn, session: Session
+) -> None:
+    """So claimers wait for nobody at the end of a block, and messages come in their order."""
+    consumer(conn)
+    size = one(conn, "select _pgqueue.limit_slots()")
+    sent = send_all(conn, ["x"] * 3 * size)
+    got = seqs_of(receive(conn, 1)) + seqs_of(receive(conn, size - size // 4))
+    left = slots(conn)[0]
+    assert 2 < left <= size // 4
+    holder = session()
+    holder.execute("begin")
+    internals.lock_consumer(holder, one(conn, "select max(consumer_id) from pgqueue.consumers"))
+    got += seqs_of(receive(conn, 1))
+    assert slots(conn)[0] == left - 1
+    holder.execute("commit")
+    got += seqs_of(receive(conn, 1))
+    assert slots(conn)[0] == left - 2 + size
+    while rows := receive(conn, 1):
+        got += seqs_of(rows)
+    assert got == sent
+
+
+def test_what_is_cut_behind_the_last_slots_keeps_urgent_messages_first(conn: Conn) -> None:
+    consumer(conn)
+    size = one(conn, "select _pgqueue.limit_slots()")
+    sent = send_all(conn, ["x"] * 8)
+    first = send_all(conn, ["x"] * (size + 40), p_priority=5)
+    got = seqs_of(receive(conn, 1)) + seqs_of(receive(conn, size - size // 4))
+    got += seqs_of(receive(conn, 1))
+    assert slots(conn)[0] > size // 4
+    most = send(conn, p_priority=9)
+    while rows := receive(conn, 1):
+        got += seqs_of(rows)
+    first.insert(size - size // 4 + 2, most)
+    assert got == first + sent
 
 
 # Waiting
