@@ -74,8 +74,8 @@
 --        with the lock; nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
 --        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim(),
---        deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try, and do without
---        it.
+--        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
+--        and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
 --        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
 --        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones. A slot

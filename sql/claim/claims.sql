@@ -228,8 +228,8 @@ begin
                         v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,
                         v_timeout, case when not v_cursor.take_was_cut then v_cursor.next_publication end,
                         v_cursor.slots_priority);
-                    if v_slot.claim_id is not null and v_cursor.scan_from <> '{}' and _pgqueue.place_in(v_slot.claim_id)
-                            >= (v_cursor.slots_to & 1048575) - (v_cursor.slots_ahead + 3) / 4 then
+                    if (_pgqueue.place_in(v_slot.claim_id) - v_cursor.slots_more) & 1048575 < 524288
+                       and v_cursor.scan_from <> '{}' then
                         perform _pgqueue.cut_ahead(v_cursor, p_max);
                     end if;
                 end if;

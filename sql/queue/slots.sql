@@ -239,6 +239,7 @@ begin
     p_cursor.slots_from := (select slot from pgqueue.slots
                             where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
                             order by slot limit 1);
+    p_cursor.slots_more := p_cursor.slots_to - (cardinality(p_parts) + 3) / 4;
     p_cursor.slots_priority := p_priority;
     p_cursor.slots_size := p_size;
     p_cursor.slots_until := least(

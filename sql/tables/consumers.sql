@@ -127,7 +127,7 @@ create table if not exists pgqueue.consumer_cursors (
     slots_priority   int,
     slots_size       int,                                                -- messages of a slot
     slots_ahead      int,                                                -- so many are cut next; null: as many as may
-    slots_more       bigint,  -- by key: a claim of a slot from this one on deals ahead; null: none does
+    slots_more       bigint,  -- a claim of a slot from this one on cuts, or deals, ahead; null: none does
     primary key (consumer_id, version)
 );
 
