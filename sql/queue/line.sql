@@ -28,6 +28,7 @@ begin
     v_served.message_count := 0;
     v_served.runs := 0;
     v_served.ended := false;
+    <<lanes>>
     foreach v_place in array p_scan_from loop
         exit when p_size is null and v_place.lane > 0;
         while v_served.message_count < p_want loop
@@ -63,7 +64,7 @@ begin
                 continue;
             end if;
             -- there is no such run, or it is too large, or it has at_most
-            exit when p_size is null and v_served.message_count > 0;
+            exit lanes when p_size is null and v_served.message_count > 0;
             select ctid, message_count, note, (note ->> 'at_most')::bigint as at_most into v_run
             from pgqueue.consumer_messages
             where consumer_id = p_consumer_id and state = 'ready' and lane = v_place.lane
@@ -80,7 +81,7 @@ begin
             v_served.ended := v_run.at_most is not null and p_held + v_served.message_count > 0;
             v_fit := least(v_run.at_most, p_want - v_served.message_count);
             v_alone := case when v_run.at_most is not null then v_fit end;
-            exit when v_served.ended or (p_size is null and v_run.message_count > v_fit);
+            exit lanes when v_served.ended or (p_size is null and v_run.message_count > v_fit);
             if v_run.message_count > v_fit then
                 -- then a run that fits stands in the same place
                 perform _pgqueue.slice_run(v_run.ctid, v_fit, least(v_run.at_most, p_size));

@@ -386,6 +386,7 @@ def test_what_is_cut_behind_the_last_slots_keeps_urgent_messages_first(conn: Con
     got = seqs_of(receive(conn, 1)) + seqs_of(receive(conn, size - size // 4))
     got += seqs_of(receive(conn, 1))
     assert slots(conn)[0] > size // 4
+    first.append(send(conn, p_priority=3))
     most = send(conn, p_priority=9)
     while rows := receive(conn, 1):
         got += seqs_of(rows)
