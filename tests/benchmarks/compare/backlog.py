@@ -38,15 +38,20 @@ def backlog(compare: Compare) -> None:
         Ours("sent one by one", singly=True),
         Ours("sent one by one, one call", singly=True, one_call=True),
     ]
+    sizes = compare.effort.some(list(SIZES))
     with compare.queues([*in_bulk, *singly, *peers]):
+        compare.prepare(
+            partial(turn, compare, side, size, 4) for size in sizes for side in [*in_bulk, *peers]
+        )
         for workers in (1, 4):
-            for size in compare.effort.some(list(SIZES)):
+            for size in sizes:
                 sides = [*in_bulk, *(singly if size in SINGLY else []), *peers]
                 turns = {side.name: partial(turn, compare, side, size, workers) for side in sides}
                 values = alternate(turns, compare.effort.rounds, warm_up=0)
                 who = f"{workers} workers" if workers > 1 else "1 worker"
                 compare.case(SCENARIO, f"{who}, messages at a time", f"{size:,}", "/s", values)
     with compare.queues([PREFETCHING, *peers]):
+        compare.prepare(partial(handled, compare, side, 4) for side in [PREFETCHING, *peers])
         for workers in (1, 4):
             sides = [PREFETCHING, *peers]
             turns = {side.name: partial(handled, compare, side, workers) for side in sides}

@@ -50,11 +50,10 @@ def keys(compare: Compare) -> None:
     fifo, unordered = Rows(by_key=True, variant="FIFO by key"), Rows(variant="in no order")
     sides = compare.sides(Ours(), fifo, unordered, Pgmq("heads", by_key=True))
     with compare.queues(sides, by_key=True):
-        for side in sides:
-            # Not measured: a session that deals for the first time plans some 40 statements, for
-            # 20 ms, as many as 150 claims take.
-            if is_asked(side, 16):
-                turn(compare, side, 1, 16, many(random.Random(2), compare.effort.messages(10_000)))
+        drawn = many(random.Random(2), compare.effort.messages(10_000))
+        compare.prepare(
+            partial(turn, compare, side, 1, 16, drawn) for side in sides if is_asked(side, 16)
+        )
         for name, keys_of in DISTRIBUTIONS.items():
             for workers in compare.effort.some((1, 4, 16)):
                 for size in compare.effort.some(list(SIZES)):

@@ -43,6 +43,7 @@ def rounds(compare: Compare, sides: list[Side], turn: Callable[[Compare, Side], 
     """Give each side its turns; a turn has several figures."""
     found: dict[tuple[str, str, bool], dict[str, list[float]]] = {}
     with compare.queues(sides):
+        compare.prepare(partial(turn, compare, side) for side in sides)
         for _ in range(compare.effort.rounds):
             for side in sides:
                 for what, value in turn(compare, side).items():
