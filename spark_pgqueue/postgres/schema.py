@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -99,6 +100,17 @@ def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
     yield main, "\n".join(own) + "\n"
 
 
+def _messages(name: str) -> Iterator[tuple[Path, str]]:
+    """The parts of a file as they are sent: those of a folder that follow each other in one trip.
+
+    The file's own first lines go alone: they say how the server reads the rest.
+    """
+    parts = [part for part in _parts(name, transaction=False) if part[1].strip()]
+    own = sql_directory() / name
+    for (_, folder), of in groupby(parts, key=lambda part: (part[0] == own, part[0].parent)):
+        yield folder, "".join(text for _, text in of)
+
+
 def _run(conn: psycopg.Connection, name: str) -> None:
     """Run a file of the folder in one transaction, with retries while other sessions hold locks.
 
@@ -115,12 +127,12 @@ def _run(conn: psycopg.Connection, name: str) -> None:
         try:
             with translated(), conn.transaction():
                 conn.execute("set transaction isolation level read committed read write")
-                for file, text in _parts(name, transaction=False):
+                for folder, text in _messages(name):
                     try:
                         # Without parameters psycopg sends the text as it is, with all statements.
                         conn.execute(text.encode(), prepare=False)
                     except psycopg.Error as error:
-                        error.add_note(f"in {file}")
+                        error.add_note(f"in {folder}")
                         raise
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:

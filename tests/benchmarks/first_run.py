@@ -5,7 +5,8 @@
 Each side is what its own first page shows, typed into an empty folder, against an empty database of
 one server: a job that handles two messages, of which the second fails. `.[compare]` has the three
 packages. What counts is what is typed, lines of Python and commands, and how long the commands run:
-the shortest of some rounds in turns, because the first round finds nothing in a cache.
+of each command the shortest time of some rounds in turns, because others use the machine too, and
+the first round finds nothing in a cache.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Side:
     env: dict[str, str] = field(default_factory=dict)
 
 
-ROUNDS = 5
+ROUNDS = 8
 
 JOB = """
 def bill(order: int):
@@ -107,11 +108,11 @@ PGMQ = Side(
 )
 
 
-def first_run(side: Side, url: str) -> tuple[float, str]:
+def first_run(side: Side, url: str) -> tuple[list[float], str]:
     """Type it all.
 
     Returns:
-        the seconds of its commands, and what it says of the failure when it is asked.
+        the seconds of each command, and what it says of the failure when it is asked.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PGQUEUE_URL": url, "PYTHONUNBUFFERED": "1", **side.env}
@@ -125,9 +126,11 @@ def first_run(side: Side, url: str) -> tuple[float, str]:
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
             return done.stdout
 
-        begin = time.perf_counter()
-        said = [run(command) for command in side.commands][-1]
-        seconds = time.perf_counter() - begin
+        said, seconds = "", []
+        for command in side.commands:
+            begin = time.perf_counter()
+            said = run(command)
+            seconds.append(time.perf_counter() - begin)
         assert "billed 7" in said, said
         assert "unlucky" in said, said
         return seconds, run(side.failure) if side.failure else ""
@@ -135,7 +138,7 @@ def first_run(side: Side, url: str) -> tuple[float, str]:
 
 def main() -> None:
     sides = (OURS, PROCRASTINATE, PGMQ)
-    best = dict.fromkeys((side.name for side in sides), float("inf"))
+    best = {side.name: [float("inf")] * len(side.commands) for side in sides}
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-first-") as folder,
         embedded.start(Path(folder) / "data") as server,
@@ -148,11 +151,11 @@ def main() -> None:
                 url = make_conninfo(**{**conninfo_to_dict(server.url), "dbname": database})
                 seconds, said = first_run(side, url)
                 assert not side.failure or "ValueError: unlucky" in said, said
-                best[side.name] = min(best[side.name], seconds)
+                best[side.name] = list(map(min, best[side.name], seconds))
     table = Table("side", "lines of Python", "commands", "seconds", "shows the failure")
     for side in sides:
         lines = sum(bool(line.strip()) for t in side.files.values() for line in t.splitlines())
-        counts = str(lines), str(len(side.commands)), f"{best[side.name]:.2f}"
+        counts = str(lines), str(len(side.commands)), f"{sum(best[side.name]):.2f}"
         table.add_row(side.name, *counts, side.failure or "no")
     Console().print(table)
 

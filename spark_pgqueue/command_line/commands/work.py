@@ -70,11 +70,14 @@ def work(
         typer.Option(parser=duration, metavar="DURATION", help="A longer call has failed."),
     ] = None,
     grace: Annotated[
-        Any,
+        timedelta | None,
         typer.Option(
-            parser=delay, metavar="DURATION", help="The time for running calls after a stop."
+            parser=delay,
+            metavar="DURATION",
+            show_default="25s",
+            help="The time for running calls after a stop.",
         ),
-    ] = "25s",
+    ] = None,
     visibility_timeout: Annotated[
         timedelta | None,
         typer.Option(
