@@ -3,10 +3,10 @@
     python -m tests.benchmarks.first_run
 
 Each side is what its own first page shows, and ours also one script, as pgmq's is. All is typed
-into an empty folder, against an empty database of one server: a job that handles two messages, of which
-the second fails. `.[compare]` has the three packages. What counts is what is typed, lines of Python
-and commands, and how long the commands run: of each command the shortest time of some rounds in
-turns, because others use the machine too, and the first round finds nothing in a cache.
+into an empty folder, against an empty database of one server: a job that handles two messages, of
+which the second fails. `.[compare]` has the three packages. What counts is what is typed, lines of
+Python and commands, and how long the commands run: of each command the shortest time of some rounds
+in turns, because others use the machine too, and the first round finds nothing in a cache.
 """
 
 from __future__ import annotations
