@@ -92,7 +92,7 @@ comment on column pgqueue.open_claims.reader is
     'the checkpoint of that query, by the number that Spark''s offsets have; null: a worker''s claim';
 comment on column pgqueue.open_claims.expired is
     'whether its lease has ended: the next claimer that needs its messages gets them';
-comment on column pgqueue.open_claims.messages is 'messages that it had at first';
+comment on column pgqueue.open_claims.messages is 'messages that it had at first; of a small claim those that are left';
 comment on column pgqueue.open_claims.remaining is 'messages of it that are not settled';
 comment on column pgqueue.open_claims.first_seq is 'the lowest number of its messages';
 

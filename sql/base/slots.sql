@@ -199,27 +199,30 @@ begin
     return v_claim;
 end $$;
 
--- Takes acknowledged messages out of a slot by key, which stays a slot. (Without an order such a claim is one of the
--- usual kind from then on.) Returns how many messages these were; null when there is no such slot. Locks: the slot.
+-- Takes acknowledged messages out of a slot, which stays a slot. Returns how many messages these were; null when there
+-- is no such slot, or what is left would have too many ranges. (By key slots are small; and the caller could not lock
+-- the consumer after the slot.) Locks: the slot.
 create or replace function _pgqueue.shrink_slot(p_claim_id bigint, p_set int8multirange) returns bigint
 language plpgsql
 as $$
 declare
     v_slot pgqueue.slots;
+    v_rest int8multirange;
     v_left bigint;
 begin
     select * into v_slot from pgqueue.slots
     where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-      and piece is not null
     for update;  -- lock: slot
-    if not found then
+    v_rest := v_slot.seqs - p_set;
+    if v_rest is null
+       or (v_slot.piece is null and (select count(*) from unnest(v_rest) r) > _pgqueue.limit_ranges()) then
         return null;
     end if;
-    v_left := _pgqueue.cardinality(v_slot.seqs - p_set);
+    v_left := _pgqueue.cardinality(v_rest);
     if v_left = 0 then
         delete from pgqueue.slots where consumer_id = v_slot.consumer_id and slot = v_slot.slot;
     else
-        update pgqueue.slots set seqs = v_slot.seqs - p_set, message_count = v_left
+        update pgqueue.slots set seqs = v_rest, message_count = v_left
         where consumer_id = v_slot.consumer_id and slot = v_slot.slot;
     end if;
     return v_slot.message_count - v_left;

@@ -157,13 +157,27 @@ def test_a_slot_is_extended_in_place_and_acknowledged_in_part(conn: Conn, sent: 
     assert value(conn, "extend", claim, timedelta(hours=1)) == 4
     assert slots(conn) == (SENT - 5, 2)
     assert value(conn, "ack", claim, sent[1:3]) == 2
-    assert slots(conn) == (SENT - 5, 1)
+    assert slots(conn) == (SENT - 5, 2)
     assert value(conn, "extend", claim) == 2
     (row,) = internals.rows(conn, "select * from pgqueue.open_claims where claim_id = %s", claim)
     assert row.remaining == 2
     assert row.lease_until > now(conn) + seconds(3000)
     assert value(conn, "ack", claim) == 2
     assert value(conn, "ack", claim) == 0
+
+
+def test_a_slot_of_which_too_many_ranges_are_left_becomes_a_claim(conn: Conn) -> None:
+    consumer(conn)
+    size = 2 * one(conn, "select _pgqueue.limit_ranges()") + 2
+    sent = send_all(conn, ["x"] * 4 * size)
+    claims_of(receive(conn, size))
+    claim = claims_of(receive(conn, size))
+    held, claimed = sent[size : 2 * size], slots(conn)[1]
+    assert value(conn, "ack", claim, held[:-2:2]) == size // 2 - 1
+    assert slots(conn)[1] == claimed
+    assert value(conn, "ack", claim, held[-2:-1]) == 1
+    assert slots(conn)[1] == claimed - 1
+    assert value(conn, "ack", claim, held) == size // 2
 
 
 def test_the_lease_of_a_slot_ends(conn: Conn, sent: list[int]) -> None:
