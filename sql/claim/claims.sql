@@ -1,6 +1,5 @@
 -- Making a claim: quickly, from the ready messages (claim_pieces(), claim_quickly()); or in turn, with the consumer's
--- lock (claim_in_turn()): refresh() does the work that is due, and fill() gets the messages. queue/settle.sql ends
--- claims.
+-- lock (claim_in_turn()): refresh() does the work that is due, and fill() gets the messages.
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. Messages that were
 -- published meanwhile come after these pieces. Returns as claim_quickly(). Locks: the pieces.
@@ -176,8 +175,7 @@ declare
     v_slots    boolean;          -- the consumer has free slots, as far as is known
     v_next     boolean;          -- they come next
     v_slot     pgqueue.claimed;
-    v_max      int;              -- messages that claim_in_turn() may reach; null: p_max. Set if the quick claim
-                                 -- ended at a suspect: then to the messages that it has
+    v_max      int;              -- claim_in_turn() may reach so many, as the quick claim ended at a suspect; or null
     v_now      timestamptz;
     v_timeout  interval;
 begin
