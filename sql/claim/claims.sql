@@ -240,8 +240,7 @@ begin
                             return v_slot;
                         end if;
                     end if;
-                    -- by key: none that fits was there a moment ago
-                    v_slots := _pgqueue.has_slot(v_cursor, case when v_consumer.by_key then p_max else 0 end);
+                    v_slots := _pgqueue.has_slot(v_cursor);
                 else
                     v_slots := true;
                 end if;

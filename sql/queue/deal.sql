@@ -84,7 +84,7 @@ create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
-    v_closed record := _pgqueue.close_pieces(p_consumer, p_cursor, p_cuts);
+    v_closed record := _pgqueue.close_pieces(p_consumer, p_cursor);
     v_parts  bigint := (p_want - 1) / _pgqueue.limit_piece_by_key() + 1;
     -- messages of a piece: p_want divided by v_parts, the least number of pieces of at most limit_piece_by_key()
     v_size   bigint := (p_want - 1) / v_parts + 1;
@@ -143,8 +143,7 @@ begin
         if p_consumer.limits_keys then
             o_cursor := _pgqueue.deal_within_limits(p_consumer, o_cursor, v_keyed, v_heads, v_size);
         else
-            o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, p_cuts => p_cuts,
-                                               p_chains => v_closed.o_chains);
+            o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, p_cuts => p_cuts);
         end if;
     end if;
 end $$;

@@ -8,11 +8,10 @@
 --
 -- For a small claim of a consumer that is quick, the dealer makes slots (queue/slots.sql) of pieces that were never
 -- delivered. A key with more messages than a slot has gets a piece of its own: a chain of slots, each behind the one
--- before. A slot can be claimed when the slot before it is not there. A dealer lets a short chain go on with what waits
--- for its key. Only acknowledgements delete a claimed slot for good. Whoever makes a claim of the usual kind of it, to
--- let its messages go back, has the consumer's lock, and lets the slots behind it become runs that wait
--- (base/slots.sql: promote()). So a piece is in slots, or its first messages are a run and later ones wait: all else
--- sees pieces and waiting messages as if there were no slots.
+-- before. A slot can be claimed when the slot before it is not there. Only acknowledgements delete a claimed slot for
+-- good. Whoever makes a claim of the usual kind of it, to let its messages go back, has the consumer's lock, and lets
+-- the slots behind it become runs that wait (base/slots.sql: promote()). So a piece is in slots, or its first messages
+-- are a run and later ones wait: all else sees pieces and waiting messages as if there were no slots.
 --
 -- A message whose key is in an open piece is set aside. It waits until a dealer finds that the key has left that piece.
 -- A message that is not visible yet is delayed, in no piece, and its key waits for it. When it is due, the key is free,
@@ -59,14 +58,12 @@ end $$;
 -- to deal the messages that wait for them, because no later dealer can know of these keys. (One call closes pieces with
 -- a bounded number of keys; the next call goes on. With ordering=none it may also return the keys of pieces that it
 -- finds claimed, and notes that in the piece.) Returns the cursor; how many pieces are open; of these the piece with
--- all keys, if there is one; the keys that are free, each with the place from which messages of it may wait; and, if
--- p_cuts, the last slot of each short chain, whose key counts as free: what waits for it continues the chain. Needs the
--- consumer's lock. (More than 60 lines: one statement looks at the pieces and the freed keys, so that they share one
--- bound.)
+-- all keys, if there is one; and the keys that are free, each with the place from which messages of it may wait. Needs
+-- the consumer's lock. (More than 60 lines: one statement looks at the pieces and the freed keys, so that they share
+-- one bound.)
 create or replace function _pgqueue.close_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_cuts boolean, out o_cursor pgqueue.consumer_cursors, out o_count int,
-                                                 out o_whole bigint, out o_freed pgqueue.waiting_place[],
-                                                 out o_chains pgqueue.slots[])
+                                                 out o_cursor pgqueue.consumer_cursors, out o_count int,
+                                                 out o_whole bigint, out o_freed pgqueue.waiting_place[])
 language plpgsql
 as $$
 declare
@@ -78,8 +75,7 @@ declare
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, p.arrival_no, p.first_seq, l.held, l.chain,
-               p_cuts and l.chain and l.ready <= _pgqueue.limit_chain() / 2 as short,
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.chain,
                l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count) filter (where m.state = 'ready' or not v_ready), 0)
@@ -125,15 +121,10 @@ begin
                            union all
                            select keys, arrival_no, first_seq from noted
                            union all
-                           select keys, 0, 0 from piece where note
-                           union all
-                           select keys, arrival_no, first_seq from piece where short) g
+                           select keys, 0, 0 from piece where note) g
                      cross join lateral unnest(g.keys) k), '{}'),
-           p_consumer.limits_keys or exists (select from noted),
-           array(select (select s from pgqueue.slots s
-                         where s.consumer_id = p_consumer.consumer_id and s.piece = p.piece order by slot desc limit 1)
-                 from piece p where short)
-    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_cursor.freed_from, o_freed, v_twice, o_chains
+           p_consumer.limits_keys or exists (select from noted)
+    into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_cursor.freed_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);
 
     for v_piece in
@@ -184,13 +175,12 @@ end $$;
 --   p_line_no  where the pieces stand; null: behind all others
 --   p_now      messages that are visible at that time are visible
 --   p_cuts     store what was never delivered as slots; of a key that has more than one slot, a chain of them
---   p_chains   the last slots of chains that go on with what was never delivered
 -- Returns the cursor.
 -- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
 create or replace function _pgqueue.store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                  p_keyed pgqueue.keyed_messages, p_size bigint, p_line_no bigint,
                                                  p_now timestamptz default clock_timestamp(),
-                                                 p_cuts boolean default false, p_chains pgqueue.slots[] default null)
+                                                 p_cuts boolean default false)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -222,23 +212,19 @@ begin
           and p_consumer.ordering <> 'none'
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due, s.fresh,
-               s.fresh and r.key is not null and (r.message_count > p_size or e.slot is not null) as chain,
-               e.piece as open_piece, e.slot as behind,
+               s.fresh and r.key is not null and r.message_count > p_size as chain,
                r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
-                   ((s.fresh and e.slot is not null) is not true and r.key in (select key from open_key))
-                   or row_number() over (partition by r.key order by r.i) > 1
+                   r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
                    or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
                                       where d.consumer_id = p_consumer.consumer_id and d.key = r.key
                                       order by d.arrival_no, d.first_seq limit 1) is true)))) as waits
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts, p_keyed.held) with ordinality
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
-        left join unnest(p_chains) e on e.key = r.key
     ), packed as (
-        select j.*, sum(n::int) over (partition by kind, chain order by i) - n as before
-        from judged j
-        cross join lateral (select case when chain then p_size else least(message_count, p_size) end) l (n)
-        where not waits
+        select *, sum(least(message_count, p_size)::int) over (partition by kind, chain order by i)
+                  - least(message_count, p_size) as before
+        from judged where not waits
     ), fitted as (
         select *, least(message_count, case when chain then p_size * _pgqueue.limit_chain()
                                             when due is null then p_size - before % p_size else p_size end) as room
@@ -248,8 +234,8 @@ begin
                        else seqs end as part
         from fitted
     ), piece as materialized (
-        select coalesce(min(open_piece), p_cursor.last_line_no + row_number() over (order by min(i))) as piece,
-               min(run_no) as run_no, min(arrival_no) as arrival_no, fresh, chain, min(behind) as behind,
+        select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no,
+               min(arrival_no) as arrival_no, fresh, chain,
                range_agg(part) as seqs, sum(room)::bigint as message_count, array_remove(array_agg(key), null) as keys
         from part
         where due is null
@@ -267,15 +253,14 @@ begin
     ), laid as (
         insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, behind, key)
         select n.slot, p.arrival_no, p_consumer.consumer_id, s.priority, n.message_count, n.seqs, n.piece,
-               coalesce(lag(n.slot) over (partition by n.piece order by n.no), p.behind),
-               case when p.chain then p.keys[1] end
+               lag(n.slot) over (partition by n.piece order by n.no), case when p.chain then p.keys[1] end
         from numbered n join piece p using (piece) join source s using (run_no)
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, piece, piece, message_count, keys,
                case p_consumer.ordering when 'none' then 0 else arrival_no end,
                case p_consumer.ordering when 'none' then 0 else lower(seqs) end
-        from piece where behind is null
+        from piece
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, piece, note)
