@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
+from tests.sql.cost import cost
 from tests.sql.queue import (
     Conn,
     Reader,
@@ -23,6 +24,7 @@ from tests.sql.queue import (
     call,
     claim_of,
     consumer,
+    now,
     one,
     receive,
     seconds,
@@ -176,6 +178,24 @@ def assert_in_order(found: list[int], keys: dict[int, str]) -> None:
 
 
 # Settling
+
+
+@pytest.mark.parametrize("later", ["p_deliver_at", "p_expires_at"])
+def test_messages_that_wait_behind_the_last_slots_of_their_keys_stop_no_other_key(
+    conn: Conn, later: str
+) -> None:
+    """Of 33 keys a slot is claimed, and a message is delayed, or will expire: both wait."""
+    consumer(conn, ordering="key")
+    keys = [chr(0x3B1 + i) for i in range(33)]
+    for key in keys:
+        send_keys(conn, key * 2)
+        value(conn, "ack", held(receive(conn, 1)))
+        assert len(receive(conn, 1)) == 1
+        value(conn, "send", "s", "x", p_key=key, **{later: now(conn) + seconds(3600)})
+    assert receive(conn, 1) == []
+    assert cost(conn, "select from pgqueue.receive('s', 'c', 1)") < 1000
+    (other,) = send_keys(conn, "z")
+    assert seqs_of(receive(conn, 1)) == [other]
 
 
 def test_some_of_a_slot_is_acknowledged_in_place(conn: Conn) -> None:
