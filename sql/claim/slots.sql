@@ -55,14 +55,18 @@ declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
 begin
-    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
-        return;
-    end if;
-    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if v_stored.slots_more is distinct from p_cursor.slots_more
-       or not _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        return;
-    end if;
+    begin
+        if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+            return;
+        end if;
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+        if v_stored.slots_more is distinct from p_cursor.slots_more
+           or not _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+            raise exception using errcode = 'PQ099';
+        end if;
+    exception when sqlstate 'PQ099' then
+        return;  -- and the lock is let go: the transaction may take long
+    end;
     v_cursor := _pgqueue.refresh(p_consumer, v_stored, 1, false, v_stored.slots_size, null);
     v_cursor.slots_more := null;
     v_stored.slots_until := '-infinity';  -- save_cursor() keeps what is set below
@@ -316,8 +320,14 @@ begin
         if v_cursor.version = p_cursor.version then
             v_cursor.slots_ahead := least(2 * v_cursor.slots_ahead, _pgqueue.limit_slots());  -- nearly all were used
             v_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(v_cursor), p_max);
-            p_cursor.slots_until := '-infinity';  -- cut() has set it, and save_cursor() keeps that
-            perform _pgqueue.save_cursor(p_cursor, v_cursor, true) where v_cursor.slots_to > p_cursor.slots_to;
+            if v_cursor.slots_to > p_cursor.slots_to then
+                p_cursor.slots_until := '-infinity';  -- cut() has set it, and save_cursor() keeps that
+                perform _pgqueue.save_cursor(p_cursor, v_cursor, true);
+                return;
+            end if;
         end if;
+        raise exception using errcode = 'PQ099';
     end if;
+exception when sqlstate 'PQ099' then
+    null;  -- and the lock is let go
 end $$;

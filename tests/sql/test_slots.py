@@ -516,3 +516,32 @@ def test_killed_and_rolled_back_claimers_lose_and_double_nothing(url: str, conn:
 def one_of(url: str, query: str) -> Any:
     with connection.connect(url) as conn:
         return one(conn, query)
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_claim_that_comes_too_late_to_make_slots_ahead_keeps_no_lock(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    """It read the cursor, and waited for its old claim, while another claim made the slots."""
+    consumer(conn, ordering=ordering)
+    send_all(conn, ["x"] * 2000, p_keys=[str(i) for i in range(2000)])
+    old = claim_of(receive(conn, 1))
+    ahead = "select slots_more from pgqueue.consumer_cursors order by version desc limit 1"
+    free = "select min(slot) from pgqueue.slots where token is null"
+    while one(conn, free) < one(conn, ahead):
+        receive(conn, 1)
+    late, holder = session(), session()
+    holder.execute("begin")
+    value(holder, "extend", old)
+    late.execute("begin")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(receive, late, 1, p_ack=old)
+        wait_for_a_lock(conn)
+        before = one(conn, ahead)
+        receive(conn, 1)
+        assert one(conn, ahead) > before
+        holder.execute("commit")
+        assert len(waits.result(30)) == 1
+    held = "select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2 and pid = %s"
+    assert one(conn, held, late.info.backend_pid) == 0
+    late.execute("commit")
