@@ -62,7 +62,8 @@ def look(name, statement, begins):
         statement()
         print(name, "answered")
     except Exception as error:
-        print(name, is_passing(error), round(time.monotonic() - began), flush=True)
+        # one write: two threads notice it at the same moment
+        os.write(1, f"{name} {is_passing(error)} {round(time.monotonic() - began)}\n".encode())
 def copy():
     with arrow.cursor() as cursor:
         cursor.execute("select pg_sleep(100)")
