@@ -456,14 +456,17 @@ class QueueMachine(RuleBasedStateMachine):
 
     @staticmethod
     def check_arrivals(c: Consumer, expected: list[Message], seqs: list[int]) -> None:
-        """With limits and without order, what did not come back comes in order of arrival."""
-        per_key: dict[str, list[int]] = defaultdict(list)
+        """With limits and without order, what did not come back comes in order of arrival.
+
+        What is taken together has one arrival. It is dealt in pieces of one priority and expiry.
+        """
+        per_kind: dict[Any, list[int]] = defaultdict(list)
         for m in expected:
             if m.key is not None and not m.came_back and m.not_before is None:
-                per_key[m.key].append(m.seq)
-        for key, line in per_key.items():
+                per_kind[m.key, m.priority, m.expires].append(m.seq)
+        for kind, line in per_kind.items():
             got = {s for s in seqs if s in line}
-            assert got == set(line[: len(got)]), f"of {key!r} {got}, not the first of {line}"
+            assert got == set(line[: len(got)]), f"of {kind} {got}, not the first of {line}"
 
     def open_claims(self) -> list[Claim]:
         return [x for c in self.consumers for x in c.claims.values() if x.held and x.live]
