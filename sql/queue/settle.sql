@@ -142,8 +142,10 @@ begin
             or (v_delayed is not null and exists (
                 select from pgqueue.consumer_messages
                 where claim_id = p_claim.claim_id and state = 'claimed' and lane = 0))) then
-        v_held := (select range_agg(seqs) from pgqueue.consumer_messages
-                   where claim_id = p_claim.claim_id and state = 'claimed');
+        if p_set is null or p_consumer.per_key_latest then
+            v_held := (select range_agg(seqs) from pgqueue.consumer_messages
+                       where claim_id = p_claim.claim_id and state = 'claimed');
+        end if;
         v_places := _pgqueue.return_by_key(p_consumer, p_claim, coalesce(p_set, v_held), v_failure);
         if p_consumer.per_key_latest then  -- messages that follow the failed ones came back, too
             v_cursor := (_pgqueue.keep_newest(p_consumer, v_cursor, v_held - coalesce((
