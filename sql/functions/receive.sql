@@ -5,8 +5,8 @@
 -- consumer.
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
--- Returns the claim and its number of messages, or no row when there is nothing. Errors: PQ001, PQ002, PQ003, PQ006 for
--- a group, PQ007; 55P03 after a minute's wait for the consumer's lock.
+-- Returns the claim and its number of messages, or no row when there is nothing that no other session is claiming.
+-- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 after a minute's wait for the consumer's lock.
 -- Locks, to the end of the transaction: those of ack; the runs that the claim takes; and the consumer, unless the ready
 -- runs suffice. If nobody has that lock, one claim in some takes it to cut slots for later claims. While another
 -- session has it, the claim makes do with the ready messages. It waits for the lock, at most 60 s, if none is ready,
