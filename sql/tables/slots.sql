@@ -6,16 +6,17 @@
 create table if not exists pgqueue.slots (
     slot          bigint         not null,  -- of the numbers of claims: slots are served in their order
     arrival_no    bigint         not null,  -- of the run from which it was cut
-    token         bigint,                   -- the random bits of its claim's id; null: the slot is free
-    claimed_at    timestamptz,
-    lease_until   timestamptz,
     consumer_id   int            not null,
     priority      int            not null,
     message_count int            not null,
     seqs          int8multirange not null,
-    timeout       interval,                 -- the visibility timeout of its claim
     piece         bigint,                   -- by key: the piece that it belongs to,
     behind        bigint,                   -- ... the slot before it in that piece: it waits until that one is gone,
     key           bigint,                   -- ... and their only key, where a piece has more than one slot
+    -- What a claim sets comes last: its record in the WAL has no column before these.
+    token         bigint,                   -- the random bits of its claim's id; null: the slot is free
+    claimed_at    timestamptz,
+    lease_until   timestamptz,
+    timeout       interval,                 -- the visibility timeout of its claim
     owner         text                      -- as that of a claim
 ) with (fillfactor = 50);

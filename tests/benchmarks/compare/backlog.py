@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import spark_pgqueue
-from tests.benchmarks.compare.compare import Compare
+from tests.benchmarks.compare.compare import KEYS, Compare
 from tests.benchmarks.compare.counts import Log
 from tests.benchmarks.compare.crew import Job, Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import DIGITS, Ours, Side
+from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.compare.work import Consume
 from tests.benchmarks.harness import alternate
 
@@ -51,7 +52,12 @@ def backlog(compare: Compare) -> None:
                 who = f"{workers} workers" if workers > 1 else "1 worker"
                 compare.case(SCENARIO, f"{who}, messages at a time", f"{size:,}", "/s", values)
     with compare.queues([PREFETCHING, *peers]):
+        stored = {side.name: claimed_singly(compare, side) for side in [PREFETCHING, *peers]}
         compare.prepare(partial(handled, compare, side, 4) for side in [PREFETCHING, *peers])
+        for what, unit in STORAGE.items():
+            values = {name: [each[what]] for name, each in stored.items()}
+            line = f"1 worker, sent and received one by one: {what}"
+            compare.case(SCENARIO, line, "", unit, values, higher=False)
         for workers in (1, 4):
             sides = [PREFETCHING, *peers]
             turns = {side.name: partial(handled, compare, side, workers) for side in sides}
@@ -72,6 +78,16 @@ def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
     least = LEAST // size
     job = Consume(side, size, compare.effort.seconds, count, warm_up, least)
     return compare.work(side, [job] * workers, count)
+
+
+def claimed_singly(compare: Compare, side: Side) -> dict[str, float]:
+    """What a message of a backlog costs in storage: sent in one transaction, claimed alone."""
+    count = compare.effort.messages(5000)
+    before = empty_storage(compare, side)
+    side.fill(compare.conn, 0, [f"key {number % KEYS}" for number in range(count)])
+    compare.work(side, [Consume(side, 1, 60.0, count)], count)
+    after = storage(compare, side)
+    return {what: (after[what] - before[what]) / count for what in STORAGE}
 
 
 PREFETCHING = Ours(singly=True)

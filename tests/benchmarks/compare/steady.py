@@ -17,8 +17,8 @@ from tests.benchmarks.compare.crew import Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import DIGITS, Ours, Side, payload
+from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.compare.work import Consume, Produce
-from tests.benchmarks.harness import run
 
 SCENARIO = "steady state, no backlog"
 FOR_EVER = 10**15
@@ -56,9 +56,7 @@ def rounds(compare: Compare, sides: list[Side], turn: Callable[[Compare, Side], 
 def cycles(compare: Compare, side: Side) -> Figures:
     """Send a message, receive it, acknowledge it."""
     count = compare.effort.messages(1000)
-    storage(compare, side)  # what was done before is said before it is vacuumed
-    compare.vacuum(side)
-    before = storage(compare, side)
+    before = empty_storage(compare, side)
     ((log, taken),) = compare.crew.run([partial(cycle, side=side, count=count)])
     compare.note_cpu(side, count, compare.crew.worked)
     after = storage(compare, side)
@@ -70,23 +68,6 @@ def cycles(compare: Compare, side: Side) -> Figures:
     for name, unit in STORAGE.items():
         figures[f"{line}: {name}", unit, False] = (after[name] - before[name]) / count
     return figures
-
-
-STORAGE = {"WAL": "bytes", "tables and indexes": "bytes", "dead rows": "rows"}
-"""What a message costs in storage, until the next vacuum."""
-
-
-def storage(compare: Compare, side: Side) -> dict[str, float]:
-    """What there is of each."""
-    compare.crew.flush()
-    run(compare.conn, "select pg_stat_force_next_flush()")
-    tables = compare.tables(side)
-    sql = (
-        "select pg_current_wal_insert_lsn() - '0/0',"
-        " (select sum(pg_total_relation_size(t)) from unnest(%s::text[]) t),"
-        " (select sum(n_dead_tup) from pg_stat_all_tables where relid::regclass::text = any(%s))"
-    )
-    return dict(zip(STORAGE, map(float, run(compare.conn, sql, (tables, tables))[0]), strict=True))
 
 
 def cycle(seat: Seat, side: Side, count: int) -> tuple[Log, list[float]]:
