@@ -65,11 +65,41 @@ create table if not exists pgqueue.consumer_filters (
     condition   jsonpath   -- what the messages hold; null: anything
 );
 
--- A place in the line of ready runs.
+-- Types. (Claims get named ones: a function that returns columns of its own has them looked up at each call, for a
+-- fifth of the cost of a small claim.)
 do $$
 begin
     if to_regtype('pgqueue.line_place') is null then
+        -- a place in the line of ready runs
         create type pgqueue.line_place as (lane int, line_no bigint, first_seq bigint);
+        create type pgqueue.served as (
+            message_count bigint,
+            runs          int,
+            ended         boolean,    -- the claim ends there: at a run with at_most
+            done          boolean,    -- that is all; otherwise the caller goes on with the consumer's lock
+            seqs          int8multirange, priority int);  -- of a claim that is a slot
+        create type pgqueue.claimed as (
+            claim_id bigint, message_count bigint, stream_id int,
+            seqs int8multirange, priority int);           -- of a claim that is a slot
+        create type pgqueue.received as (
+            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
+            deliver_count int, inserted_at timestamptz, saved jsonb);
+        -- what it means for messages that they are returned, see return() in queue/settle.sql
+        create type pgqueue.failure as (
+            certain     boolean,      -- they are known to have failed: given up when they did so too often
+            counted     boolean,      -- it was a delivery
+            happened_at timestamptz,
+            returned_at timestamptz,  -- what is due by then is not delayed
+            delay       interval,     -- null: as the consumer's settings say
+            chance      float8,       -- 0 to 1
+            note        jsonb);       -- keys for their notes
+        -- messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its
+        -- micro-batch (spark/actions.sql)
+        create type pgqueue.acted_run as (
+            lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
+        -- what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry
+        create type pgqueue.action as (
+            action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
     end if;
 end $$;
 
@@ -144,12 +174,7 @@ create table if not exists pgqueue.consumer_gaps (
     kept            int8multirange,           -- messages not taken with it (log/positions.sql); null: none
     primary key (consumer_id, gap_no)
 );
-do $$
-begin
-    if to_regclass('pgqueue.gap_numbers') is null then
-        create sequence pgqueue.gap_numbers;
-    end if;
-end $$;
+create sequence if not exists pgqueue.gap_numbers;
 
 -- The runs: what a consumer has taken and not finished. All messages of a run are in the same state: unfiltered, ready,
 -- delayed, waiting or claimed. (A check of the state would be parsed again by each statement.)
@@ -172,26 +197,6 @@ create table if not exists pgqueue.consumer_messages (
     key               bigint,                   -- by key: the key's hash, of waiting and delayed messages, ...
     piece             bigint                    -- ... and the piece, of ready and claimed messages
 );
-
--- What claims get. These types are named because a function that returns columns of its own has them looked up at each
--- call, for a fifth of the cost of a small claim.
-do $$
-begin
-    if to_regtype('pgqueue.served') is null then
-        create type pgqueue.served as (
-            message_count bigint,
-            runs          int,
-            ended         boolean,    -- the claim ends there: at a run with at_most
-            done          boolean,    -- that is all; otherwise the caller goes on with the consumer's lock
-            seqs          int8multirange, priority int);  -- of a claim that is a slot
-        create type pgqueue.claimed as (
-            claim_id bigint, message_count bigint, stream_id int,
-            seqs int8multirange, priority int);           -- of a claim that is a slot
-        create type pgqueue.received as (
-            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
-            deliver_count int, inserted_at timestamptz, saved jsonb);
-    end if;
-end $$;
 
 -- Of consumers that go by key: the place from which messages of a key may wait; and messages by key: of which key each
 -- set is (null: of no key), and of which run.
@@ -269,19 +274,6 @@ create table if not exists pgqueue.late_entries (
     transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
 );
 
--- Messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its micro-batch
--- (spark/actions.sql). And what rows of a write want to be done with messages: action is ack, nack, dead_letter,
--- redrive or retry.
-do $$
-begin
-    if to_regtype('pgqueue.acted_run') is null then
-        create type pgqueue.acted_run as (
-            lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
-        create type pgqueue.action as (
-            action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
-    end if;
-end $$;
-
 -- Claims. A worker's claim is deleted when it ends. A Spark reader's claim is kept, with its original set, until the
 -- reader has moved past it. The lease is on the claim, not on its messages. What its id is made of: see
 -- new_claim_id().
@@ -304,12 +296,7 @@ create table if not exists pgqueue.claims (
     lanes              int[],
     acted              pgqueue.acted_run[]                  -- of seqs, what its query settled by actions; null: nothing
 );
-do $$
-begin
-    if to_regclass('pgqueue.claim_numbers') is null then
-        create sequence pgqueue.claim_numbers;
-    end if;
-end $$;
+create sequence if not exists pgqueue.claim_numbers;
 
 create table if not exists pgqueue.dead_messages (
     dead_id       bigint         generated always as identity primary key,
@@ -326,18 +313,3 @@ create table if not exists pgqueue.dead_messages (
     note          jsonb,          -- as it was in the run
     owner         text            -- of the claim
 );
-
--- What it means for messages that they are returned, see return() in queue/settle.sql.
-do $$
-begin
-    if to_regtype('pgqueue.failure') is null then
-        create type pgqueue.failure as (
-            certain     boolean,      -- they are known to have failed: given up when they did so too often
-            counted     boolean,      -- it was a delivery
-            happened_at timestamptz,
-            returned_at timestamptz,  -- what is due by then is not delayed
-            delay       interval,     -- null: as the consumer's settings say
-            chance      float8,       -- 0 to 1
-            note        jsonb);       -- keys for their notes
-    end if;
-end $$;

@@ -52,9 +52,4 @@ create table if not exists pgqueue.skips (
 );
 
 -- Counts the turns of maintain(): each is for some of the streams, see streams_in_turn().
-do $$
-begin
-    if to_regclass('pgqueue.maintain_turns') is null then
-        create sequence pgqueue.maintain_turns;
-    end if;
-end $$;
+create sequence if not exists pgqueue.maintain_turns;

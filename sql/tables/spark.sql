@@ -50,12 +50,7 @@ create table if not exists pgqueue.staged_chunks (
     digest        numeric,                   -- of a query: a sum over its messages, whatever their order
     write_no      bigint                     -- of begin_write(); null: not told
 );
-do $$
-begin
-    if to_regclass('pgqueue.write_numbers') is null then
-        create sequence pgqueue.write_numbers;
-    end if;
-end $$;
+create sequence if not exists pgqueue.write_numbers;
 
 create table if not exists pgqueue.sink_batches (
     sink          text        not null,
