@@ -24,24 +24,33 @@ _TOP = """\
 
 comment on schema pgqueue is
     'A message queue and stream: see the comments of its functions and views.';
+
+do $$
+declare
+    v_name text;
+    v_text text;
+begin
+    for v_name, v_text in values
+"""
+
+_END = """
+    loop
+        execute format('comment on routine pgqueue.%I is %L', v_name, v_text);
+    end loop;
+end $$;
 """
 
 
 def file() -> str:
     """The file: the functions of each file of the SQL, in the order of installation."""
     headers = headers_in(SQL)
-    parts = [_TOP]
-    for path in schema.sql_files():
-        name = str(path.relative_to(SQL))
-        comments = {
-            function: first_sentence(header)
-            for function, header in headers.items()
-            if header.file == name
-        }
-        if comments:
-            lines = [_comment(function, text) for function, text in comments.items()]
-            parts.append("\n".join([f"-- {name}", *lines]) + "\n")
-    return "\n".join(parts)
+    rows = [
+        _row(function, first_sentence(header))
+        for path in schema.sql_files()
+        for function, header in headers.items()
+        if header.file == str(path.relative_to(SQL))
+    ]
+    return _TOP + ",\n".join(rows) + _END
 
 
 def first_sentence(header: Header) -> str:
@@ -52,15 +61,10 @@ def first_sentence(header: Header) -> str:
     return found[0] if found else text
 
 
-def _comment(function: str, text: str) -> str:
+def _row(function: str, text: str) -> str:
     text = text.replace("'", "''")
-    begin = f"comment on routine pgqueue.{function} is"
-    line = f"{begin} '{text}';"
-    if len(line) <= _WIDTH:
+    line = f"        ('{function}', '{text}')"
+    if len(line) < _WIDTH:
         return line
-    pieces = textwrap.wrap(text, _WIDTH - 8, break_long_words=False, break_on_hyphens=False)
-    return (
-        f"{begin}\n"
-        + "\n".join(f"    '{piece}{' ' if piece is not pieces[-1] else ''}'" for piece in pieces)
-        + ";"
-    )
+    pieces = textwrap.wrap(text, _WIDTH - 14, break_long_words=False, break_on_hyphens=False)
+    return f"        ('{function}',\n         '" + " '\n         '".join(pieces) + "')"
