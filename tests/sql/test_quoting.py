@@ -54,6 +54,7 @@ VARIABLES = {
     "v_setting": ("settings.sql", "a text of access.sql"),
     "v_plan.condition": ("group_workers.sql", "a format with %L, or a text"),
     "v_index[2]": ("indexes.sql", "a text of that file"),
+    "v_type": ("limits.sql", "a text of that file"),
 }
 """Variables with SQL: the file where each is used, and where its text comes from."""
 
