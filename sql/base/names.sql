@@ -54,17 +54,17 @@ begin
 end $$;
 
 -- The consumer of a name. Errors: PQ001, PQ002. Locks nothing.
-create or replace function _pgqueue.consumer(p_stream text, p_name text) returns pgqueue.consumers
+--   p_kind  what the caller calls it: consumer, or group
+create or replace function _pgqueue.consumer(p_stream text, p_name text, p_kind text default 'consumer')
+returns pgqueue.consumers
 language plpgsql stable
 as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    select c.* into v_consumer
-    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-    where s.name = p_stream and c.name = p_name;
+    select * into v_consumer from pgqueue.consumers where stream_name = p_stream and name = p_name;
     if not found then
-        perform _pgqueue.refuse_unknown(p_stream, p_name, 'consumer');
+        perform _pgqueue.refuse_unknown(p_stream, p_name, p_kind);
     end if;
     return v_consumer;
 end $$;
@@ -78,11 +78,10 @@ begin
     raise exception 'unknown % % of stream %', p_kind, coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
         using errcode = 'PQ002',
               hint = format('Create it: select pgqueue.create_%s(%L, %L).', p_kind, p_stream, p_name)
-                     || _pgqueue.there_are(array(select c.name
-                                                 from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-                                                 where s.name = p_stream
-                                                   and (p_kind = 'consumer' or c.partitions is not null)
-                                                 order by c.name limit 10));
+                     || _pgqueue.there_are(array(select name from pgqueue.consumers
+                                                 where stream_name = p_stream
+                                                   and (p_kind = 'consumer' or partitions is not null)
+                                                 order by name limit 10));
 end $$;
 
 -- The ids of consumers of a stream, by their names; null for null. Errors: PQ002 for an unknown name, PQ003 for an
@@ -118,8 +117,6 @@ end $$;
 create or replace function _pgqueue.consumer_name(p_consumer_id int) returns text
 language sql stable
 as $$
-    select coalesce((select format('consumer %L of stream %L', c.name, s.name)
-                     from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-                     where c.consumer_id = p_consumer_id),
-                    'a dropped consumer')
+    select coalesce((select format('consumer %L of stream %L', name, stream_name) from pgqueue.consumers
+                     where consumer_id = p_consumer_id), 'a dropped consumer')
 $$;

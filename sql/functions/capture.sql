@@ -362,8 +362,7 @@ as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
 -- Makes the triggers of partitions that are new since their table was captured, and notes them; for maintain(). Only
 -- where table, partition and function belong to the owner of this schema: for others their owners call capture() again.
 -- Partitions that somebody is at, or whose columns have another order, wait for the next time, or for capture().
--- Returns how many partitions.
-create or replace function _pgqueue.capture_partitions() returns bigint
+create or replace function _pgqueue.capture_partitions() returns void
 language plpgsql
 set lock_timeout = '50ms'
 as $$
@@ -371,7 +370,6 @@ declare
     v_part      record;
     v_schemas   text[];
     v_statement text;
-    v_count     bigint := 0;
 begin
     delete from pgqueue.captured d where not exists (select from pg_class where oid = d.relation);
     for v_part in
@@ -405,10 +403,8 @@ begin
                or not _pgqueue.is_captured(v_part.relid, v_part.stream_id) then
                 raise lock_not_available;  -- names moved, while a statement waited
             end if;
-            v_count := v_count + 1;
         exception when lock_not_available or undefined_object or undefined_table or undefined_function then
             null;  -- the next time
         end;
     end loop;
-    return v_count;
 end $$;

@@ -100,14 +100,9 @@ create or replace function _pgqueue.group(p_stream text, p_group text) returns p
 language plpgsql stable
 as $$
 declare
-    v_group pgqueue.consumers;
+    v_group pgqueue.consumers := _pgqueue.consumer(p_stream, p_group, 'group');
 begin
-    select c.* into v_group
-    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-    where s.name = p_stream and c.name = p_group;
-    if not found then
-        perform _pgqueue.refuse_unknown(p_stream, p_group, 'group');
-    elsif v_group.partitions is null then
+    if v_group.partitions is null then
         raise exception 'consumer % of stream % is no group: its messages are claimed',
             quote_literal(p_group), quote_literal(p_stream)
             using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';

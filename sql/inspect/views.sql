@@ -83,11 +83,9 @@ $$;
 -- One row per message and consumer that is not done with it. For looking into a queue; it unfolds every set that the
 -- query's conditions leave.
 do $view$ begin perform _pgqueue.make_view('message_states', $query$
-    select s.name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count, x.not_visible_until,
-           x.claim_id,
-           x.lease_until, x.last_error
+    select c.stream_name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count,
+           x.not_visible_until, x.claim_id, x.lease_until, x.last_error
     from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
     cross join lateral (
         select q.seq, 'new' as state, p.priority, 0 as deliver_count, p.deliver_at as not_visible_until,
                null::bigint as claim_id, null::timestamptz as lease_until, null::text as last_error
@@ -117,25 +115,21 @@ $query$); end $view$;
 
 -- One row per consumer: how it was created, and its settings that are not the default.
 do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
-    select s.name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout, c.created_at,
-           c.paused,
-           f.topic, f.condition, _pgqueue.settings_of('consumer', to_jsonb(c)) as settings
-    from pgqueue.consumers c join pgqueue.streams s using (stream_id)
-    left join pgqueue.consumer_filters f using (consumer_id)
+    select c.stream_name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout,
+           c.created_at, c.paused, f.topic, f.condition, _pgqueue.settings_of('consumer', to_jsonb(c)) as settings
+    from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
 $query$); end $view$;
 
 -- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
 do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
-    select s.name as stream, c.name as consumer, c.ordering, w.o_count + r.unfiltered as new, r.ready, r.delayed,
-           r.waiting,
-           r.claimed, r.dead,
+    select c.stream_name as stream, c.name as consumer, c.ordering, w.o_count + r.unfiltered as new, r.ready,
+           r.delayed, r.waiting, r.claimed, r.dead,
            w.o_count + r.unfiltered + r.ready + r.delayed + r.waiting as backlog,
            l.claims, l.expired, l.next_expiry,
            k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
            least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at,
            l.oldest_claim_at, w.o_estimated as estimated
     from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
     cross join lateral _pgqueue.estimate_new(c.consumer_id) w
     cross join lateral (
         select f.taken, f.forgotten as gone,
@@ -151,12 +145,10 @@ $query$); end $view$;
 
 -- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
 do $view$ begin perform _pgqueue.make_view('open_claims', $query$
-    select s.name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader, l.claimed_at,
-           l.lease_until,
-           l.lease_until <= clock_timestamp() as expired, l.message_count as messages, l.remaining,
-           _pgqueue.first_held(l.claim_id) as first_seq
+    select c.stream_name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader,
+           l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
+           l.remaining, _pgqueue.first_held(l.claim_id) as first_seq
     from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
     cross join lateral _pgqueue.seen_claims(c.consumer_id) l
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
@@ -164,7 +156,7 @@ $query$); end $view$;
 -- One row per consumer: its condition in one word, and why. Unattended: there is something to claim, or a lease ended,
 -- and nobody has claimed for a minute.
 do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
-    select s.name as stream, c.name as consumer, h.status,
+    select c.stream_name as stream, c.name as consumer, h.status,
            case h.status
                when 'full' then format('%s messages are before it, and max_backlog is %s: %s', b.said, c.max_backlog,
                                        case c.on_full when 'reject' then 'what is sent is rejected'
@@ -182,8 +174,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
                else format('%s messages are before it, and %s are claimed', b.said, t.claimed) end as because,
            t.backlog, c.max_backlog, a.since as attended_at, t.estimated
     from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
-    join pgqueue.consumer_stats t on t.stream = s.name and t.consumer = c.name
+    join pgqueue.consumer_stats t on t.stream = c.stream_name and t.consumer = c.name
     cross join lateral (select a.about, a.about || t.backlog as said
                         from (select case when t.estimated then '~' else '' end as about) a) b
     cross join lateral (
@@ -219,12 +210,10 @@ $query$); end $view$;
 
 -- One row per set of dead letters that died together, of one claim or for one reason. read_dead() shows what they hold.
 do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
-    select s.name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details, d.message_count,
-           lower(d.seqs) as first_seq,
-           upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count, d.owner, d.claim_id, d.died_at
-    from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
-    cross join lateral _pgqueue.seen_dead(c.consumer_id) d
+    select c.stream_name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details,
+           d.message_count, lower(d.seqs) as first_seq, upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count,
+           d.owner, d.claim_id, d.died_at
+    from pgqueue.consumers c cross join lateral _pgqueue.seen_dead(c.consumer_id) d
 $query$); end $view$;
 
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
@@ -236,10 +225,9 @@ $query$); end $view$;
 
 -- One row per acknowledgement that is kept (keep_history).
 do $view$ begin perform _pgqueue.make_view('message_history', $query$
-    select s.name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner,
+    select c.stream_name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner,
            a.claim_id, a.claimed_at, a.done_at
     from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id)
-    join pgqueue.streams s using (stream_id)
 $query$); end $view$;
 
 -- One row per schedule.
@@ -273,11 +261,10 @@ $query$); end $view$;
 
 -- One row per partition of a group: its worker, and how far behind it is, with new messages.
 do $view$ begin perform _pgqueue.make_view('group_stats', $query$
-    select s.name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
+    select c.stream_name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
            array[p.line_no, p.seq] as committed,
            _pgqueue.behind(c.consumer_id, p.line_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
     from pgqueue.consumers c
-    join pgqueue.streams s using (stream_id)
     cross join lateral _pgqueue.estimate_new(c.consumer_id) n
     cross join lateral _pgqueue.partitions(c) p
     left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker

@@ -35,28 +35,20 @@ do $$
 declare
     v_object text;
 begin
-    for v_object in
-        select oid::regprocedure::text from pg_proc where pronamespace = 'pgmq'::regnamespace
-    loop
-        execute format('revoke all on function %s from public', v_object);
-    end loop;
+    revoke all on all functions in schema pgmq from public;
     for v_object in  -- those that others call; the others run within them
         select oid::regprocedure::text from pg_proc
         where pronamespace = 'pgmq'::regnamespace and (proname !~ '^_' or (proname = '_rows' and pronargs = 1))
     loop
-        execute format('alter function %s security definer', v_object);
-        execute format('alter function %s set search_path = pg_catalog, pg_temp', v_object);
+        execute format('alter function %s security definer set search_path = pg_catalog, pg_temp', v_object);
     end loop;
     for v_object in
         select p.oid::regprocedure::text from pg_proc p
         where p.pronamespace = 'pgmq'::regnamespace
           and p.proname in ('_claim', '_claims_of', '_settle', '_hold', '_consumer', '_rows', 'metrics')
     loop
-        execute format('alter function %s set plan_cache_mode = force_generic_plan', v_object);
-        execute format('alter function %s set enable_seqscan = off', v_object);
-        execute format('alter function %s set enable_hashjoin = off', v_object);
-        execute format('alter function %s set enable_mergejoin = off', v_object);
-        execute format('alter function %s set jit = off', v_object);
+        execute format('alter function %s set plan_cache_mode = force_generic_plan set enable_seqscan = off '
+                       'set enable_hashjoin = off set enable_mergejoin = off set jit = off', v_object);
     end loop;
     alter function pgmq._grant() set search_path = pg_catalog, pg_temp;
     perform pgmq._grant();

@@ -12,9 +12,8 @@ as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    select c.* into v_consumer
-    from pgqueue.streams s join pgqueue.consumers c on c.stream_id = s.stream_id and c.name = 'pgmq'
-    where s.name = pgmq._stream_of(queue_name);
+    select * into v_consumer from pgqueue.consumers
+    where stream_name = pgmq._stream_of(queue_name) and name = 'pgmq';
     if not found then
         perform pgmq._refuse(queue_name);
     end if;

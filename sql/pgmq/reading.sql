@@ -106,21 +106,6 @@ begin
         order by case when how = 'rr' then array_position(v_order, r.msg_id) else r.msg_id end;
 end $$;
 
-create or replace function pgmq.read_grouped(queue_name text, vt integer, qty integer)
-returns setof pgmq.message_record
-language plpgsql
-as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'grouped'); end $$;
-
-create or replace function pgmq.read_grouped_rr(queue_name text, vt integer, qty integer)
-returns setof pgmq.message_record
-language plpgsql
-as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'rr'); end $$;
-
-create or replace function pgmq.read_grouped_head(queue_name text, vt integer, qty integer)
-returns setof pgmq.message_record
-language plpgsql
-as $$ begin return query select * from pgmq._read_grouped(queue_name, vt, qty, 'head'); end $$;
-
 -- Reads again and again until there is something, or the time is over. Each look is undone, so that it holds no lock of
 -- the consumer while it waits.
 create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
@@ -159,35 +144,25 @@ begin
     return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'read', conditional);
 end $$;
 
-create or replace function pgmq.read_grouped_with_poll(queue_name text, vt integer, qty integer,
-                                                       max_poll_seconds integer default 5,
-                                                       poll_interval_ms integer default 100)
-returns setof pgmq.message_record
-language plpgsql
-as $$
+-- Reading by groups in each way, at once and with polling.
+do $do$
+declare
+    v_name text;
+    v_how  text;
 begin
-    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'grouped');
-end $$;
-
-create or replace function pgmq.read_grouped_rr_with_poll(queue_name text, vt integer, qty integer,
-                                                          max_poll_seconds integer default 5,
-                                                          poll_interval_ms integer default 100)
-returns setof pgmq.message_record
-language plpgsql
-as $$
-begin
-    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'rr');
-end $$;
-
-create or replace function pgmq.read_grouped_head_with_poll(queue_name text, vt integer, qty integer,
-                                                            max_poll_seconds integer default 5,
-                                                            poll_interval_ms integer default 100)
-returns setof pgmq.message_record
-language plpgsql
-as $$
-begin
-    return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'head');
-end $$;
+    for v_name, v_how in values ('read_grouped', 'grouped'), ('read_grouped_rr', 'rr'), ('read_grouped_head', 'head')
+    loop
+        execute format('create or replace function pgmq.%I(queue_name text, vt integer, qty integer) '
+                       'returns setof pgmq.message_record language plpgsql as $f$ begin '
+                       'return query select * from pgmq._read_grouped(queue_name, vt, qty, %L); end $f$',
+                       v_name, v_how);
+        execute format('create or replace function pgmq.%I(queue_name text, vt integer, qty integer, '
+                       'max_poll_seconds integer default 5, poll_interval_ms integer default 100) '
+                       'returns setof pgmq.message_record language plpgsql as $f$ begin return query select * from '
+                       'pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, %L); end $f$',
+                       v_name || '_with_poll', v_how);
+    end loop;
+end $do$;
 
 -- Reads messages and deletes them at once.
 create or replace function pgmq.pop(queue_name text, qty integer default 1) returns setof pgmq.message_record

@@ -56,17 +56,12 @@ begin
     end loop;
     -- the others are visible, or delayed, or not there
     for v_id in select s from unnest(p_set - v_done) g cross join lateral generate_series(lower(g), upper(g) - 1) s loop
-        if pgqueue.cancel(pgmq._stream_of(pgmq._name_of(p_consumer)), 'pgmq', array[v_id]) > 0 then
+        if pgqueue.cancel(p_consumer.stream_name, 'pgmq', array[v_id]) > 0 then
             v_done := v_done + int8multirange(int8range(v_id, v_id, '[]'));
         end if;
     end loop;
     return v_done;
 end $$;
-
--- The name of a consumer's stream.
-create or replace function pgmq._name_of(p_consumer pgqueue.consumers) returns text
-language sql stable
-as $$ select name from pgqueue.streams where stream_id = p_consumer.stream_id $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
 create or replace function pgmq._those(msg_ids bigint[], p_set int8multirange) returns setof bigint

@@ -144,13 +144,12 @@ begin
     where s.stream_id = p_stream_id and (s.limited, s.keys_limited) <> (l.limited, l.keys_limited);
 end $$;
 
--- Drops the sequences of consumers that were dropped, for maintain(). Returns how many. Locks: those sequences.
-create or replace function _pgqueue.forget_rooms() returns bigint
+-- Drops the sequences of consumers that were dropped, for maintain(). Locks: those sequences.
+create or replace function _pgqueue.forget_rooms() returns void
 language plpgsql
 as $$
 declare
-    v_name  name;
-    v_count bigint := 0;
+    v_name name;
 begin
     for v_name in
         select c.relname from pg_class c
@@ -159,10 +158,8 @@ begin
     loop
         begin
             execute format('drop sequence pgqueue.%I', v_name);  -- lock: table
-            v_count := v_count + 1;
         exception when undefined_table or lock_not_available then
             null;  -- another maintain() drops it, or an open sender has looked at it
         end;
     end loop;
-    return v_count;
 end $$;

@@ -41,11 +41,10 @@ returns table (stream text, consumer text, consumer_id int, query_id text, acked
                unfinished bigint, unlogged bigint, lease_until timestamptz, seen_at timestamptz)
 language sql stable
 as $$
-    select s.name, c.name, c.consumer_id, r.query_id, r.acked_claim, h.finished, h.unfinished, h.unlogged,
+    select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim, h.finished, h.unfinished, h.unlogged,
            h.lease_until, greatest(r.used_at, h.beat_at)
     from pgqueue.readers r
     join pgqueue.consumers c using (consumer_id)
-    join pgqueue.streams s using (stream_id)
     cross join lateral (
         select coalesce(sum(remaining) filter (where claim_id <= p_finished), 0)::bigint as finished,
                coalesce(sum(remaining) filter (where claim_id > p_finished and claim_id <= p_last),

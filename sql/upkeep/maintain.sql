@@ -45,18 +45,15 @@ begin
                         ('unpublished messages', coalesce((v_done -> 1)::bigint, 0));
     v_keys := _pgqueue.chore('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.forget_dedup_keys()');
     v_history := _pgqueue.chore('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.forget_history()');
-    return query
-        select c.what, coalesce((_pgqueue.chore(c.statement, null, v_ages))::bigint, 0)
-        from (values
-            (1, 'old sink batches', 'select n from _pgqueue.forget_batches(($2 ->> 0)::interval) n'),
-            (2, 'abandoned readers', 'select n from _pgqueue.forget_readers(($2 ->> 1)::interval) n'))
-            c (i, what, statement)
-        order by c.i;
-    return query values ('old dedup keys', coalesce((v_keys -> 0)::bigint, 0)),
+    v_done := _pgqueue.chore('select n from _pgqueue.forget_batches(($2 ->> 0)::interval) n', null, v_ages);
+    return query values ('old sink batches', coalesce(v_done::bigint, 0));
+    v_done := _pgqueue.chore('select n from _pgqueue.forget_readers(($2 ->> 1)::interval) n', null, v_ages);
+    return query values ('abandoned readers', coalesce(v_done::bigint, 0)),
+                        ('old dedup keys', coalesce((v_keys -> 0)::bigint, 0)),
                         ('old history', coalesce((v_history -> 0)::bigint, 0));
-    perform _pgqueue.chore('select n from _pgqueue.forget_sink_streams(($2 ->> 1)::interval) n', null, v_ages);
+    perform _pgqueue.chore('select 0 from _pgqueue.forget_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
-    perform _pgqueue.chore('select n from _pgqueue.capture_partitions() n');
+    perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
     perform _pgqueue.chore('select 0 from _pgqueue.note_decided($1::int)', id) from unnest(v_turn.o_ids) id;
 
     -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept
@@ -77,7 +74,7 @@ begin
     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
     from (select distinct stream_id from pgqueue.schedules
           where not paused and next_at <= clock_timestamp() and stream_id = any (v_turn.o_ids)) t;
-    perform _pgqueue.chore('select n from _pgqueue.forget_rooms() n');
+    perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
     for v_stream_id in select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained() loop
         v_done := jsonb_build_array(v_stream_id);
         if (_pgqueue.chore('select to_jsonb(c) from _pgqueue.clear_dropped(($2 -> 0)::int) c', null, v_done))::boolean
@@ -189,22 +186,16 @@ begin
     return v_count;
 end $$;
 
--- Deletes notes of queries that wrote to streams that were dropped. Returns how many. Locks: these notes, if nobody
--- has them.
-create or replace function _pgqueue.forget_sink_streams(p_age interval) returns bigint
-language plpgsql
+-- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if nobody has them.
+create or replace function _pgqueue.forget_sink_streams(p_age interval) returns void
+language sql
 as $$
-declare
-    v_count bigint;
-begin
     delete from pgqueue.sink_streams where ctid = any (array(
         select k.ctid from pgqueue.sink_streams k
         where k.noted_at < clock_timestamp() - p_age
           and not exists (select from pgqueue.streams s where s.stream_id = k.stream_id)
-        for update skip locked));  -- lock: sink stream
-    get diagnostics v_count = row_count;
-    return v_count;
-end $$;
+        for update skip locked))  -- lock: sink stream
+$$;
 
 -- Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.
 --     select cron.schedule('pgqueue', '30 seconds', 'call pgqueue.maintain_all()');

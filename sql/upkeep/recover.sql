@@ -56,8 +56,7 @@ begin
         update pgqueue.streams s set incarnation = gen_random_uuid() where s.stream_id = v_stream.stream_id;
         return next;
     end loop;
-    perform _pgqueue.pass_over_missing(o.c, o.name)
-    from (select c, s.name from pgqueue.consumers c join pgqueue.streams s using (stream_id) order by c.consumer_id) o;
+    perform _pgqueue.pass_over_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
     -- their files may be another server's now
     delete from pgqueue.archive_attempts;
     insert into pgqueue.servers (system_identifier, timeline)
@@ -67,7 +66,7 @@ end $$;
 -- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
 -- dead letters when they are delivered (receive()). Costs in proportion to what the consumer owes. Locks: the consumer,
 -- if messages are missing.
-create or replace function _pgqueue.pass_over_missing(p_consumer pgqueue.consumers, p_stream text) returns void
+create or replace function _pgqueue.pass_over_missing(p_consumer pgqueue.consumers) returns void
 language plpgsql
 as $$
 declare
@@ -91,7 +90,7 @@ begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
     raise warning 'consumer % of stream % owes % messages that are not stored: they are passed over',
-        quote_literal(p_consumer.name), quote_literal(p_stream), _pgqueue.cardinality(v_missing);
+        quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name), _pgqueue.cardinality(v_missing);
 end $$;
 
 -- The installation notes the server once; later, recover() does.
