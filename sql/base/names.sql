@@ -64,24 +64,17 @@ declare
 begin
     select * into v_consumer from pgqueue.consumers where stream_name = p_stream and name = p_name;
     if not found then
-        perform _pgqueue.refuse_unknown(p_stream, p_name, p_kind);
+        perform _pgqueue.stream(p_stream);
+        raise exception 'unknown % % of stream %', p_kind, coalesce(quote_literal(p_name), 'null'),
+                        quote_literal(p_stream)
+            using errcode = 'PQ002',
+                  hint = format('Create it: select pgqueue.create_%s(%L, %L).', p_kind, p_stream, p_name)
+                         || _pgqueue.there_are(array(select name from pgqueue.consumers
+                                                     where stream_name = p_stream
+                                                       and (p_kind = 'consumer' or partitions is not null)
+                                                     order by name limit 10));
     end if;
     return v_consumer;
-end $$;
-
--- Raises PQ002: the stream has no such consumer, or group; PQ001 when there is no such stream.
-create or replace function _pgqueue.refuse_unknown(p_stream text, p_name text, p_kind text) returns void
-language plpgsql
-as $$
-begin
-    perform _pgqueue.stream(p_stream);
-    raise exception 'unknown % % of stream %', p_kind, coalesce(quote_literal(p_name), 'null'), quote_literal(p_stream)
-        using errcode = 'PQ002',
-              hint = format('Create it: select pgqueue.create_%s(%L, %L).', p_kind, p_stream, p_name)
-                     || _pgqueue.there_are(array(select name from pgqueue.consumers
-                                                 where stream_name = p_stream
-                                                   and (p_kind = 'consumer' or partitions is not null)
-                                                 order by name limit 10));
 end $$;
 
 -- The ids of consumers of a stream, by their names; null for null. Errors: PQ002 for an unknown name, PQ003 for an

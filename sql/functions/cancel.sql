@@ -142,21 +142,17 @@ begin
         select * from pgqueue.consumer_gaps
         where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && v_found.o_ids
     loop
-        v_kept := o_gone * (select range_agg(p.seqs) from unnest(v_gap.publication_ids * v_found.o_ids) g
-                            cross join lateral (select seqs from pgqueue.publications
-                                                where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                                                  and publication_id < upper(g)) p);
+        v_kept := o_gone * (select range_agg(seqs) from _pgqueue.published(p_consumer.stream_id,
+                                                                           v_gap.publication_ids * v_found.o_ids));
         p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
         p_cursor := _pgqueue.note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
                                       coalesce(v_gap.kept, '{}') + v_kept);
     end loop;
     if v_last >= p_cursor.next_publication then
         v_kept := o_gone
-            * (select range_agg(p.seqs)
-               from unnest(v_found.o_ids * int8multirange(int8range(p_cursor.next_publication, null))) g
-                            cross join lateral (select seqs from pgqueue.publications
-                                                where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                                                  and publication_id < upper(g)) p);
+            * (select range_agg(seqs)
+               from _pgqueue.published(p_consumer.stream_id, v_found.o_ids
+                                       * int8multirange(int8range(p_cursor.next_publication, null))));
         p_cursor := _pgqueue.note_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, v_last, '[]')),
                                       _pgqueue.publishers(p_consumer.stream_id), true, v_kept);
         p_cursor.next_publication := v_last + 1;

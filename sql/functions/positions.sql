@@ -60,12 +60,10 @@ begin
     v_count := v_count
         + _pgqueue.messages_in(p_consumer, p_seen * v_new, _pgqueue.kept(v_stored))
         + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - coalesce(_pgqueue.kept(v_stored), '{}')))
-                    from unnest((int8multirange(int8range(1, p_next)) - p_seen) * v_new) g
-                    cross join lateral (select seqs from pgqueue.publications
-                                        where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                                          and publication_id < upper(g)
-                                          and seqs && p_cut and _pgqueue.is_for(consumers, p_consumer.consumer_id)) p
-                    where p_cut is not null), 0);
+                    from _pgqueue.published(p_consumer.stream_id,
+                                            (int8multirange(int8range(1, p_next)) - p_seen) * v_new) p
+                    where p_cut is not null and p.seqs && p_cut
+                      and _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0);
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer.consumer_id;
     v_dead := (select range_agg(seqs) from pgqueue.dead_messages where consumer_id = p_consumer.consumer_id);
     v_cursor.consumer_id := p_consumer.consumer_id;
@@ -160,9 +158,7 @@ returns int8multirange
 language sql stable
 as $$
     select coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}')
-    from unnest(p_ids) g
-    cross join lateral (select publication_id, seqs from pgqueue.publications
-                        where stream_id = p_stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+    from _pgqueue.published(p_stream_id, p_ids) p
     where p_cut is not null and p.seqs && p_cut
 $$;
 
@@ -175,9 +171,7 @@ language sql stable
 as $$
     select coalesce(range_agg(p.seqs) filter (where p_from_ids @> p.publication_id) * p_from_cut, '{}')
          + coalesce(range_agg(p.seqs) filter (where p_to_ids @> p.publication_id) - p_to_cut, '{}')
-    from unnest(p_ids * (p_from_ids + p_to_ids)) g
-    cross join lateral (select publication_id, seqs from pgqueue.publications
-                        where stream_id = p_stream_id and publication_id >= lower(g) and publication_id < upper(g)) p
+    from _pgqueue.published(p_stream_id, p_ids * (p_from_ids + p_to_ids)) p
 $$;
 
 -- Takes messages out of what gaps keep, so that they arrive again: messages that the consumer had in hand when the gap
@@ -202,12 +196,8 @@ begin
                coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}')
                    * (v_gap.kept - p_kept) as here
         into v_seqs
-        from unnest(p_ids) g
-        cross join lateral (select publication_id, seqs from pgqueue.publications
-                            where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                              and publication_id < upper(g)
-                              and seqs && (v_gap.kept - p_kept)
-                              and _pgqueue.is_for(consumers, p_consumer.consumer_id)) p;
+        from _pgqueue.published(p_consumer.stream_id, p_ids) p
+        where p.seqs && (v_gap.kept - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
         continue when v_seqs.again = '{}';
         p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
         p_cursor := _pgqueue.note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,

@@ -111,10 +111,7 @@ begin
     p_cursor.last_line_no := p_cursor.last_line_no + 1;
     for v_part in
         select p.priority, p.expires_at, range_agg(p.seqs * v_look.o_gone) as seqs
-        from unnest(v_look.o_ids) g
-        cross join lateral (select * from pgqueue.publications
-                            where stream_id = p_consumer.stream_id and publication_id >= lower(g)
-                              and publication_id < upper(g)) p
+        from _pgqueue.published(p_consumer.stream_id, v_look.o_ids) p
         where p.seqs && v_look.o_gone
         group by p.priority, p.expires_at
     loop

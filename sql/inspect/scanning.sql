@@ -77,10 +77,7 @@ begin
               from _pgqueue.runs_of(v_consumer.consumer_id) m left join lateral _pgqueue.claim_by(m.claim_id) l on true
               union all
               select 'new', p.priority, 0, p.deliver_at, null, null, null, range_agg(p.seqs) - v_kept
-              from unnest(_pgqueue.new_ids(v_cursor)) i
-              cross join lateral (select n.priority, n.deliver_at, n.seqs, n.consumers from pgqueue.publications n
-                                  where n.stream_id = v_consumer.stream_id and n.publication_id >= lower(i)
-                                    and n.publication_id < coalesce(upper(i), 9223372036854775807)) p
+              from _pgqueue.published(v_consumer.stream_id, _pgqueue.new_ids(v_cursor)) p
               where _pgqueue.is_for(p.consumers, v_consumer.consumer_id)
               group by p.priority, p.deliver_at) x
         cross join lateral unnest(x.seqs * coalesce(p_seqs, x.seqs)) g

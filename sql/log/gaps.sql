@@ -16,6 +16,19 @@
 -- prepared transaction keeps its lock. After a restart of the server it has another virtual id, -1/..., and so counts
 -- as a publisher of every gap.
 
+-- The publications of a set of ids, without those of the archive. (In SQL, so that it becomes a part of the caller's
+-- statement.)
+create or replace function _pgqueue.published(p_stream_id int, p_ids int8multirange)
+returns setof pgqueue.publications
+language sql stable
+as $$
+    select p.*
+    from unnest(p_ids) g
+    cross join lateral (select * from pgqueue.publications
+                        where stream_id = p_stream_id and publication_id >= lower(g)
+                          and publication_id < coalesce(upper(g), 9223372036854775807)) p
+$$;
+
 -- The gaps that a take has to look into.
 --   p_publishers  the transactions that held the publish lock when asked after the snapshot of the look
 -- Returns the rows of the gaps; null when none needs a look.

@@ -23,9 +23,7 @@ begin
             union all
             select n.seqs, 0, null, n.deliver_at
             from (select (p.seqs - coalesce(_pgqueue.kept($4), '{}')) * $2 as seqs, p.deliver_at
-                  from unnest(_pgqueue.new_ids($4)) g
-                  join pgqueue.publications p on p.stream_id = $5 and p.publication_id >= lower(g)
-                    and p.publication_id < coalesce(upper(g), 9223372036854775807)
+                  from _pgqueue.published($5, _pgqueue.new_ids($4)) p
                   where $2 <> '{}' and p.seqs && $2 and _pgqueue.is_for(p.consumers, $6)) n
         )
         select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),

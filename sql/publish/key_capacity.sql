@@ -287,11 +287,7 @@ language sql stable
 as $$
     select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.runs_of(p_consumer.consumer_id) m
     union all
-    select p.publication_id, p.seqs
-    from unnest(p_new) g
-    cross join lateral (select * from pgqueue.publications x
-                        where x.stream_id = p_consumer.stream_id and x.publication_id >= lower(g)
-                          and x.publication_id < coalesce(upper(g), 9223372036854775807)) p
+    select p.publication_id, p.seqs from _pgqueue.published(p_consumer.stream_id, p_new) p
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)
 $$;
 
