@@ -87,7 +87,8 @@ as $$
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
         ('{_pgqueue.first_of, _pgqueue.judge_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
-        ('{_pgqueue.store_pieces}', null, '{whole}'),
+        ('{_pgqueue.store_pieces, _pgqueue.deal_singly}', null, '{whole}'),
+        ('{_pgqueue.single_messages}', null, '{nest}'),
         ('{_pgqueue.return_by_key, _pgqueue.within_limits, _pgqueue.told, _pgqueue.end_as_told}', null, '{hash}'),
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),
         ('{_pgqueue.check_written, _pgqueue.entries_of}', null, '{probe, serial, no_jit}'),
@@ -119,7 +120,8 @@ as $$
         ('names', '{quote_all_identifiers = off}'),
         -- sets of messages are joined whole
         ('hash',   '{enable_hashjoin = on}'),
-        ('whole',  '{enable_hashjoin = on, enable_nestloop = off}')
+        ('whole',  '{enable_hashjoin = on, enable_nestloop = off}'),
+        ('nest',   '{enable_nestloop = on}')
 $$;
 
 -- The existing functions of the list, with their rights and settings.

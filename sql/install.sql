@@ -53,6 +53,7 @@ set local check_function_bodies = off;
 \ir queue/failures.sql
 \ir queue/line.sql
 \ir queue/by_key.sql
+\ir queue/singles.sql
 \ir queue/pieces.sql
 \ir queue/key_tokens.sql
 \ir queue/key_limits.sql

@@ -82,16 +82,3 @@ begin
             p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.message_counts || p_then.message_counts,
             null)::pgqueue.keyed_messages;
 end $$;
-
--- Splits messages by key into single messages.
-create or replace function _pgqueue.singly(p_keyed pgqueue.keyed_messages) returns pgqueue.keyed_messages
-language plpgsql immutable
-as $$
-begin
-    select array_agg(run_no order by i, s), array_agg(key order by i, s),
-           array_agg(int8multirange(int8range(s, s + 1)) order by i, s), array_agg(1::bigint)
-    into p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts
-    from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs) with ordinality e (run_no, key, seqs, i)
-    cross join lateral unnest(seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s;
-    return p_keyed;
-end $$;

@@ -139,6 +139,7 @@ begin
     p_cursor.pieces_from := coalesce((select place from pgqueue.pieces where consumer_id = v_id order by place limit 1),
                                      p_cursor.last_line_no);
     p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
+    p_cursor.waits := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
     p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
     p_cursor.slots_from := (select slot from pgqueue.slots where consumer_id = v_id and token is null
                             order by slot limit 1);

@@ -88,8 +88,10 @@ declare
     v_parts  bigint := (p_want - 1) / _pgqueue.limit_piece_by_key() + 1;
     -- messages of a piece: p_want divided by v_parts, the least number of pieces of at most limit_piece_by_key()
     v_size   bigint := (p_want - 1) / v_parts + 1;
+    v_now    timestamptz := clock_timestamp();
     v_keyed  pgqueue.keyed_messages;
     v_heads  pgqueue.keyed_messages;  -- of each free key, the messages that waited first
+    v_runs   pgqueue.consumer_messages[] := '{}';  -- of the front of the line
     v_line   record;
 begin
     o_cursor := v_closed.o_cursor;
@@ -111,10 +113,9 @@ begin
     elsif v_closed.o_freed <> '{}' then
         v_heads := _pgqueue.waiting_heads(p_consumer.consumer_id, v_closed.o_freed,
                                           case when p_cuts then v_size * _pgqueue.limit_chain() else v_size end);
-        v_keyed := v_heads;
     end if;
 
-    if v_keyed.keys is null and p_claim_id is not null
+    if v_heads.keys is null and p_claim_id is not null
        and (v_closed.o_whole is not null
             or (v_closed.o_count = 0
                 and (p_consumer.ordering = 'stream'
@@ -131,53 +132,25 @@ begin
         return;
     end if;
 
-    if p_consumer.limits_keys or coalesce(cardinality(v_keyed.keys), 0) < _pgqueue.limit_stock() then
-        v_keyed := _pgqueue.after(v_keyed, _pgqueue.line_front(
+    if p_consumer.limits_keys or coalesce(cardinality(v_heads.keys), 0) < _pgqueue.limit_stock() then
+        v_runs := _pgqueue.line_front(
             p_consumer, o_cursor,
             case when p_consumer.fair then _pgqueue.limit_looks()
                  else least(v_size * case when p_cuts then 2 * _pgqueue.limit_pieces() else _pgqueue.limit_pieces() end,
-                            _pgqueue.limit_deal()) end));
+                            _pgqueue.limit_deal()) end);
     end if;
-    if v_keyed.keys is not null then
-        o_looked := (select sum(c) from unnest(v_keyed.message_counts) c);
+    o_looked := coalesce((select sum(c) from unnest(v_heads.message_counts) c), 0)
+        + coalesce((select sum(message_count) from unnest(v_runs)), 0);
+    if o_looked > 0 and p_consumer.ordering = 'none' then
+        o_cursor := _pgqueue.deal_singly(p_consumer, o_cursor, v_heads, v_runs, v_size);
+    elsif o_looked > 0 then
+        v_keyed := case when v_runs = '{}' then v_heads
+                        else _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_runs)) end;
         if p_consumer.limits_keys then
-            o_cursor := _pgqueue.deal_within_limits(p_consumer, o_cursor, v_keyed, v_heads, v_size);
-        else
-            o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, p_cuts => p_cuts);
+            v_keyed := _pgqueue.within_limits(p_consumer, o_cursor, v_keyed, v_size, v_now);
         end if;
+        o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, v_now, p_cuts);
     end if;
-end $$;
-
--- Deals within the limits of keys, see deal(): the messages that may be dealt become pieces, and the rest waits.
--- Returns the cursor. Needs the consumer's lock.
---   p_keyed  the messages, of which the first are p_heads
---   p_heads  of each key that is free now, the messages that waited first
-create or replace function _pgqueue.deal_within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                       p_keyed pgqueue.keyed_messages, p_heads pgqueue.keyed_messages,
-                                                       p_size bigint)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-declare
-    v_now   timestamptz := clock_timestamp();
-    v_more  bigint[] := '{}';  -- ordering=none: those of the free keys for which more messages wait than were read
-    v_keyed pgqueue.keyed_messages;
-begin
-    if p_consumer.ordering = 'none' and p_heads.keys is not null then
-        v_more := array(select k from unnest(p_heads.keys) k
-                        where exists (select from pgqueue.consumer_messages w
-                                      where w.consumer_id = p_consumer.consumer_id and w.key = k));
-    end if;
-    v_keyed := _pgqueue.within_limits(p_consumer, p_cursor, p_keyed, p_size, coalesce(cardinality(p_heads.keys), 0),
-                                      v_more, v_now);
-    p_cursor := _pgqueue.store_pieces(p_consumer, p_cursor, v_keyed, p_size, null, v_now);
-    -- note these keys as free again, unless a limit held back some of their messages: then a piece or a token frees
-    -- them
-    v_more := array(select h.key from unnest(p_heads.keys, p_heads.message_counts) h (key, n)
-                    where h.key = any (v_more)
-                      and (select count(*) from unnest(v_keyed.keys, v_keyed.held) d (key, held)
-                           where d.key = h.key and not d.held) >= h.n);
-    return _pgqueue.note_freed(p_cursor, array(select (k, 0, 0)::pgqueue.waiting_place from unnest(v_more) k));
 end $$;
 
 -- Takes the messages that waited first of some keys, and deletes them where they wait: of each key at most about p_size
@@ -225,11 +198,10 @@ begin
     return v_keyed;
 end $$;
 
--- Takes the first messages of the line, about p_room of them, and deletes them there. Returns them by key; null if
--- there are none.
+-- Takes the first messages of the line, about p_room of them, and deletes them there. Returns their runs.
 create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_room bigint)
-returns pgqueue.keyed_messages
+returns pgqueue.consumer_messages[]
 language plpgsql
 as $$
 declare
@@ -239,11 +211,11 @@ declare
                      -- the room: its runs interleave, so they are cut by seq
     v_run   pgqueue.consumer_messages;
     v_rest  int8multirange;
-    v_runs  pgqueue.consumer_messages[];
+    v_runs  pgqueue.consumer_messages[] := '{}';
 begin
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
     if v_from.lane is null then
-        return null;
+        return v_runs;
     end if;
     with run as materialized (
         select line_no, first_seq, seqs, sum(message_count) over line as upto, lead(first_seq) over line as next
@@ -275,8 +247,9 @@ begin
             v_rest := v_run.seqs - int8multirange(int8range(null, v_below));
             perform _pgqueue.store_run(v_run, v_rest);
             v_run.seqs := v_run.seqs - v_rest;
+            v_run.message_count := _pgqueue.cardinality(v_run.seqs);
         end if;
         v_runs := v_runs || v_run;
     end loop;
-    return _pgqueue.by_key(p_consumer, v_runs);
+    return v_runs;
 end $$;

@@ -2,9 +2,10 @@
 -- (per_key_interval, per_key_burst), and keys in turns (fair). Consumers with ordering=key may have them, and consumers
 -- with ordering=none, which then are dealt in the same way.
 --
--- The dealer keeps the limits. Before it makes pieces it splits the messages that it looked at (within_limits()). What
--- each key may have now is dealt. The rest is set aside, like messages whose key is in an open piece, and waits until
--- the dealer is told that the key may have more. That happens when
+-- The dealer keeps the limits. Before it makes pieces it judges the messages that it looked at (within_limits(); with
+-- ordering=none queue/singles.sql: deal_singly()). What each key may have now is dealt. The rest is set aside, like
+-- messages whose key is in an open piece, and waits until the dealer is told that the key may have more. That happens
+-- when
 --   * a piece of the key is closed. With ordering=key a key is in one piece, so that is all. With ordering=none a key
 --     may be in several pieces, whose keys are listed once for each message. Where no message in flight counts, such a
 --     piece is closed when it is claimed; otherwise the dealer notes that it is claimed;
@@ -16,59 +17,40 @@
 -- is set aside. A message without a key has no limit, and holds no other message up.
 
 -- Splits messages by key into those that may be dealt now, as many as the limits leave to each key, and those that are
--- held. With ordering=none, the messages that may be dealt become single messages. It is one statement, so that
--- everything is counted once. Needs the consumer's lock.
---   p_size   messages of a piece
---   p_heads  how many of the messages waited, and are of keys that are free
---   p_more   keys of which more messages wait and stay there: messages after those are held
---   p_now    messages that are not visible at that time are left as they are
--- (More than 60 lines: one statement, as said above.)
+-- held: for consumers with ordering=key. It is one statement, so that everything is counted once. Needs the consumer's
+-- lock.
+--   p_size  messages of a piece
+--   p_now   messages that are not visible at that time are left as they are
 create or replace function _pgqueue.within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_keyed pgqueue.keyed_messages, p_size bigint, p_heads int,
-                                                  p_more bigint[], p_now timestamptz)
+                                                  p_keyed pgqueue.keyed_messages, p_size bigint, p_now timestamptz)
 returns pgqueue.keyed_messages
 language plpgsql
 as $$
 declare
-    v_none  boolean := p_consumer.ordering = 'none';
+    v_burst int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
     v_share bigint := case when p_consumer.fair then greatest(1, ceil(
         4.0 * p_size / greatest(1, (select count(distinct k) from unnest(p_keyed.keys) k)))) end;
-    v_burst int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
     v_keyed pgqueue.keyed_messages;
 begin
     v_keyed.runs := p_keyed.runs;
     with source as materialized (
-        select ordinality as run_no, arrival_no, not_visible_until > p_now as later
+        select ordinality as run_no, not_visible_until > p_now as later
         from unnest(p_keyed.runs) with ordinality
-    ), given as materialized (
-        select e.run_no, e.key, e.seqs, e.message_count,
-               -- a message that is not visible yet will come again; by key it waits too where tokens are spent
-               e.key is null or (s.later is true and (v_none or v_burst is null)) as free,
-               e.i <= p_heads as head,
-               case when v_none then row_number() over (order by s.arrival_no, lower(e.seqs)) else e.i end as i
+    ), entry as materialized (
+        select e.run_no, e.key, e.seqs, e.message_count, e.i,
+               -- a message that is not visible yet will come again; it waits too where tokens are spent
+               e.key is null or (s.later is true and v_burst is null) as free
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality
              e (run_no, key, seqs, message_count, i)
         join source s using (run_no)
-    ), entry as materialized (
-        select g.*, h.key is not null as behind  -- more messages of its key wait, and come before it
-        from given g
-        left join (select key, i from given where head and key = any (p_more)) h on h.key = g.key and h.i < g.i
-    ), in_pieces as materialized (
-        select k as key, count(*) as n, count(*) filter (where not p.claimed) as ready
-        from pgqueue.pieces p cross join lateral unnest(p.keys) k
-        where v_none and p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
-        group by k
     ), room as materialized (
-        select k.key, least(p_consumer.per_key_limit - coalesce(p.n, 0), v_burst - t.spent - coalesce(p.ready, 0),
-                            v_share - coalesce(p.ready, 0)) as room
+        select k.key, least(p_consumer.per_key_limit, v_burst - t.spent, v_share) as room
         from (select distinct key from entry where not free) k
-        left join in_pieces p using (key)
         cross join lateral (select coalesce(sum(t.spent), 0) as spent from pgqueue.key_tokens t
                             where v_burst is not null and t.consumer_id = p_consumer.consumer_id and t.key = k.key
                               and t.returns_at >= p_cursor.tokens_from) t
     ), judged as (
         select e.*, case when e.free then e.message_count
-                         when e.behind then 0
                          else greatest(0, least(e.message_count,
                               r.room - sum(e.message_count) over (partition by e.key, e.free order by e.i)
                               + e.message_count)) end::bigint as dealt
@@ -79,17 +61,12 @@ begin
                          else seqs end as part
         from judged j
     ), split as (
-        select i, run_no, key, int8multirange(int8range(s, s + 1)) as seqs, 1::bigint as message_count, false as held
-        from part cross join lateral unnest(part) g cross join lateral generate_series(lower(g), upper(g) - 1) s
-        where v_none
-        union all
-        select i, run_no, key, part, dealt, false from part where not v_none and dealt > 0
+        select i, run_no, key, part as seqs, dealt as message_count, false as held from part where dealt > 0
         union all
         select i, run_no, key, seqs - part, message_count - dealt, true from part where dealt < message_count
     )
-    select array_agg(run_no order by i, held, lower(seqs)), array_agg(key order by i, held, lower(seqs)),
-           array_agg(seqs order by i, held, lower(seqs)),
-           array_agg(message_count order by i, held, lower(seqs)), array_agg(held order by i, held, lower(seqs))
+    select array_agg(run_no order by i, held), array_agg(key order by i, held), array_agg(seqs order by i, held),
+           array_agg(message_count order by i, held), array_agg(held order by i, held)
     into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts, v_keyed.held
     from split;
     return v_keyed;
@@ -113,7 +90,8 @@ as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_keyed  pgqueue.keyed_messages;
+    v_runs   pgqueue.consumer_messages[];
+    v_single record;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     perform _pgqueue.without_slots(p_consumer.consumer_id);
@@ -123,15 +101,15 @@ begin
         return;  -- the consumer is being created
     end if;
     if p_consumer.ordering = 'none' and p_consumer.per_key_limit is not null then
-        v_keyed := _pgqueue.singly(_pgqueue.by_key(p_consumer, array(
-            select m from _pgqueue.claimed(p_consumer.consumer_id) m
-            where not exists (select from pgqueue.pieces p
-                              where p.consumer_id = p_consumer.consumer_id and p.piece = m.piece))));
+        v_runs := array(select m from _pgqueue.claimed(p_consumer.consumer_id) m
+                        where not exists (select from pgqueue.pieces p
+                                          where p.consumer_id = p_consumer.consumer_id and p.piece = m.piece));
+        v_single := _pgqueue.single_messages(p_consumer, v_runs);
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, claimed)
         select p_consumer.consumer_id, v_stored.last_line_no, r.piece, count(*), array_remove(array_agg(k.key), null),
                0, 0, true
-        from unnest(v_keyed.run_nos, v_keyed.keys) k (run_no, key)
-        join (select ordinality as run_no, piece from unnest(v_keyed.runs) with ordinality) r using (run_no)
+        from unnest(v_single.o_run_nos, v_single.o_keys) k (run_no, key)
+        join (select ordinality as run_no, piece from unnest(v_runs) with ordinality) r using (run_no)
         group by r.piece;
     end if;
     v_cursor := v_stored;

@@ -71,6 +71,7 @@ declare
     v_shrunk bigint[];
     v_ready  boolean := _pgqueue.counts_ready(p_consumer);
     v_notes  boolean := p_consumer.ordering = 'none' and (p_consumer.fair or p_consumer.per_key_interval is not null);
+    v_waits  boolean := p_consumer.ordering <> 'none' or p_cursor.waits;
     v_twice  boolean;  -- a key may be free for several reasons
 begin
     o_cursor := p_cursor;
@@ -122,7 +123,8 @@ begin
                            select keys, arrival_no, first_seq from noted
                            union all
                            select keys, 0, 0 from piece where note) g
-                     cross join lateral unnest(g.keys) k), '{}'),
+                     cross join lateral unnest(g.keys) k
+                     where v_waits), '{}'),
            p_consumer.limits_keys or exists (select from noted)
     into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_cursor.freed_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);
@@ -153,12 +155,10 @@ declare
         union all
         select _pgqueue.run_of(s) from pgqueue.slots s
         where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
-    v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_runs);
-    v_left  bigint[] := v_keyed.keys;
+    v_left  bigint[] := case p_consumer.ordering
+        when 'none' then (_pgqueue.single_messages(p_consumer, v_runs)).o_keys
+        else (_pgqueue.by_key(p_consumer, v_runs)).keys end;
 begin
-    if p_consumer.ordering = 'none' then
-        v_left := (_pgqueue.singly(v_keyed)).keys;
-    end if;
     update pgqueue.pieces
     set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)),
         keys = case p_consumer.ordering when 'none' then array_remove(v_left, null)
@@ -333,10 +333,11 @@ begin
         -- keys that left the piece before are free when the next dealer closes it
         update pgqueue.pieces set keys = array(select k from unnest(keys) k where (k = any (v_keyed.keys)) is not true)
         where consumer_id = v_run.consumer_id and place >= p_cursor.pieces_from and piece = v_run.piece;
+        p_want := least((v_run.note ->> 'at_most')::bigint, p_want);
         if p_consumer.ordering = 'none' then
-            v_keyed := _pgqueue.singly(v_keyed);
+            p_cursor := _pgqueue.deal_singly(p_consumer, p_cursor, null, array[v_run], p_want, v_run.line_no);
+        else
+            p_cursor := _pgqueue.store_pieces(p_consumer, p_cursor, v_keyed, p_want, v_run.line_no);
         end if;
-        p_cursor := _pgqueue.store_pieces(p_consumer, p_cursor, v_keyed,
-                                          least((v_run.note ->> 'at_most')::bigint, p_want), v_run.line_no);
     end if;
 end $$;

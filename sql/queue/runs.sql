@@ -33,6 +33,7 @@
 --   line                  as its caller says                line_front       queue/deal.sql
 --   waiting               as its caller says                waiting_heads    queue/deal.sql
 --   line, waiting, piece  piece, slot, waiting, delayed     store_pieces     queue/pieces.sql
+--   line, waiting, piece  piece, waiting, delayed           deal_singly      queue/singles.sql
 --   piece                 piece, waiting                    break_up         queue/pieces.sql
 --   line                  claimed, dead                     claim_below      queue/whole_line.sql
 --   line                  gone                              delete_passed    functions/group_workers.sql
@@ -66,7 +67,7 @@
 --
 -- The rows "as its caller says": the callers of take_out() are return(), return_by_key(), finish(), cancel(),
 -- replace_returned() and settle_held(); that of take_front() is cut(); those of line_front() and waiting_heads() are
--- deal(), with store_pieces(): their rows have the target.
+-- deal(), with store_pieces() or deal_singly(): their rows have the target.
 -- take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()).
 -- keep_newest() calls it, and they are gone. settle_free() calls it for a Spark sink, and the messages are then done or
 -- dead. postpone() calls it, and put_off() stores the messages again: unfiltered ones as such, others as delayed,

@@ -144,6 +144,7 @@ create table if not exists pgqueue.consumer_cursors (
     -- Consumers that go by key only.
     pieces_from      bigint               not null default 0,            -- no piece has an earlier place
     freed_from       bigint,                                             -- nor have freed_keys; null: there are none
+    waits            boolean              not null default false,        -- ordering=none: messages of keys may wait
     -- Another claimer was turned away: until then no claim takes all keys.
     dealt_until      timestamptz          not null default '-infinity',
     -- Slots (queue/slots.sql): no slot is below slots_low; null: there are none. Those that were cut last, and what is

@@ -92,7 +92,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
     for row in cur.execute("select * from pgqueue.consumers order by consumer_id").fetchall():
         cursors = cur.execute(
             "select k.next_publication, k.gaps, k.take_was_cut, k.last_line_no, k.scan_lanes_from,"
-            " k.pieces_from, k.freed_from, k.taken, k.forgotten,"
+            " k.pieces_from, k.freed_from, k.waits, k.taken, k.forgotten,"
             " k.slots_low, k.slots_block, k.slots_from, k.slots_to, k.slots_priority,"
             " greatest(k.slots_until, '2000-01-01') as slots_until,"
             " case when tokens_from >= '2000-01-01' then tokens_from"
@@ -414,6 +414,7 @@ def check_pieces(c: Consumer) -> None:
         if run.state == "waiting":
             assert set(keys) == {run.key}, f"keys {keys} in {run}"
             assert run.key in kept | c.spent, f"key {run.key} is stuck: {run}"
+            assert c.cursor.waits, f"no dealer would free the key of {run}"
             continue
         assert run.key is None, f"a key: {run}"
         if run.piece is not None:

@@ -75,7 +75,7 @@ WRONG = {
 # What was done, and is stored nowhere else.
 TRUTH = {
     "consumer_id", "version", "next_publication", "gaps", "taken", "forgotten", "last_line_no",
-    "delivered", "delivered_at",
+    "delivered", "delivered_at", "waits",
 }  # fmt: skip
 
 
