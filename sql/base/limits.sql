@@ -61,6 +61,23 @@ begin
         ('reader_patience', 'interval', 'interval ''10 minutes'''),
         -- numbers of one call from which on it keeps others from taking many at the same time
         ('limit_unlocked_seqs', 'int', '100'),
+        -- how long a call waits for a lock, unless the session's lock_timeout is shorter
+        ('patience', 'interval', 'interval ''1 minute'''),
+        -- publications that may be under way at once: they have numbers of messages, and no publication id yet.
+        -- Publications that are further apart than that stand in the order of their numbers, except those that a sink
+        -- wrote long before it published them
+        ('max_under_way', 'int', '10000'),
+        ('large_stream', 'bigint', '1::bigint << 30'),  -- bytes from which on a view warns that all are kept
+
+        -- segments
+        ('segment_size', 'bigint', '1::bigint << 30'),  -- numbers of a segment
+        -- how far the next segment is off from a table that is too large to be read under a lock
+        ('segment_jump', 'bigint', '1::bigint << 40'),
+        -- bytes of a table that may be read while senders wait: that takes some 20 ms
+        ('segment_bytes_at_once', 'bigint', '16::bigint << 20'),
+        -- segments, about, into which the kept messages are divided: so the stream stores up to a segment more than it
+        -- keeps
+        ('segment_count', 'int', '8'),
 
         -- by key
         ('limit_piece_by_key', 'int', '64'),  -- messages of a piece

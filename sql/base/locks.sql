@@ -220,10 +220,6 @@ begin
     end if;
 end $$;
 
--- How long a call waits for a lock, unless the session's lock_timeout is shorter.
-create or replace function _pgqueue.patience() returns interval language sql immutable parallel safe as $$
-    select interval '1 minute' $$;
-
 -- Waits for locks: executes a statement that takes them, and lets it wait for so long only. This is the one place that
 -- says for how long; a shorter lock_timeout of the session holds instead.
 --   p_what       what is locked, for the error

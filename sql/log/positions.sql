@@ -104,11 +104,6 @@ begin
         order by publication_id limit 1;
 end $$;
 
--- Publications that may be under way at once: they have numbers of messages, and no publication id yet. Publications
--- that are further apart than that stand in the order of their numbers, except those that a sink wrote long before it
--- published them.
-create or replace function _pgqueue.max_under_way() returns int language sql immutable parallel safe as 'select 10000';
-
 -- What a position says: a time, infinite for earliest and latest, or a number. Errors: PQ003.
 --   p_argument  the name of the argument, for errors
 create or replace function _pgqueue.position(p_stream_id int, p_position text, p_argument text, p_archive boolean,

@@ -249,13 +249,12 @@ begin
         exit when not v_walk.o_limited;
         v_rows := least(v_rows * 8, _pgqueue.limit_read());
     end loop;
-    perform _pgqueue.warn_of_gaps(p_stream, p_offset, p_who);
+    perform _pgqueue.warn_of_gaps(p_stream, p_offset);
     return p_offset;
 end $$;
 
 -- Warns of an offset that has many gaps, and names the sessions that are the reason.
-create or replace function _pgqueue.warn_of_gaps(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
-                                                 p_who text[]) returns void
+create or replace function _pgqueue.warn_of_gaps(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns void
 language plpgsql
 as $$
 declare

@@ -23,18 +23,6 @@
 -- keeps a plan over a partitioned table that lacks a partition which was attached while the plan was made: the session
 -- would not see messages of the new segment. (The lock of an attachment lets others plan, so nobody waits for it.)
 
--- The numbers of a segment.
-create or replace function _pgqueue.segment_size()
-returns bigint language sql immutable parallel safe as 'select 1::bigint << 30';
--- How far the next segment is off from a table that is too large to be read under a lock.
-create or replace function _pgqueue.segment_jump()
-returns bigint language sql immutable parallel safe as 'select 1::bigint << 40';
--- Bytes of a table that may be read while senders wait: that takes some 20 ms.
-create or replace function _pgqueue.segment_bytes_at_once()
-returns bigint language sql immutable parallel safe as 'select 16::bigint << 20';
--- Segments, about, into which the kept messages are divided: so the stream stores up to a segment more than it keeps.
-create or replace function _pgqueue.segment_count() returns int language sql immutable parallel safe as 'select 8';
-
 -- The tables that hold the messages of a stream, with their bytes.
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
 language sql stable

@@ -25,9 +25,7 @@ begin
     elsif p_uri is null then
         perform _pgqueue.check_archive(v_stream);
     end if;
-    if p_keep is not null then
-        perform _pgqueue.check_age('p_keep', p_keep);
-    end if;
+    perform _pgqueue.check_age('p_keep', p_keep);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
         'with stored as (insert into pgqueue.archives (stream_id, uri, keep_for) '

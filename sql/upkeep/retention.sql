@@ -21,12 +21,8 @@ as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    if p_for is not null then
-        perform _pgqueue.check_age('p_for', p_for);
-    end if;
-    if p_dead is not null then
-        perform _pgqueue.check_age('p_dead', p_dead);
-    end if;
+    perform _pgqueue.check_age('p_for', p_for);
+    perform _pgqueue.check_age('p_dead', p_dead);
     if p_messages < 1 then
         raise exception 'p_messages is null or at least 1, not %', p_messages
             using errcode = 'PQ003', column = 'p_messages';
@@ -63,7 +59,7 @@ begin
                            'until_done', p_done, 'unread', p_unread, 'keep_dead', p_dead));
 end $$;
 
--- Raises PQ003 unless an age is positive. (Unlike a timeout it may be more than ten years.)
+-- Raises PQ003 unless an age is positive, or null. (Unlike a timeout it may be more than ten years.)
 create or replace function _pgqueue.check_age(p_argument text, p_age interval) returns void
 language plpgsql
 as $$
@@ -75,11 +71,6 @@ begin
 exception when datetime_field_overflow then
     raise exception '% is too long: %', p_argument, quote_literal(p_age) using errcode = 'PQ003', column = p_argument;
 end $$;
-
--- Bytes from which on the views warn of a stream without a retention.
-create or replace function _pgqueue.large_stream() returns bigint
-language sql immutable parallel safe
-as 'select 1::bigint << 30';
 
 -- One row per stream: how long its messages are kept, what they take, what was trimmed, and what is kept although it is
 -- due, and for which consumers.
