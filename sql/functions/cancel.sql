@@ -76,17 +76,16 @@ declare
     v_gone   int8multirange := '{}';  -- of what the consumer had taken
     v_most   int := 0;
     v_new    record;
+    v_count  bigint;
+    v_nobody pgqueue.claims;  -- without a claim, an end is a cancellation
 begin
-    for v_claim in
-        select c.* from pgqueue.claims c
+    v_claims := array(
+        select c from pgqueue.claims c
         where c.claim_id = any (array(select m.claim_id from _pgqueue.claimed(p_consumer.consumer_id) m
                                       where m.seqs && p_set))
           and c.live and c.reader is null
         order by c.claim_id
-        for update of c  -- lock: claim
-    loop
-        v_claims := v_claims || v_claim;
-    end loop;
+        for update of c);  -- lock: claim
     perform _pgqueue.own_consumer(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_claims := v_claims || array(  -- those that were slots until now
@@ -95,7 +94,7 @@ begin
                                       where m.seqs && p_set))
           and _pgqueue.is_slot(c.claim_id) and c.claim_id <> all (array(select l.claim_id from unnest(v_claims) l))
         for update skip locked);  -- lock: claim
-    foreach v_claim in array coalesce(v_claims, '{}') loop
+    foreach v_claim in array v_claims loop
         select range_agg(seqs) as seqs, coalesce(sum(message_count), 0)::bigint as message_count,
                max(deliver_count) as most into v_taken
         from _pgqueue.take_out(v_claim.claim_id, p_set);
@@ -114,11 +113,14 @@ begin
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
     v_new := _pgqueue.pass_over(p_consumer, v_cursor, p_set - v_gone);
     perform _pgqueue.save_cursor(v_stored, v_new.p_cursor, true);
-    perform _pgqueue.note_cancelled(p_consumer, v_gone + v_new.o_gone, greatest(v_most, v_away.o_most));
+    v_count := _pgqueue.cardinality(v_gone + v_new.o_gone);
+    v_nobody.consumer_id := p_consumer.consumer_id;
+    v_nobody.owner := current_setting('application_name');
+    perform _pgqueue.note_done(v_nobody, v_gone + v_new.o_gone, v_count, greatest(v_most, v_away.o_most), null);
     if p_consumer.by_key and v_gone <> '{}' then
         perform pg_notify(_pgqueue.channel(p_consumer.stream_id), '');  -- the messages that waited for them
     end if;
-    return _pgqueue.cardinality(v_gone + v_new.o_gone);
+    return v_count;
 end $$;
 
 -- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the
@@ -199,24 +201,4 @@ begin
         v_left := v_left - v_late - v_look.seqs;
     end loop;
     o_seqs := o_seqs - coalesce(_pgqueue.kept(p_cursor), '{}');
-end $$;
-
--- Records cancelled messages in the history, and notifies, as the consumer's settings say.
---   p_deliver_count  of the message that was delivered most often
-create or replace function _pgqueue.note_cancelled(p_consumer pgqueue.consumers, p_seqs int8multirange,
-                                                   p_deliver_count int) returns void
-language plpgsql
-as $$
-begin
-    if p_seqs = '{}' then
-        return;
-    end if;
-    if p_consumer.keep_history is not null then
-        insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, owner)
-        values (p_consumer.consumer_id, clock_timestamp(), p_seqs, _pgqueue.cardinality(p_seqs), p_deliver_count,
-                current_setting('application_name'));
-    end if;
-    if p_consumer.notify_done then
-        perform pg_notify(_pgqueue.done_channel(p_consumer.consumer_id), '');
-    end if;
 end $$;
