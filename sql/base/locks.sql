@@ -345,20 +345,14 @@ language plpgsql
 as $$
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_seqs(), p_stream_id) then  -- lock: seqs
-        perform _pgqueue.await_seqs(p_stream_id);
+        begin
+            perform _pgqueue.await('the numbers',
+                'select 0 from pg_advisory_xact_lock(_pgqueue.lock_class_seqs(), $1::int)',  -- lock: seqs
+                p_stream_id, p_limit => interval '1 s');
+        exception when lock_not_available or deadlock_detected then
+            null;
+        end;
     end if;
-end $$;
-
--- Waits a second for the lock of the numbers of a stream.
-create or replace function _pgqueue.await_seqs(p_stream_id int) returns void
-language plpgsql
-as $$
-begin
-    perform _pgqueue.await(
-        'the numbers', 'select 0 from pg_advisory_xact_lock(_pgqueue.lock_class_seqs(), $1::int)',  -- lock: seqs
-        p_stream_id, p_limit => interval '1 s');
-exception when lock_not_available or deadlock_detected then
-    null;
 end $$;
 
 -- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as

@@ -19,18 +19,6 @@
 --     primary. A standby closes what was decided on the primary (decided_ids()): it has the cursors of consumers and
 --     the note of maintain(), and so all that these saw.
 
--- The transactions that have the publish lock of a stream, before a look; null when that says nothing about what the
--- look will not see.
-create or replace function _pgqueue.publishers_before(p_stream_id int) returns text[]
-language plpgsql
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' or pg_is_in_recovery() then
-        return null;
-    end if;
-    return _pgqueue.publishers(p_stream_id);
-end $$;
-
 -- Walks publications of a set of ids, in the order of ids, until p_max messages are full.
 --   p_archive  whether in the archive, too
 --   p_rows  at most this many publications, or parts of them
@@ -87,8 +75,9 @@ language plpgsql
 as $$
 declare
     v_upto   bigint := greatest(least(_pgqueue.last_publication_id(p_stream.stream_id), p_upto), 0);
-    -- after those ids were given out, and before the look
-    v_who    text[] := _pgqueue.publishers_before(p_stream.stream_id);
+    -- after those ids were given out, before the look; null where that says nothing about what the look will not see
+    v_who    text[] := case when current_setting('transaction_isolation') = 'read committed' and not pg_is_in_recovery()
+                            then _pgqueue.publishers(p_stream.stream_id) end;
     v_offset pgqueue.reading_offset := p_offset;
     v_known  int8multirange;
     v_left   bigint := p_max;

@@ -174,9 +174,10 @@ begin
     return v_schedule;
 end $$;
 
--- Raises PQ003 for a time zone that the server does not know by a name. (Other texts that the server accepts, such as
--- UTC+2, mean the opposite.)
-create or replace function _pgqueue.check_time_zone(p_time_zone text) returns void
+-- Raises PQ003 unless either p_cron or p_every says when to send, and such a time comes; and for a time zone that the
+-- server does not know by a name. (Other texts that the server accepts, such as UTC+2, mean the opposite.)
+create or replace function _pgqueue.check_times(p_cron text, p_every interval, p_time_zone text, p_start timestamptz)
+returns void
 language plpgsql stable
 as $$
 begin
@@ -184,17 +185,7 @@ begin
         raise exception 'p_time_zone is the name of a time zone, such as Europe/Berlin or UTC, not %',
                         coalesce(quote_literal(left(p_time_zone, 100)), 'null')
             using errcode = 'PQ003', column = 'p_time_zone', hint = 'select name from pg_timezone_names';
-    end if;
-end $$;
-
--- Raises PQ003 unless either p_cron or p_every says when to send, and such a time comes.
-create or replace function _pgqueue.check_times(p_cron text, p_every interval, p_time_zone text, p_start timestamptz)
-returns void
-language plpgsql stable
-as $$
-begin
-    perform _pgqueue.check_time_zone(p_time_zone);
-    if num_nonnulls(p_cron, p_every) <> 1 then
+    elsif num_nonnulls(p_cron, p_every) <> 1 then
         raise exception 'give either p_cron or p_every, not %',
                         case when p_cron is null then 'none' else 'both' end
             using errcode = 'PQ003', column = 'p_cron, p_every';
@@ -210,11 +201,9 @@ begin
                         quote_literal(p_every)
             using errcode = 'PQ003', column = 'p_every';
     end if;
-    if p_cron is not null then
-        if _pgqueue.next_by_cron(p_cron, p_time_zone, clock_timestamp()) is null then
-            raise exception 'p_cron never comes: no month that it allows has a day that it allows, in %',
-                            quote_literal(p_cron)
-                using errcode = 'PQ003', column = 'p_cron';
-        end if;
+    if p_cron is not null and _pgqueue.next_by_cron(p_cron, p_time_zone, clock_timestamp()) is null then
+        raise exception 'p_cron never comes: no month that it allows has a day that it allows, in %',
+                        quote_literal(p_cron)
+            using errcode = 'PQ003', column = 'p_cron';
     end if;
 end $$;

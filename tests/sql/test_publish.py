@@ -376,12 +376,13 @@ def test_a_stream_or_consumer_that_is_made_while_it_is_looked_for_is_used(conn: 
         ("stream", "pgqueue.create_stream($1, p_if_not_exists => true)"),
         ("consumer", "pgqueue.create_consumer($1, $2, p_if_not_exists => true)"),
     ):
-        names = "text" if kind == "stream" else "text, text"
+        names = "text" if kind == "stream" else "text, text, text"
+        default = "" if kind == "stream" else " default 'consumer'"
         given = "$1" if kind == "stream" else "$1, $2"
         conn.execute(
             f"alter function _pgqueue.{kind}({names}) rename to {kind}_that_is_there;"
-            f"create function _pgqueue.{kind}({names}) returns pgqueue.{kind}s language plpgsql as"
-            f" $f$ begin perform {make} where $1 in ('made', 's');"
+            f"create function _pgqueue.{kind}({names}{default}) returns pgqueue.{kind}s"
+            f" language plpgsql as $f$ begin perform {make} where $1 in ('made', 's');"
             f" return _pgqueue.{kind}_that_is_there({given}); end $f$".encode()
         )
     assert value(conn, "send", "made", "x") == 1
