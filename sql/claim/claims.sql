@@ -401,8 +401,7 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
     v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null
-        and p_max <= case when p_consumer.by_key then _pgqueue.limit_piece_by_key()
-                          else _pgqueue.limit_slice_size() end;
+        and p_max <= _pgqueue.largest_piece(p_consumer);
     v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
 begin

@@ -85,8 +85,8 @@ language plpgsql
 as $$
 declare
     v_closed record := _pgqueue.close_pieces(p_consumer, p_cursor);
-    v_parts  bigint := (p_want - 1) / _pgqueue.limit_piece_by_key() + 1;
-    -- messages of a piece: p_want divided by v_parts, the least number of pieces of at most limit_piece_by_key()
+    -- messages of a piece: p_want divided by v_parts, the least number of pieces that are small enough
+    v_parts  bigint := (p_want - 1) / _pgqueue.largest_piece(p_consumer) + 1;
     v_size   bigint := (p_want - 1) / v_parts + 1;
     v_now    timestamptz := clock_timestamp();
     v_keyed  pgqueue.keyed_messages;
@@ -142,7 +142,7 @@ begin
     o_looked := coalesce((select sum(c) from unnest(v_heads.message_counts) c), 0)
         + coalesce((select sum(message_count) from unnest(v_runs)), 0);
     if o_looked > 0 and p_consumer.ordering = 'none' then
-        o_cursor := _pgqueue.deal_singly(p_consumer, o_cursor, v_heads, v_runs, v_size);
+        o_cursor := _pgqueue.deal_singly(p_consumer, o_cursor, v_heads, v_runs, v_size, p_cuts => p_cuts);
     elsif o_looked > 0 then
         v_keyed := case when v_runs = '{}' then v_heads
                         else _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_runs)) end;

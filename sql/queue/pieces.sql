@@ -24,6 +24,14 @@ create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) r
 language sql immutable
 as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;
 
+-- The most messages of a piece. With an ordering a large one would hold up many keys.
+create or replace function _pgqueue.largest_piece(p_consumer pgqueue.consumers) returns int
+language sql immutable
+as $$
+    select case p_consumer.ordering when 'none' then _pgqueue.limit_slice_size()
+                                    else _pgqueue.limit_piece_by_key() end
+$$;
+
 -- Whether a piece is ready.
 create or replace function _pgqueue.has_ready_piece(p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql stable
@@ -85,7 +93,9 @@ begin
                             from (select state, message_count, false as chain from pgqueue.consumer_messages
                                   where consumer_id = p.consumer_id and piece = p.piece
                                   union all
-                                  select 'ready', message_count, key is not null from pgqueue.slots
+                                  select case when token is null then 'ready' else 'claimed' end, message_count,
+                                         key is not null
+                                  from pgqueue.slots
                                   where consumer_id = p.consumer_id and piece = p.piece) m) l
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
     ), free as materialized (
@@ -154,7 +164,8 @@ declare
           and (state = 'ready' or not _pgqueue.counts_ready(p_consumer))
         union all
         select _pgqueue.run_of(s) from pgqueue.slots s
-        where consumer_id = p_piece.consumer_id and piece = p_piece.piece);
+        where consumer_id = p_piece.consumer_id and piece = p_piece.piece
+          and (s.token is null or not _pgqueue.counts_ready(p_consumer)));
     v_left  bigint[] := case p_consumer.ordering
         when 'none' then (_pgqueue.single_messages(p_consumer, v_runs)).o_keys
         else (_pgqueue.by_key(p_consumer, v_runs)).keys end;

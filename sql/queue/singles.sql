@@ -38,10 +38,12 @@ end $$;
 --   p_heads    of each key that is free now, the messages that waited first
 --   p_runs     other messages
 --   p_line_no  where the pieces stand; null: behind all others
+--   p_cuts     store what was never delivered as slots, if these are of that size, and not too many
 -- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
 create or replace function _pgqueue.deal_singly(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_heads pgqueue.keyed_messages, p_runs pgqueue.consumer_messages[],
-                                                p_size bigint, p_line_no bigint default null)
+                                                p_size bigint, p_line_no bigint default null,
+                                                p_cuts boolean default false)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -54,7 +56,12 @@ declare
     v_more   bigint[] := array(select k from unnest(p_heads.keys) k
                                where exists (select from pgqueue.consumer_messages w
                                              where w.consumer_id = p_consumer.consumer_id and w.key = k));
+    v_sets   bigint := (select count(*) from unnest(v_all) r cross join lateral unnest(r.seqs));
+    v_small  bigint := (p_size - 1) / ((p_size - 1) / _pgqueue.limit_piece_by_key() + 1) + 1;
     v_count  bigint;
+    v_slots  bigint;  -- so many of the pieces
+    v_first  bigint;  -- the first slot,
+    v_middle bigint;  -- and one of those in the middle
     v_due    timestamptz;
     v_held   bigint[];  -- keys of messages that waited, and have to go on
     v_waits  boolean;
@@ -73,6 +80,7 @@ begin
     with source as materialized (
         select ordinality as run_no, arrival_no, priority, deliver_count, note,
                case when not_visible_until > v_now then not_visible_until end as due,
+               p_cuts and deliver_count = 0 and note is null as fresh,
                dense_rank() over (order by priority, deliver_count, note,
                                            case when not_visible_until > v_now then not_visible_until end) as kind
         from unnest(v_all) with ordinality
@@ -109,8 +117,11 @@ begin
               where not m.free
               window line as (partition by key order by i)) j
         where held
+    ), size as materialized (  -- of a piece: a run has few ranges
+        select case when v_sets + (select count(*) from held) <= _pgqueue.limit_ranges() then p_size
+                    else v_small end as size
     ), dealt as (
-        select *, (row_number() over (partition by kind order by i) - 1) / p_size as no
+        select *, (row_number() over (partition by kind order by i) - 1) / (select size from size) as no
         from message where due is null and i not in (select i from held)
     ), piece as materialized (
         select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no,
@@ -118,6 +129,14 @@ begin
                case when max(seq) - min(seq) + 1 = count(*) then int8multirange(int8range(min(seq), max(seq) + 1))
                     else (select range_agg(int8range(s, s + 1)) from unnest(array_agg(seq)) s) end as seqs
         from dealt group by kind, no
+    ), numbered as materialized (
+        select nextval('pgqueue.claim_numbers') as slot, p.*
+        from (select p.*, s.priority from piece p join source s using (run_no)
+              where s.fresh and (select size from size) = p_size
+                and (select count(*) from piece) <= _pgqueue.limit_slots() order by piece) p
+    ), laid as (
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece)
+        select slot, arrival_no, p_consumer.consumer_id, priority, message_count, seqs, piece from numbered
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, piece, piece, message_count, keys, 0, 0 from piece
@@ -127,6 +146,7 @@ begin
         select p_consumer.consumer_id, 'ready', 0, s.priority, s.deliver_count, p.arrival_no,
                coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.note
         from piece p join source s using (run_no)
+        where piece not in (select piece from numbered)
     ), left_over as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, key, not_visible_until, note)
@@ -141,11 +161,18 @@ begin
         cross join lateral _pgqueue.split_set(r.seqs) c
     )
     select (select count(*) from piece), (select min(due) from source), array(select key from held where head),
-           exists (select from held)
-    into v_count, v_due, v_held, v_waits;
-    if v_count > 0 then
+           exists (select from held), s.*
+    into v_count, v_due, v_held, v_waits, v_slots, v_first, v_middle
+    from (select count(*), min(slot), min(slot) + (count(*) + 1) / 2 from numbered) s;
+    if v_count > v_slots then
         p_cursor := _pgqueue.lower_scan_from(
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
+    end if;
+    if v_slots > 0 then
+        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_chains(p_cursor, v_first));
+        p_cursor.slots_size := p_size;
+        p_cursor.slots_priority := null;
+        p_cursor.slots_more := v_middle;
     end if;
     p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);

@@ -3,7 +3,7 @@
 -- but the row's. By key, slots are pieces, and chains of them (queue/pieces.sql).
 --
 -- Slots by key stand in place of pieces only where a consumer is quick, and beside pieces. The alternative was to let
--- pieces go altogether. But limits of keys, Spark's readers, and all that returns messages, know pieces, and each slot
+-- pieces go altogether. But rates of keys, Spark's readers, and all that returns messages, know pieces, and each slot
 -- can become a piece or a run that waits at any time. So few functions know chains, and those have the order to keep.
 --
 -- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
@@ -114,7 +114,7 @@ end $$;
 -- By key: whether the slots of a consumer have the size that a claim wants, or come near it.
 create or replace function _pgqueue.slots_fit(p_size int, p_max int) returns boolean
 language sql immutable parallel safe
-as $$ select p_max <= _pgqueue.limit_piece_by_key() and p_size between (p_max + 1) / 2 and p_max $$;
+as $$ select p_max <= _pgqueue.limit_slice_size() and p_size between (p_max + 1) / 2 and p_max $$;
 
 -- Whether there is a free slot, of whatever size, that waits for no other slot and that no other session is claiming;
 -- or slots may have been cut since the cursor was read. Locks: a slot.
