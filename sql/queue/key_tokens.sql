@@ -12,19 +12,19 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_until timestamptz := clock_timestamp() + p_consumer.per_key_interval;
-    v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, array(
+    v_until  timestamptz := clock_timestamp() + p_consumer.per_key_interval;
+    v_runs   pgqueue.consumer_messages[] := array(
         select m from pgqueue.consumer_messages m
-        where claim_id = p_claim_id and state = 'claimed' and last_delivered_at >= p_since));
+        where claim_id = p_claim_id and state = 'claimed' and last_delivered_at >= p_since);
+    v_single record := _pgqueue.single_messages(p_consumer, v_runs);
 begin
     -- messages that wait of a key come after those that are delivered of it
     insert into pgqueue.key_tokens (consumer_id, key, spent, returns_at, arrival_no, first_seq)
-    select p_consumer.consumer_id, k.key, sum(k.message_count), v_until,
+    select p_consumer.consumer_id, k.key, count(*), v_until,
            case p_consumer.ordering when 'none' then 0 else min(r.arrival_no) end,
-           case p_consumer.ordering when 'none' then 0 else min(lower(k.seqs)) end
-    from unnest(v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts)
-         k (run_no, key, seqs, message_count)
-    join (select ordinality as run_no, arrival_no from unnest(v_keyed.runs) with ordinality) r using (run_no)
+           case p_consumer.ordering when 'none' then 0 else min(k.seq) end
+    from unnest(v_single.o_run_nos, v_single.o_keys, v_single.o_seqs) k (run_no, key, seq)
+    join (select ordinality as run_no, arrival_no from unnest(v_runs) with ordinality) r using (run_no)
     where k.key is not null
     group by k.key;
     if found then
