@@ -49,8 +49,8 @@ create table if not exists pgqueue.consumers (
     quick              boolean     generated always as (
         not (ordering = 'stream' or partitions is not null or paused or scheduled or max_backlog is not null
              or (ordering <> 'none' and (per_key_limit is not null or fair)) or per_key_interval is not null
-             or max_in_flight is not null or rate_limit is not null or filtered or ageing is not null or keep_history is not null or notify_done
-             or per_key_capacity is not null or per_key_latest)) stored,
+             or max_in_flight is not null or rate_limit is not null or filtered or ageing is not null
+             or keep_history is not null or notify_done or per_key_capacity is not null or per_key_latest)) stored,
     -- whether its messages are judged before they are ready: by its filter, or as the newest of their keys
     judged             boolean     generated always as (filtered or per_key_latest) stored,
     unique (stream_id, name),
