@@ -81,7 +81,7 @@ begin
 
         -- by key
         ('limit_piece_by_key', 'int', '64'),  -- messages of a piece
-        ('limit_chain', 'int', '16'),  -- slots of a key that are cut ahead, one behind the other
+        ('limit_parts', 'int', '32'),  -- claims of a key for which one slot has messages
         ('limit_deal', 'int', '4096'),  -- messages of the line that are dealt at once
         -- when this many keys became free, they are dealt first, without the line
         ('limit_stock', 'int', '32'),

@@ -1,17 +1,17 @@
 -- A slot as a claim: its id, and how it becomes a claim of the usual kind; and locking a claim of either kind.
 --
--- The id of a slot's claim has 20 bits of the slot's number, and a token: 42 random bits, and a last bit that is 1. The
--- last bit of all other ids of claims is 0.
+-- The id of a slot's claim has 20 bits of the slot's number, and a token of 43 bits: 6 times a random number, and 1 or,
+-- if the slot goes on (go_on()), 3. So the last bit is 1; that of all other ids of claims is 0.
 
 -- The id of the claim that a slot is with a token.
 create or replace function _pgqueue.slot_claim(p_slot bigint, p_token bigint) returns bigint
 language sql immutable parallel safe
 as $$ select (p_slot & 1048575) << 43 | p_token $$;
 
--- A token that nobody knows.
+-- A token that nobody knows, of a slot that does not go on.
 create or replace function _pgqueue.new_token() returns bigint
 language sql volatile
-as $$ select floor(random() * 4398046511104)::bigint << 1 | 1 $$;
+as $$ select floor(random() * 1466015503701)::bigint * 6 + 1 $$;
 
 -- The bits of a slot's number that are in a claim's id: by these, the slot is in an index.
 create or replace function _pgqueue.place_in(p_claim_id bigint) returns bigint
@@ -23,16 +23,23 @@ create or replace function _pgqueue.token_in(p_claim_id bigint) returns bigint
 language sql immutable parallel safe
 as $$ select p_claim_id & 8796093022207 $$;
 
+-- Whether the slot of a claim's id goes on once it is acknowledged.
+create or replace function _pgqueue.goes_on(p_claim_id bigint) returns boolean
+language sql immutable parallel safe
+as $$ select _pgqueue.token_in(p_claim_id) % 6 = 3 $$;
+
 -- Whether a claim's id is one of a slot. The slot may be a claim of the usual kind by now, with the same id.
 create or replace function _pgqueue.is_slot(p_claim_id bigint) returns boolean
 language sql immutable parallel safe
 as $$ select p_claim_id & 1 = 1 $$;
 
--- Whether a slot waits: the slot before it in its piece is there.
-create or replace function _pgqueue.slot_waits(p_slot pgqueue.slots) returns boolean
-language sql stable
+-- The first messages of a set: so many, or all if it has fewer.
+create or replace function _pgqueue.front(p_set int8multirange, p_count bigint) returns int8multirange
+language sql immutable parallel safe
 as $$
-    select exists (select from pgqueue.slots where consumer_id = p_slot.consumer_id and slot = p_slot.behind)
+    select case when p_count = 1 then int8multirange(int8range(lower(p_set), lower(p_set) + 1))
+                when _pgqueue.cardinality(p_set) <= p_count then p_set
+                else _pgqueue.below(p_set, _pgqueue.bound_of(p_set, p_count)) end
 $$;
 
 -- The claim that a claimed slot is, as a row of claims.
@@ -45,19 +52,22 @@ as $$
             false, null, null, null, null)::pgqueue.claims
 $$;
 
--- The run that a slot is, as a row of consumer_messages: ready, or claimed; by key a piece, or waiting.
-create or replace function _pgqueue.run_of(p_slot pgqueue.slots) returns pgqueue.consumer_messages
-language sql stable
+-- The runs that a slot is, as rows of consumer_messages: ready, or claimed, and by key a piece; and what comes next of
+-- its key, which waits.
+create or replace function _pgqueue.runs_of_slot(p_slot pgqueue.slots) returns setof pgqueue.consumer_messages
+language sql immutable
 as $$
-    select (p_slot.consumer_id,
-            case when p_slot.token is not null then 'claimed' when w.waits then 'waiting' else 'ready' end,
-            case when p_slot.piece is null then -p_slot.priority else 0 end,
-            p_slot.priority, (p_slot.token is not null)::int, p_slot.arrival_no,
-            case when w.waits then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
-            lower(p_slot.seqs), p_slot.message_count, p_slot.seqs, _pgqueue.slot_claim(p_slot.slot, p_slot.token), null,
-            p_slot.claimed_at, null, case when w.waits then p_slot.key end,
-            case when not w.waits then p_slot.piece end)::pgqueue.consumer_messages
-    from (select p_slot.token is null and p_slot.behind is not null and _pgqueue.slot_waits(p_slot) as waits) w
+    select p_slot.consumer_id,
+           case when r.rest then 'waiting' when p_slot.token is not null then 'claimed' else 'ready' end,
+           case when p_slot.piece is null then -p_slot.priority else 0 end,
+           p_slot.priority, (p_slot.token is not null and not r.rest)::int, p_slot.arrival_no,
+           case when r.rest then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
+           lower(r.seqs), case when r.rest then _pgqueue.cardinality(r.seqs) else p_slot.message_count end, r.seqs,
+           case when not r.rest then _pgqueue.slot_claim(p_slot.slot, p_slot.token) end, null::timestamptz,
+           case when not r.rest then p_slot.claimed_at end, null::jsonb,
+           case when r.rest then p_slot.key end, case when not r.rest then p_slot.piece end
+    from unnest(array[false, true], array[p_slot.seqs, p_slot.rest]) r (rest, seqs)
+    where r.seqs is not null
 $$;
 
 -- The claims of a consumer that hold messages, slots among them.
@@ -80,42 +90,25 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. By key, the slots that
--- wait behind them become runs that wait: otherwise nothing would hold them up.
+-- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What comes next of their
+-- keys becomes runs that wait.
 --   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key
--- Returns how many. Errors: 55P03 when somebody has locked a slot that waits, as no function of the queue does.
+-- Returns how many.
 create or replace function _pgqueue.promote(p_tids tid[]) returns bigint
 language plpgsql
 as $$
 declare
     v_count bigint;
-    v_left  bigint;
 begin
     with gone as (
         delete from pgqueue.slots where ctid = any (p_tids) and token is not null returning *
-    ), waiting as (
-        select s.ctid as tid from gone g
-        join pgqueue.slots s on s.consumer_id = g.consumer_id and s.piece = g.piece and s.token is null
-    ), behind as (
-        delete from pgqueue.slots where ctid = any (array(
-            select ctid from pgqueue.slots where ctid = any (array(select tid from waiting))
-            for update skip locked))  -- lock: slot
-        returning *
     ), run as (
         insert into pgqueue.consumer_messages
-        select r.* from (select g::pgqueue.slots as slot from gone g
-                         union all
-                         select b::pgqueue.slots from behind b) s
-        cross join lateral _pgqueue.run_of(s.slot) r
+        select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
     ), claim as (
         insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g
     )
-    select (select count(*) from gone), (select count(*) from waiting) - (select count(*) from behind)
-    into v_count, v_left;
-    if v_left > 0 then
-        raise exception 'another session has locked % slots that wait for others', v_left
-            using errcode = '55P03', hint = 'End its transaction: only statements by hand lock such slots.';
-    end if;
+    select count(*) into v_count from gone;
     return v_count;
 end $$;
 
@@ -199,6 +192,26 @@ begin
     return v_claim;
 end $$;
 
+-- Acknowledges a claimed slot by key that goes on with what comes next of its key: the slot is free then. Returns how
+-- many messages it had; null when there is no such slot. Locks: the slot.
+create or replace function _pgqueue.go_on(p_claim_id bigint) returns bigint
+language plpgsql
+as $$
+declare
+    v_count bigint;
+begin
+    update pgqueue.slots s  -- lock: slot
+    set seqs = _pgqueue.front(rest, size),
+        message_count = case when size > 1 then least(size, _pgqueue.cardinality(rest)) else 1 end,
+        rest = nullif(rest - _pgqueue.front(rest, size), '{}'),
+        token = null, claimed_at = null, lease_until = null, timeout = null, owner = null
+    from (select ctid as tid, message_count as acked from pgqueue.slots
+          where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) o
+    where s.ctid = o.tid
+    returning o.acked into v_count;
+    return v_count;
+end $$;
+
 -- Takes acknowledged messages out of a slot, which stays a slot. Returns how many messages these were; null when there
 -- is no such slot, or what is left would have too many ranges. (By key slots are small; and the caller could not lock
 -- the consumer after the slot.) Locks: the slot.
@@ -219,7 +232,9 @@ begin
         return null;
     end if;
     v_left := _pgqueue.cardinality(v_rest);
-    if v_left = 0 then
+    if v_left = 0 and _pgqueue.goes_on(p_claim_id) then
+        perform _pgqueue.go_on(p_claim_id);
+    elsif v_left = 0 then
         delete from pgqueue.slots where consumer_id = v_slot.consumer_id and slot = v_slot.slot;
     else
         update pgqueue.slots set seqs = v_rest, message_count = v_left

@@ -41,7 +41,7 @@ begin
 end $$;
 
 -- A new id for a claim of a worker, or for a lease of a group's partition. Whoever has the id may settle the claim, so
--- 42 bits of it are random. (Each session seeds random() by the kernel's; gen_random_uuid() would cost a small claim a
+-- 40 bits of it are random. (Each session seeds random() by the kernel's; gen_random_uuid() would cost a small claim a
 -- tenth of its time.) They also make sure that an id which a crash gave back is not given out again
 -- (synchronous_commit = off forgets the last numbers of a sequence). The last bit is 0: the id is none of a slot
 -- (base/slots.sql). The other bits are a number that starts anew after 1,048,576 claims: claims of the same time are
@@ -49,7 +49,7 @@ end $$;
 create or replace function _pgqueue.new_claim_id() returns bigint
 language sql volatile
 as $$
-    select (nextval('pgqueue.claim_numbers') & 1048575) << 43 | (floor(random() * 4398046511104)::bigint << 1)
+    select _pgqueue.slot_claim(nextval('pgqueue.claim_numbers'), _pgqueue.new_token() - 1)
 $$;
 
 -- A new id for a claim of a checkpoint reader. These ids are even, too, and rise: an offset stands for all claims of

@@ -79,9 +79,8 @@ begin
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
 
--- Claims by key the first free slot of a consumer that waits for no other slot and has no more messages than the claim
--- wants. When the slots are soon used up, the claim deals ahead. Returns as claim_slot(). Locks: the slot; and the
--- consumer, if nobody has it.
+-- Claims by key the first free slot of a consumer that has no more messages than the claim wants. When the slots are
+-- soon used up, the claim deals ahead. Returns as claim_slot(). Locks: the slot; and the consumer, if nobody has it.
 create or replace function _pgqueue.claim_slot_by_key(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                       p_max int, p_timeout interval) returns pgqueue.claimed
 language plpgsql
@@ -95,14 +94,13 @@ declare
     v_to    bigint := p_cursor.slots_to;
 begin
     update pgqueue.slots
-    set token = v_token, claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
-        owner = current_setting('application_name')
-    where ctid = (select ctid from pgqueue.slots s
+    set token = v_token + case when rest is null then 0 else 2 end, claimed_at = v_now, lease_until = v_now + p_timeout,
+        timeout = p_timeout, owner = current_setting('application_name')
+    -- (by its number, for the slot may have gone on since this statement began)
+    where consumer_id = v_id
+      and slot = (select slot from pgqueue.slots
                   where consumer_id = v_id and slot >= v_from and slot < v_to and token is null
                     and message_count <= p_max
-                    -- a value: what might be "exists" is asked by reading all slots of the consumer
-                    and (behind is null or (select b.slot from pgqueue.slots b
-                                            where b.consumer_id = v_id and b.slot = s.behind) is null)
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
     returning _pgqueue.slot_claim(slot, token), message_count, p_consumer.stream_id, seqs, priority into v_claim;
@@ -209,7 +207,8 @@ begin
         if (select count(*) from unnest(v_rest) r) > _pgqueue.limit_ranges() then
             raise exception using errcode = 'PQ099';
         end if;
-        o_count := o_count + _pgqueue.claim_run(_pgqueue.run_of(v_slot), v_slot.seqs * v_match, p_claim_id);
+        o_count := o_count + _pgqueue.claim_run(r, v_slot.seqs * v_match, p_claim_id)
+            from _pgqueue.runs_of_slot(v_slot) r;
         delete from pgqueue.slots
         where consumer_id = p_cursor.consumer_id and slot = v_slot.slot and v_rest = '{}';
         update pgqueue.slots set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest)

@@ -55,9 +55,12 @@ begin
         from (select * from pgqueue.consumer_messages
               where consumer_id = p_consumer.consumer_id and piece = v_piece.piece
               union all
-              select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
-              where s.consumer_id = p_consumer.consumer_id and s.piece = v_piece.piece) m
+              select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
+              where s.consumer_id = p_consumer.consumer_id and s.piece = v_piece.piece
+                and (s.key = p_key or not v_piece.singly)) m
         where not seqs @> p_seq
+          and (not v_piece.singly
+               or p_key = any ((_pgqueue.by_key(p_consumer, array[m::pgqueue.consumer_messages])).keys))
         order by state limit 1;
         continue when not found;  -- all of it is settled: the next deal finds that
         select * into v_claim from _pgqueue.claim_by(v_run.claim_id);
@@ -331,7 +334,7 @@ begin
                    r.message_count, r.first_seq, r.not_visible_until
             from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null
                   union all
-                  select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+                  select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
                   where s.consumer_id = $1 and r.key is not null
                   limit 100000) r
         ), hashed as (

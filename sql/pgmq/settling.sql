@@ -41,6 +41,7 @@ begin
     with gone as (
         delete from pgqueue.slots  -- lock: slot
         where consumer_id = p_consumer.consumer_id and slot >= v_low and token is not null and seqs <@ p_set
+          and rest is null
         returning seqs
     )
     select coalesce(range_agg(seqs), '{}') into v_done from gone;

@@ -141,8 +141,8 @@ begin
     p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
     p_cursor.waits := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
     p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
-    p_cursor.slots_from := (select slot from pgqueue.slots where consumer_id = v_id and token is null
-                            order by slot limit 1);
+    p_cursor.slots_from := (select slot from pgqueue.slots
+                            where consumer_id = v_id and (token is null or rest is not null) order by slot limit 1);
     p_cursor.slots_to := 9223372036854775807;
     p_cursor.slots_until := '-infinity';
     return p_cursor;

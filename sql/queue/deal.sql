@@ -112,7 +112,7 @@ begin
         end if;
     elsif v_closed.o_freed <> '{}' then
         v_heads := _pgqueue.waiting_heads(p_consumer.consumer_id, v_closed.o_freed,
-                                          case when p_cuts then v_size * _pgqueue.limit_chain() else v_size end);
+                                          case when p_cuts then v_size * _pgqueue.limit_parts() else v_size end);
     end if;
 
     if v_heads.keys is null and p_claim_id is not null
@@ -136,7 +136,11 @@ begin
         v_runs := _pgqueue.line_front(
             p_consumer, o_cursor,
             case when p_consumer.fair then _pgqueue.limit_looks()
-                 else least(v_size * case when p_cuts then 2 * _pgqueue.limit_pieces() else _pgqueue.limit_pieces() end,
+                 -- (few keys are few slots: each goes on)
+                 else least(v_size * _pgqueue.limit_pieces()
+                            * case when not p_cuts then 1
+                                   when cardinality(v_closed.o_freed) between 1 and _pgqueue.limit_stock() then 4
+                                   else 2 end,
                             _pgqueue.limit_deal()) end);
     end if;
     o_looked := coalesce((select sum(c) from unnest(v_heads.message_counts) c), 0)

@@ -9,10 +9,8 @@ language plpgsql
 as $$
 begin
     if p_cursor.slots_from is not null then
-        perform from pgqueue.slots s
+        perform from pgqueue.slots
         where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and token is null
-          and (behind is null or (select b.slot from pgqueue.slots b
-                                  where b.consumer_id = s.consumer_id and b.slot = s.behind) is null)
         limit 1 for update skip locked;  -- lock: slot
         if found then
             return false;

@@ -7,11 +7,11 @@
 -- until the dealer finds that the piece is gone.
 --
 -- For a small claim of a consumer that is quick, the dealer makes slots (queue/slots.sql) of pieces that were never
--- delivered. A key with more messages than a slot has gets a piece of its own: a chain of slots, each behind the one
--- before. A slot can be claimed when the slot before it is not there. Only acknowledgements delete a claimed slot for
--- good. Whoever makes a claim of the usual kind of it, to let its messages go back, has the consumer's lock, and lets
--- the slots behind it become runs that wait (base/slots.sql: promote()). So a piece is in slots, or its first messages
--- are a run and later ones wait: all else sees pieces and waiting messages as if there were no slots.
+-- delivered. Where each slot has one key, all that are dealt at once are one piece: it has a row for each key. A slot
+-- of a frequent key has all that was dealt of it, so many messages at a time: their acknowledgement lets the slot go on
+-- with the next ones. Nothing else does. Whoever makes a claim of the usual kind of a claimed slot, to let its messages
+-- go back, has the consumer's lock, and what comes next becomes a run that waits (base/slots.sql: runs_of_slot()). So
+-- all else sees pieces and waiting messages as if there were no slots.
 --
 -- A message whose key is in an open piece is set aside. It waits until a dealer finds that the key has left that piece.
 -- A message that is not visible yet is delayed, in no piece, and its key waits for it. When it is due, the key is free,
@@ -84,17 +84,21 @@ declare
 begin
     o_cursor := p_cursor;
     with piece as materialized (
-        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held, l.chain,
-               l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note
+        select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held,
+               l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note,
+               case when p.singly and l.slots and l.held > 0 and l.held < p.message_count
+                    then array_remove(l.keys, null) end as left_keys
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count) filter (where m.state = 'ready' or not v_ready), 0)
                                    as held,
-                                   count(*) filter (where m.state = 'ready') as ready, bool_or(m.chain) as chain
-                            from (select state, message_count, false as chain from pgqueue.consumer_messages
+                                   count(*) filter (where m.state = 'ready') as ready, bool_and(m.slot) as slots,
+                                   array_agg(m.key) as keys
+                            from (select state, message_count, false as slot, null::bigint as key
+                                  from pgqueue.consumer_messages
                                   where consumer_id = p.consumer_id and piece = p.piece
                                   union all
-                                  select case when token is null then 'ready' else 'claimed' end, message_count,
-                                         key is not null
+                                  select case when token is null then 'ready' else 'claimed' end, message_count, true,
+                                         key
                                   from pgqueue.slots
                                   where consumer_id = p.consumer_id and piece = p.piece) m) l
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
@@ -116,14 +120,20 @@ begin
         update pgqueue.pieces p
         set place = case when p.place < p_cursor.last_line_no - _pgqueue.limit_old() then p_cursor.last_line_no
                          else p.place end,
-            claimed = p.claimed or p.piece in (select piece from piece where note)
-        where ctid = any (array(select tid from piece where place < p_cursor.last_line_no - _pgqueue.limit_old() or note
-                                except select tid from free where close and not noted))
-        returning p.place, p.piece
+            claimed = p.claimed or p.piece in (select piece from piece where note),
+            keys = coalesce(f.left_keys, p.keys),
+            message_count = case when f.left_keys is null then p.message_count else f.held end
+        from piece f
+        where f.tid = p.ctid
+          and p.ctid = any (array(select tid from piece
+                                  where place < p_cursor.last_line_no - _pgqueue.limit_old() or note
+                                      or left_keys is not null
+                                  except select tid from free where close and not noted))
+        returning p.place, p.piece, p.arrival_no, p.first_seq
     )
     select count(*), min(piece) filter (where keys is null),
            array_agg(piece) filter (where held > 0 and held < message_count and keys is not null
-                                        and chain is not true),
+                                        and left_keys is null),
            least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old),
                  p_cursor.last_line_no),
            (select min(place) from free where noted and not close),
@@ -132,7 +142,11 @@ begin
                            union all
                            select keys, arrival_no, first_seq from noted
                            union all
-                           select keys, 0, 0 from piece where note) g
+                           select keys, 0, 0 from piece where note
+                           union all
+                           select array(select unnest(p.keys) except select unnest(p.left_keys)), o.arrival_no,
+                                  o.first_seq
+                           from piece p join old o using (piece) where p.left_keys is not null) g
                      cross join lateral unnest(g.keys) k
                      where v_waits), '{}'),
            p_consumer.limits_keys or exists (select from noted)
@@ -159,19 +173,20 @@ language plpgsql
 as $$
 declare
     v_runs  pgqueue.consumer_messages[] := array(
-        select m from pgqueue.consumer_messages m
-        where consumer_id = p_piece.consumer_id and piece = p_piece.piece
-          and (state = 'ready' or not _pgqueue.counts_ready(p_consumer))
-        union all
-        select _pgqueue.run_of(s) from pgqueue.slots s
-        where consumer_id = p_piece.consumer_id and piece = p_piece.piece
-          and (s.token is null or not _pgqueue.counts_ready(p_consumer)));
+        select m::pgqueue.consumer_messages
+        from (select * from pgqueue.consumer_messages
+              where consumer_id = p_piece.consumer_id and piece = p_piece.piece
+                and (state = 'ready' or not _pgqueue.counts_ready(p_consumer))
+              union all
+              select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
+              where s.consumer_id = p_piece.consumer_id and s.piece = p_piece.piece
+                and (s.token is null or not _pgqueue.counts_ready(p_consumer))) m);
     v_left  bigint[] := case p_consumer.ordering
         when 'none' then (_pgqueue.single_messages(p_consumer, v_runs)).o_keys
         else (_pgqueue.by_key(p_consumer, v_runs)).keys end;
 begin
     update pgqueue.pieces
-    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs)),
+    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs) where state <> 'waiting'),
         keys = case p_consumer.ordering when 'none' then array_remove(v_left, null)
                                         else array(select k from unnest(p_piece.keys) k where k = any (v_left)) end
     where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
@@ -185,7 +200,7 @@ end $$;
 --   p_keyed    the messages by key, in their order
 --   p_line_no  where the pieces stand; null: behind all others
 --   p_now      messages that are visible at that time are visible
---   p_cuts     store what was never delivered as slots; of a key that has more than one slot, a chain of them
+--   p_cuts     store what was never delivered as slots
 -- Returns the cursor.
 -- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
 create or replace function _pgqueue.store_pieces(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
@@ -223,7 +238,7 @@ begin
           and p_consumer.ordering <> 'none'
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due, s.fresh,
-               s.fresh and r.key is not null and r.message_count > p_size as chain,
+               s.fresh and (p_size = 1 or (r.key is not null and r.message_count > p_size)) as single,
                r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
                    r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
                    or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
@@ -232,46 +247,53 @@ begin
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts, p_keyed.held) with ordinality
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
+    ), single as materialized (
+        select *, case when message_count > p_size * _pgqueue.limit_parts()
+                       then _pgqueue.front(seqs, p_size * _pgqueue.limit_parts()) else seqs end as part,
+               case when message_count > p_size then _pgqueue.front(seqs, p_size) else seqs end as first
+        from judged where single and not waits
     ), packed as (
-        select *, sum(least(message_count, p_size)::int) over (partition by kind, chain order by i)
+        select *, sum(least(message_count, p_size)::int) over (partition by kind order by i)
                   - least(message_count, p_size) as before
-        from judged where not waits
+        from judged where not single and not waits
     ), fitted as (
-        select *, least(message_count, case when chain then p_size * _pgqueue.limit_chain()
-                                            when due is null then p_size - before % p_size else p_size end) as room
+        select *, least(message_count, case when due is null then p_size - before % p_size else p_size end) as room
         from packed
     ), part as materialized (
         select *, case when room < message_count then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, room))
                        else seqs end as part
         from fitted
     ), piece as materialized (
-        select p_cursor.last_line_no + row_number() over (order by min(i)) as piece, min(run_no) as run_no,
-               min(arrival_no) as arrival_no, fresh, chain,
+        select p_cursor.last_line_no + 1 + row_number() over (order by min(i)) as piece, min(run_no) as run_no,
+               min(arrival_no) as arrival_no, fresh, min(i) as i,
                range_agg(part) as seqs, sum(room)::bigint as message_count, array_remove(array_agg(key), null) as keys
         from part
         where due is null
-        group by kind, fresh, chain, before / p_size
-    ), cut as (
-        select piece, 1 + (i - 1) / p_size as no, range_agg(int8range(s, s + 1)) as seqs, count(*) as message_count
-        from (select piece, s, row_number() over (partition by piece order by s) as i
-              from piece cross join lateral unnest(seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
-              where chain) e
-        group by 1, 2
-        union all
-        select piece, 1, seqs, message_count from piece where fresh and not chain
-    ), numbered as materialized (
-        select nextval('pgqueue.claim_numbers') as slot, c.* from (select * from cut order by no, piece) c
+        group by kind, fresh, before / p_size
     ), laid as (
-        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, behind, key)
-        select n.slot, p.arrival_no, p_consumer.consumer_id, s.priority, n.message_count, n.seqs, n.piece,
-               lag(n.slot) over (partition by n.piece order by n.no), case when p.chain then p.keys[1] end
-        from numbered n join piece p using (piece) join source s using (run_no)
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, key, rest, size)
+        select nextval('pgqueue.claim_numbers'), l.arrival_no, p_consumer.consumer_id, l.priority, l.message_count,
+               l.seqs, l.piece, l.key, l.rest, p_size
+        from (select p.i, p.arrival_no, s.priority, least(p.message_count, p_size) as message_count, p.first as seqs,
+                     p_cursor.last_line_no + 1 as piece, p.key,
+                     case when p.message_count > p_size then p.part - p.first end as rest
+              from single p join source s using (run_no)
+              union all
+              select p.i, p.arrival_no, s.priority, p.message_count, p.seqs, p.piece, null, null
+              from piece p join source s using (run_no) where p.fresh
+              order by i) l
+        returning slot
     ), opened as (
-        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
+        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, singly)
         select p_consumer.consumer_id, piece, piece, message_count, keys,
                case p_consumer.ordering when 'none' then 0 else arrival_no end,
-               case p_consumer.ordering when 'none' then 0 else lower(seqs) end
+               case p_consumer.ordering when 'none' then 0 else lower(seqs) end, false
         from piece
+        union all
+        select p_consumer.consumer_id, p_cursor.last_line_no + 1, p_cursor.last_line_no + 1,
+               sum(least(message_count, p_size)), array_remove(array_agg(key), null), min(arrival_no),
+               min(lower(seqs)), true
+        from single having count(*) > 0
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, piece, note)
@@ -296,24 +318,26 @@ begin
                s.due, s.note
         from (select run_no, key, seqs from judged where waits
               union all
-              select run_no, key, seqs - part from part where room < message_count) w
+              select run_no, key, seqs - part from part where room < message_count
+              union all
+              select run_no, key, seqs - part from single where message_count > p_size * _pgqueue.limit_parts()) w
         join source s using (run_no)
         cross join lateral _pgqueue.split_set(w.seqs) c
     )
     select (select count(*) from piece), (select count(*) from piece where not fresh), (select min(due) from part),
-           (select min(slot) from numbered), (select min(slot) + (count(*) + 1) / 2 from numbered)
+           (select min(slot) from laid), (select min(slot) + (count(*) + 1) / 2 from laid)
     into v_count, v_runs, v_due, v_first, v_middle;
     if v_runs > 0 then
         p_cursor := _pgqueue.lower_scan_from(
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
     end if;
     if v_first is not null then
-        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_chains(p_cursor, v_first));
+        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_first));
         p_cursor.slots_size := p_size;
         p_cursor.slots_priority := null;
         p_cursor.slots_more := v_middle;
     end if;
-    p_cursor.last_line_no := p_cursor.last_line_no + v_count;
+    p_cursor.last_line_no := p_cursor.last_line_no + 1 + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);
     return p_cursor;
 end $$;

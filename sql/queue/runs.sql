@@ -98,7 +98,7 @@ as $$
     union all
     select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'waiting' and key is not null
     union all
-    select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+    select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
     where s.consumer_id = p_consumer_id and s.token is null
 $$;
 
@@ -112,7 +112,7 @@ as $$
                         where r.claim_id = c.claim_id and r.state = 'claimed' offset 0) m
     where c.consumer_id = p_consumer_id and c.live
     union all
-    select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r
+    select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
     where s.consumer_id = p_consumer_id and s.token is not null
 $$;
 

@@ -77,10 +77,14 @@ declare
 begin
     if current_setting('transaction_isolation') = 'read committed' then
         if _pgqueue.is_slot(p_claim_id) then
-            delete from pgqueue.slots  -- lock: slot
-            where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-            returning message_count into v_count;
-            if found then
+            if _pgqueue.goes_on(p_claim_id) then
+                v_count := _pgqueue.go_on(p_claim_id);
+            else
+                delete from pgqueue.slots  -- lock: slot
+                where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+                returning message_count into v_count;
+            end if;
+            if v_count is not null then
                 return v_count;
             end if;
         end if;

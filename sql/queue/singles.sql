@@ -169,7 +169,7 @@ begin
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
     end if;
     if v_slots > 0 then
-        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_chains(p_cursor, v_first));
+        p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_first));
         p_cursor.slots_size := p_size;
         p_cursor.slots_priority := null;
         p_cursor.slots_more := v_middle;

@@ -1,10 +1,10 @@
 -- Slots: messages of a consumer that were cut ahead for small claims (claim/slots.sql). They stand at the front of the
 -- line, and nothing that is ready comes before them. A claim of a free slot is one update of its row, without any lock
--- but the row's. By key, slots are pieces, and chains of them (queue/pieces.sql).
+-- but the row's. By key, slots are pieces, or parts of one (queue/pieces.sql).
 --
 -- Slots by key stand in place of pieces only where a consumer is quick, and beside pieces. The alternative was to let
 -- pieces go altogether. But rates of keys, Spark's readers, and all that returns messages, know pieces, and each slot
--- can become a piece or a run that waits at any time. So few functions know chains, and those have the order to keep.
+-- can become a piece or a run that waits at any time.
 --
 -- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
 -- claims as well lets claimed slots become claims of the usual kind: own_consumer().
@@ -57,7 +57,8 @@ begin
             returning *
         ), by_key as (
             insert into pgqueue.consumer_messages
-            select r.* from gone g cross join lateral _pgqueue.run_of(g::pgqueue.slots) r where g.piece is not null
+            select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
+            where g.piece is not null
             returning state, line_no
         )
         select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::bigint as place
@@ -88,9 +89,10 @@ create or replace function _pgqueue.raise_slots(p_cursor pgqueue.consumer_cursor
 language plpgsql
 as $$
 begin
-    -- also a slot that a claim takes now: that claim may be rolled back. (No slot before slots_from becomes free.)
+    -- also a slot that a claim takes now: that claim may be rolled back; and one that goes on, and is free then. (No
+    -- slot before slots_from becomes free.)
     p_cursor.slots_from := (select slot from pgqueue.slots
-                            where consumer_id = p_cursor.consumer_id and token is null
+                            where consumer_id = p_cursor.consumer_id and (token is null or rest is not null)
                               and slot >= coalesce(p_cursor.slots_from, p_cursor.slots_block, p_cursor.slots_low)
                             order by slot limit 1);
     p_cursor.slots_to := 9223372036854775807;
@@ -116,19 +118,16 @@ create or replace function _pgqueue.slots_fit(p_size int, p_max int) returns boo
 language sql immutable parallel safe
 as $$ select p_max <= _pgqueue.limit_slice_size() and p_size between (p_max + 1) / 2 and p_max $$;
 
--- Whether there is a free slot, of whatever size, that waits for no other slot and that no other session is claiming;
--- or slots may have been cut since the cursor was read. Locks: a slot.
+-- Whether there is a free slot, of whatever size, that no other session is claiming; or slots may have been cut since
+-- the cursor was read. Locks: a slot.
 --   p_over  only slots of more messages
 create or replace function _pgqueue.has_slot(p_cursor pgqueue.consumer_cursors, p_over int default 0) returns boolean
 language plpgsql
 as $$
 begin
-    perform from pgqueue.slots s
+    perform from pgqueue.slots
     where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
       and token is null and message_count > p_over
-      -- a value, as in claim_slot_by_key()
-      and (behind is null or (select b.slot from pgqueue.slots b
-                              where b.consumer_id = s.consumer_id and b.slot = s.behind) is null)
     limit 1 for update skip locked;  -- lock: slot
     if found then
         return true;
@@ -173,9 +172,9 @@ begin
 end $$;
 
 -- Begins a block of slots by key, with this number, as begin_block(). But what is claimed becomes claims of the usual
--- kind only if it was claimed a second ago: a chain of slots ends with that. Only the first slots are looked at, so
--- that dead rows behind them cost nothing.
-create or replace function _pgqueue.begin_chains(p_cursor pgqueue.consumer_cursors, p_from bigint)
+-- kind only if it was claimed a second ago: what comes next of its key waits from then on. Only the first slots are
+-- looked at, so that dead rows behind them cost nothing.
+create or replace function _pgqueue.begin_block_by_key(p_cursor pgqueue.consumer_cursors, p_from bigint)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$

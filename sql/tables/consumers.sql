@@ -222,7 +222,8 @@ create table if not exists pgqueue.pieces (
     keys          bigint[],         -- null: all keys. With ordering=none a key for each of its messages
     arrival_no    bigint,           -- no message of these keys waits before this place
     first_seq     bigint,
-    claimed       boolean not null default false  -- ordering=none: all that is left of it is known to be claimed
+    claimed       boolean not null default false, -- ordering=none: all that is left of it is known to be claimed
+    singly        boolean not null default false  -- it was dealt as slots of a key each, or of no key
 );
 
 -- Keys that are free although no piece of them was closed: their delay is over, a token came back, or a limit was

@@ -11,8 +11,9 @@ create table if not exists pgqueue.slots (
     message_count int            not null,
     seqs          int8multirange not null,
     piece         bigint,                   -- by key: the piece that it belongs to,
-    behind        bigint,                   -- ... the slot before it in that piece: it waits until that one is gone,
-    key           bigint,                   -- ... and their only key, where a piece has more than one slot
+    key           bigint,                   -- ... their key, if that piece has slots of a key each,
+    rest          int8multirange,           -- ... and what comes next of that key (null: nothing): the slot goes on,
+    size          int,                      -- ... with so many messages at a time, once its own are acknowledged
     -- What a claim sets comes last: its record in the WAL has no column before these.
     token         bigint,                   -- the random bits of its claim's id; null: the slot is free
     claimed_at    timestamptz,

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import psycopg
@@ -135,7 +135,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         c.trimmed = list(trimmed.get(c.stream_id, ()))
     for piece in cur.execute(
         "select p.consumer_id, p.place, p.piece, p.message_count, p.keys is null as whole,"
-        " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq from pgqueue.pieces p"
+        " coalesce(p.keys, '{}') as keys, p.arrival_no, p.first_seq, p.singly from pgqueue.pieces p"
     ).fetchall():
         consumers[piece.consumer_id].pieces[piece.piece] = piece
     for freed in cur.execute("select * from pgqueue.freed_keys").fetchall():
@@ -349,7 +349,7 @@ def check_slots(c: Consumer) -> None:
         assert c.cursor.slots_from is not None, f"no claim will look for {slot}"
         assert c.cursor.slots_from <= slot.slot, f"before {c.cursor.slots_from}: {slot}"
     if c.by_key:
-        check_chains(c)
+        check_slots_by_key(c)
     served = [slot for slot in free if slot.slot < c.cursor.slots_to] if free else []
     if c.by_key or not served or c.cursor.slots_until <= c.cursor.now:
         return
@@ -365,27 +365,27 @@ def check_slots(c: Consumer) -> None:
             assert run.not_visible_until >= c.cursor.slots_until, f"nobody will notice {run}"
 
 
-def check_chains(c: Consumer) -> None:
-    """5 order: the slots of a piece are claimed one after the other, as their messages are."""
-    there = {slot.slot: slot for slot in c.slots}
+def check_slots_by_key(c: Consumer) -> None:
+    """5 order: a slot has messages of its piece; what comes next of its key is in no other slot."""
     pieces: dict[int, list[Any]] = defaultdict(list)
-    for slot in sorted(c.slots, key=lambda slot: slot.slot):
-        if slot.piece is None:  # from before it went by key
+    for slot in c.slots:
+        assert slot.rest is None or slot.size, f"{slot}"
+        if slot.piece is not None:  # else from before it went by key
+            if slot.token is None or c.ordering != "none" or c.per_key_limit is not None:
+                assert slot.piece in c.pieces, f"not known: {slot}"
+            pieces[slot.piece].append(slot)
+    for piece, slots in pieces.items():
+        if piece not in c.pieces or not c.pieces[piece].singly:
+            holding = [run for run in c.runs if run.piece == piece]
+            assert len(holding) == 1, f"slots of a piece that is elsewhere: {holding}"
+            assert slots[0].rest is None, f"of several keys, and goes on: {slots}"
             continue
-        if slot.token is None or c.ordering != "none" or c.per_key_limit is not None:
-            assert slot.piece in c.pieces, f"not known: {slot}"
-        pieces[slot.piece].append(slot)
-        if slot.behind in there:
-            assert slot.token is None, f"claimed before {there[slot.behind]}: {slot}"
-            assert there[slot.behind].piece == slot.piece, f"of other pieces: {slot}"
-    for slots in pieces.values():
-        assert [slot.behind for slot in slots[1:]] == [slot.slot for slot in slots[:-1]], f"{slots}"
-        for before, after in pairwise(slots):
-            assert max(numbers(before.seqs)) < min(numbers(after.seqs)), f"{before}, {after}"
-            assert {c.keys.get(s) for s in numbers(before.seqs)} == {after.key}, f"key of {after}"
-            assert {c.keys.get(s) for s in numbers(after.seqs)} == {after.key}, f"key of {after}"
-        holding = [run for run in c.runs if run.piece == slots[0].piece]
-        assert len(holding) == 1, f"slots of a piece that is elsewhere: {holding}"
+        for slot in slots:
+            now, next_ = numbers(slot.seqs), numbers(slot.rest)
+            assert not next_ or max(now) < min(next_), f"out of order: {slot}"
+            assert {c.keys.get(seq) for seq in now | next_} <= {slot.key, None}, f"key of {slot}"
+        keys = Counter(slot.key for slot in slots if slot.key is not None)
+        assert all(n == 1 for n in keys.values()), f"slots of one key: {slots}"
 
 
 def check_token(c: Consumer, token: Any) -> None:

@@ -97,7 +97,7 @@ def index_of(conn: psycopg.Connection, table: str) -> str:
 
 RUNS = """(select * from pgqueue.consumer_messages
 union all
-select r.* from pgqueue.slots s cross join lateral _pgqueue.run_of(s) r)"""
+select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r)"""
 """All runs; slots among them."""
 
 CLAIMS = """(select * from pgqueue.claims

@@ -72,7 +72,10 @@ def test_a_key_is_with_one_claim_at_a_time(conn: Conn) -> None:
     assert seqs_of(third) == [none2], "messages without a key are in no order"
     assert states(conn)[k2] == "waiting"
     value(conn, "ack", claim_of(first))
-    assert seqs_of(receive(conn)) == [k2, k3]
+    fourth = receive(conn)
+    assert seqs_of(fourth)[:1] == [k2]
+    value(conn, "ack", claim_of(fourth))
+    assert seqs_of(fourth) + seqs_of(receive(conn)) == [k2, k3]
     value(conn, "ack", claim_of(second))
     assert seqs_of(receive(conn)) == [l2]
 

@@ -58,7 +58,7 @@ READY = {
         "consumers scans": 1,
         "consumer_cursors scans": 1,
         "messages_1 scans": 1,
-        "slots scans": 2,
+        "slots scans": 3,
         "slots writes": 2,
     },
 }

@@ -49,11 +49,12 @@ def send_keys(conn: Conn, keys: str) -> list[int]:
 
 
 def slots(conn: Conn) -> tuple[int, int]:
-    """How many slots are free, and how many are claimed."""
+    """How many messages in slots are not claimed, and how many slots are claimed."""
     return (
-        one(conn, "select count(*) from pgqueue.slots where token is null"),
+        one(conn, "select coalesce(sum(r.message_count), 0) from pgqueue.slots s,"
+                  " _pgqueue.runs_of_slot(s) r where r.state <> 'claimed'"),
         one(conn, "select count(*) from pgqueue.slots where token is not null"),
-    )
+    )  # fmt: skip
 
 
 def held(rows: list[Any]) -> int:
@@ -64,7 +65,7 @@ def held(rows: list[Any]) -> int:
 
 @pytest.fixture
 def sent(conn: Conn) -> list[int]:
-    """Three messages of a, three of b, and one of c. All are slots, of which two are claimed."""
+    """Three messages of a, three of b, and one of c. Each key is a slot; two are claimed."""
     consumer(conn, ordering="key")
     sent = send_keys(conn, "ababcab")
     assert seqs_of(receive(conn, 1)) == sent[:1]
