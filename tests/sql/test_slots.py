@@ -99,7 +99,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
     found = set()
     for path in schema.sql_files():
         code = re.sub(r"--[^\n]*", "", path.read_text())
-        for part in re.split(r"(?=create or replace (?:function|procedure) )", code)[1:]:
+        for part in re.split(r"(?m)(?=^create or replace (?:function|procedure) )", code)[1:]:
             name = re.match(r"create or replace \w+ (_?pgqueue\.\w+)", part)
             assert name is not None
             if locks.search(part.partition("as $$")[2]):
