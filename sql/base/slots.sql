@@ -38,6 +38,7 @@ create or replace function _pgqueue.front(p_set int8multirange, p_count bigint) 
 language sql immutable parallel safe
 as $$
     select case when p_count = 1 then int8multirange(int8range(lower(p_set), lower(p_set) + 1))
+                when p_set = int8multirange(range_merge(p_set)) then _pgqueue.below(p_set, lower(p_set) + p_count)
                 when _pgqueue.cardinality(p_set) <= p_count then p_set
                 else _pgqueue.below(p_set, _pgqueue.bound_of(p_set, p_count)) end
 $$;

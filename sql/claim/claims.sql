@@ -24,10 +24,7 @@ begin
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
             and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(v_cursor));
     elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
-        v_served.done := v_cursor.freed_from is null
-            and not exists (select from pgqueue.pieces
-                            where consumer_id = p_consumer.consumer_id and place >= v_cursor.pieces_from)
-            and _pgqueue.is_idle(p_consumer, v_cursor);
+        v_served.done := not _pgqueue.may_have_freed(v_cursor) and _pgqueue.is_idle(p_consumer, v_cursor);
     end if;
     return v_served;
 end $$;

@@ -42,6 +42,19 @@ begin
                    where f.lane = 0 and m.run_ctid is not null);
 end $$;
 
+-- Whether a key may have become free. Not so where each open piece still has a slot for each of its keys.
+create or replace function _pgqueue.may_have_freed(p_cursor pgqueue.consumer_cursors) returns boolean
+language plpgsql stable
+as $$
+begin
+    return p_cursor.freed_from is not null
+        or exists (select from pgqueue.pieces p
+                   where consumer_id = p_cursor.consumer_id and place >= p_cursor.pieces_from
+                     and not (singly and cardinality(keys) = (
+                         select count(key) from pgqueue.slots s
+                         where s.consumer_id = p.consumer_id and s.piece = p.piece)));
+end $$;
+
 -- Whether messages of a key may wait although no piece is open: the key is noted as free and no dealer has dealt its
 -- messages yet, its tokens are spent, or its first message is delayed.
 create or replace function _pgqueue.has_blocked_key(p_cursor pgqueue.consumer_cursors) returns boolean
@@ -248,10 +261,11 @@ begin
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
     ), single as materialized (
-        select *, case when message_count > p_size * _pgqueue.limit_parts()
-                       then _pgqueue.front(seqs, p_size * _pgqueue.limit_parts()) else seqs end as part,
+        select *, case when message_count > most then _pgqueue.front(seqs, most) else seqs end as part,
                case when message_count > p_size then _pgqueue.front(seqs, p_size) else seqs end as first
-        from judged where single and not waits
+        from (select *, p_size * _pgqueue.limit_parts()  -- more where that takes no more room
+                        * case when upper(seqs) - lower(seqs) = message_count then 8 else 1 end as most
+              from judged where single and not waits) j
     ), packed as (
         select *, sum(least(message_count, p_size)::int) over (partition by kind order by i)
                   - least(message_count, p_size) as before
@@ -320,7 +334,7 @@ begin
               union all
               select run_no, key, seqs - part from part where room < message_count
               union all
-              select run_no, key, seqs - part from single where message_count > p_size * _pgqueue.limit_parts()) w
+              select run_no, key, seqs - part from single where message_count > most) w
         join source s using (run_no)
         cross join lateral _pgqueue.split_set(w.seqs) c
     )

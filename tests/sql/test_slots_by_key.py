@@ -128,6 +128,28 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     assert value(conn, "ack", held(first)) == (end == "rollback")
 
 
+def test_a_claim_that_finds_each_key_held_needs_no_lock(conn: Conn, session: Session) -> None:
+    """Workers that are more than the keys ask all the time; a key that is free ends it."""
+    consumer_id = consumer(conn, ordering="key")
+    sent = send_keys(conn, "aab")
+    first = receive(conn, 1)
+    assert [seqs_of(receive(conn, 1)), receive(conn, 1)] == [sent[2:], []]
+    dealing = session()
+    dealing.execute("begin")
+    internals.lock_consumer(dealing, consumer_id)
+    conn.execute("set lock_timeout = '100 ms'")
+    assert receive(conn, 1) == []
+    assert value(conn, "ack", held(first)) == 1
+    second = receive(conn, 1)
+    assert seqs_of(second) == sent[1:2]
+    assert value(conn, "ack", held(second)) == 1
+    with pytest.raises(psycopg.errors.LockNotAvailable):  # the next message of a waits for a deal
+        receive(conn, 1)
+    dealing.execute("rollback")
+    (later,) = send_keys(conn, "a")
+    assert seqs_of(receive(conn, 1)) == [later]
+
+
 def test_a_slow_worker_of_a_frequent_key_stops_no_other_key(conn: Conn) -> None:
     """Without setting messages aside, it stopped all."""
     consumer(conn, ordering="key")
