@@ -37,8 +37,8 @@ as $$ select coalesce(p_failure.certain and p_deliver_count >= p_consumer.max_de
 -- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
 -- have failed, how long they are delayed, and their note. See return().
 --   p_most  deliveries of the message that was delivered most often
-create or replace function _pgqueue.failure(p_consumer pgqueue.consumers, p_claim pgqueue.claims, p_how text,
-                                            p_from timestamptz, p_delay interval, p_note jsonb, p_most int)
+create or replace function _pgqueue.failure(p_claim pgqueue.claims, p_how text, p_from timestamptz, p_delay interval,
+                                            p_note jsonb, p_most int)
 returns pgqueue.failure
 language plpgsql
 as $$

@@ -15,7 +15,9 @@ begin
                                                 for update skip locked) b));  -- lock: entry
 end $$;
 
--- Notes that messages of a claim were acknowledged: keeps that, and notifies, as the consumer's settings say.
+-- Notes that messages of a claim were acknowledged, or that messages were cancelled: keeps that, and notifies, as the
+-- consumer's settings say.
+--   p_claim          of a cancellation, a claim without an id: it has the consumer and the owner
 --   p_deliver_count  of the message that was delivered most often
 create or replace function _pgqueue.note_done(p_claim pgqueue.claims, p_seqs int8multirange, p_count bigint,
                                               p_deliver_count int, p_result jsonb)

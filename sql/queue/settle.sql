@@ -139,7 +139,7 @@ begin
     select max(deliver_count) into v_most
     from pgqueue.consumer_messages
     where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set);
-    v_failure := _pgqueue.failure(p_consumer, p_claim, p_how, p_from, p_delay, p_note, v_most);
+    v_failure := _pgqueue.failure(p_claim, p_how, p_from, p_delay, p_note, v_most);
     v_delayed := _pgqueue.delayed_until(p_consumer, v_most, v_failure);
     if p_claim.ordered and p_consumer.ordering <> 'none'
        and (p_set is not null or p_consumer.per_key_interval is not null
