@@ -11,6 +11,9 @@ declare
     v_sets     int8multirange[] := array(select seqs from unnest(p_runs) with ordinality order by ordinality);
     v_arrivals bigint[] := array(select arrival_no from unnest(p_runs) with ordinality order by ordinality);
 begin
+    if v_sets = '{}' then
+        return;
+    end if;
     -- (the bounds of all sets: with them the planner leaves out other tables of the stream)
     execute format($q$
         select array_agg(i order by arrival_no, seq), array_agg(key order by arrival_no, seq),
@@ -52,9 +55,15 @@ declare
     v_burst  int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
     v_single record := _pgqueue.single_messages(p_consumer, p_runs);
     v_all    pgqueue.consumer_messages[] := p_runs || p_heads.runs;
-    -- of the free keys, those of which more messages wait than were read
-    v_more   bigint[] := array(select k from unnest(p_heads.keys) k
-                               where exists (select from pgqueue.consumer_messages w
+    -- of each free key the messages to look at, a message more than may be dealt; and those keys of which more wait
+    v_look   bigint := 1 + least(p_consumer.per_key_limit, v_burst, case when p_consumer.fair then 4 * p_size end,
+                                 p_size * _pgqueue.limit_pieces());
+    v_fronts int8multirange[] := array(
+        select case when n > v_look then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, v_look)) else seqs end
+        from unnest(p_heads.seqs, p_heads.message_counts) with ordinality h (seqs, n, i) order by i);
+    v_more   bigint[] := array(select k from unnest(p_heads.keys, p_heads.message_counts) h (k, n)
+                               where n > v_look
+                                  or exists (select from pgqueue.consumer_messages w
                                              where w.consumer_id = p_consumer.consumer_id and w.key = k));
     v_sets   bigint := (select count(*) from unnest(v_all) r cross join lateral unnest(r.seqs));
     v_small  bigint := (p_size - 1) / ((p_size - 1) / _pgqueue.limit_piece_by_key() + 1) + 1;
@@ -73,7 +82,7 @@ begin
         from (select l.* from unnest(v_single.o_run_nos, v_single.o_keys, v_single.o_seqs) l (run_no, key, seq)
               union all
               select cardinality(p_runs) + h.run_no, h.key, seq
-              from unnest(p_heads.run_nos, p_heads.keys, p_heads.seqs) h (run_no, key, seqs)
+              from unnest(p_heads.run_nos, p_heads.keys, v_fronts) h (run_no, key, seqs)
               cross join lateral unnest(h.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) seq) m
         join (select ordinality as run_no, arrival_no from unnest(v_all) with ordinality) r using (run_no);
     end if;
@@ -152,8 +161,13 @@ begin
                                                first_seq, message_count, seqs, key, not_visible_until, note)
         select p_consumer.consumer_id, r.state, r.lane, s.priority, s.deliver_count, s.arrival_no, s.arrival_no,
                c.first_seq, c.message_count, c.seqs, r.key, s.due, s.note
-        from (select run_no, key, 'waiting' as state, 0 as lane, range_agg(int8range(seq, seq + 1)) as seqs
-              from held group by run_no, key
+        from (select run_no, key, 'waiting' as state, 0 as lane, range_agg(seqs) as seqs
+              from (select run_no, key, int8multirange(int8range(seq, seq + 1)) as seqs from held
+                    union all
+                    select cardinality(p_runs) + run_no, key, seqs - front
+                    from unnest(p_heads.run_nos, p_heads.keys, p_heads.seqs, v_fronts) h (run_no, key, seqs, front)
+                    where seqs <> front) w
+              group by run_no, key
               union all
               select run_no, null, 'delayed', 1, range_agg(int8range(seq, seq + 1))
               from message where due is not null group by run_no) r
@@ -172,7 +186,7 @@ begin
         p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_first));
         p_cursor.slots_size := p_size;
         p_cursor.slots_priority := null;
-        p_cursor.slots_more := v_middle;
+        p_cursor.slots_more := case when not v_waits then v_middle end;  -- a key that is full now is so a moment later
     end if;
     p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);
