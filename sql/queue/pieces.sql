@@ -244,19 +244,18 @@ begin
     ), open_key as (
         select k as key from pgqueue.pieces p cross join lateral unnest(p.keys) k
         where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
-          and p_consumer.ordering <> 'none'
         union all
         select k from pgqueue.freed_keys f cross join lateral unnest(f.keys) k
         where f.consumer_id = p_consumer.consumer_id and f.place >= p_cursor.freed_from
-          and p_consumer.ordering <> 'none'
     ), judged as (
         select r.run_no, r.key, r.seqs, r.message_count, r.i, s.kind, s.arrival_no, s.due, s.fresh,
                s.fresh and (p_size = 1 or (r.key is not null and r.message_count > p_size)) as single,
-               r.key is not null and (r.held is true or (p_consumer.ordering <> 'none' and (
-                   r.key in (select key from open_key) or row_number() over (partition by r.key order by r.i) > 1
+               r.key is not null and (
+                   r.held is true or r.key in (select key from open_key)
+                   or row_number() over (partition by r.key order by r.i) > 1
                    or (v_delayed and (select d.state = 'delayed' from pgqueue.consumer_messages d
                                       where d.consumer_id = p_consumer.consumer_id and d.key = r.key
-                                      order by d.arrival_no, d.first_seq limit 1) is true)))) as waits
+                                      order by d.arrival_no, d.first_seq limit 1) is true)) as waits
         from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts, p_keyed.held) with ordinality
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
@@ -299,9 +298,7 @@ begin
         returning slot
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, singly)
-        select p_consumer.consumer_id, piece, piece, message_count, keys,
-               case p_consumer.ordering when 'none' then 0 else arrival_no end,
-               case p_consumer.ordering when 'none' then 0 else lower(seqs) end, false
+        select p_consumer.consumer_id, piece, piece, message_count, keys, arrival_no, lower(seqs), false
         from piece
         union all
         select p_consumer.consumer_id, p_cursor.last_line_no + 1, p_cursor.last_line_no + 1,
@@ -319,17 +316,14 @@ begin
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, key, not_visible_until, note)
         select p_consumer.consumer_id, 'delayed', 1, s.priority, s.deliver_count, s.arrival_no, s.arrival_no,
-               lower(p.part), p.room, p.part,
-               case when p_consumer.ordering <> 'none' then p.key end,
-               s.due, s.note
+               lower(p.part), p.room, p.part, p.key, s.due, s.note
         from part p join source s using (run_no)
         where p.due is not null
     ), set_aside as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, key, not_visible_until, note)
         select p_consumer.consumer_id, 'waiting', 0, s.priority, s.deliver_count, s.arrival_no, s.arrival_no,
-               c.first_seq, c.message_count, c.seqs, w.key,
-               s.due, s.note
+               c.first_seq, c.message_count, c.seqs, w.key, s.due, s.note
         from (select run_no, key, seqs from judged where waits
               union all
               select run_no, key, seqs - part from part where room < message_count

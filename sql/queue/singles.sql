@@ -138,14 +138,14 @@ begin
                case when max(seq) - min(seq) + 1 = count(*) then int8multirange(int8range(min(seq), max(seq) + 1))
                     else (select range_agg(int8range(s, s + 1)) from unnest(array_agg(seq)) s) end as seqs
         from dealt group by kind, no
-    ), numbered as materialized (
-        select nextval('pgqueue.claim_numbers') as slot, p.*
+    ), laid as (
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece)
+        select nextval('pgqueue.claim_numbers'), arrival_no, p_consumer.consumer_id, priority, message_count, seqs,
+               piece
         from (select p.*, s.priority from piece p join source s using (run_no)
               where s.fresh and (select size from size) = p_size
                 and (select count(*) from piece) <= _pgqueue.limit_slots() order by piece) p
-    ), laid as (
-        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece)
-        select slot, arrival_no, p_consumer.consumer_id, priority, message_count, seqs, piece from numbered
+        returning slot, piece
     ), opened as (
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq)
         select p_consumer.consumer_id, piece, piece, message_count, keys, 0, 0 from piece
@@ -155,7 +155,7 @@ begin
         select p_consumer.consumer_id, 'ready', 0, s.priority, s.deliver_count, p.arrival_no,
                coalesce(p_line_no, p.piece), lower(p.seqs), p.message_count, p.seqs, p.piece, s.note
         from piece p join source s using (run_no)
-        where piece not in (select piece from numbered)
+        where piece not in (select piece from laid)
     ), left_over as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, key, not_visible_until, note)
@@ -177,7 +177,7 @@ begin
     select (select count(*) from piece), (select min(due) from source), array(select key from held where head),
            exists (select from held), s.*
     into v_count, v_due, v_held, v_waits, v_slots, v_first, v_middle
-    from (select count(*), min(slot), min(slot) + (count(*) + 1) / 2 from numbered) s;
+    from (select count(*), min(slot), min(slot) + (count(*) + 1) / 2 from laid) s;
     if v_count > v_slots then
         p_cursor := _pgqueue.lower_scan_from(
             p_cursor, array[(0, coalesce(p_line_no, p_cursor.last_line_no + 1), 0)::pgqueue.line_place]);
@@ -186,7 +186,8 @@ begin
         p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_first));
         p_cursor.slots_size := p_size;
         p_cursor.slots_priority := null;
-        p_cursor.slots_more := case when not v_waits then v_middle end;  -- a key that is full now is so a moment later
+        -- (where a key is full, dealing ahead would find it full)
+        p_cursor.slots_more := case when not v_waits then v_middle end;
     end if;
     p_cursor.last_line_no := p_cursor.last_line_no + v_count;
     p_cursor.due_from := least(p_cursor.due_from, v_due);
