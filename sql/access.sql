@@ -25,7 +25,7 @@ as $$
         ('{capture, release, change_capture, execute_as}', '{producer}', '{caller}'),
         -- claiming and settling
         ('{claim, nack, defer, extend, is_suspected, dead_letter}', '{consumer}', '{plan, probe, loop}'),
-        ('{receive, receive_where}', '{consumer}', '{plan, probe, loop, serial}'),
+        ('{receive, receive_where}', '{consumer}', '{plan, probe, loop}'),
         ('{as_jsonpath}', '{consumer, admin}', null),
         ('{ack}', '{consumer}', '{plan, probe}'),
         -- waiting
@@ -87,6 +87,7 @@ as $$
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
         ('{_pgqueue.first_of, _pgqueue.judge_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
+        ('{_pgqueue.payloads}', null, '{serial}'),
         ('{_pgqueue.store_pieces, _pgqueue.deal_singly}', null, '{whole}'),
         ('{_pgqueue.single_messages}', null, '{nest}'),
         ('{_pgqueue.return_by_key, _pgqueue.within_limits, _pgqueue.told, _pgqueue.end_as_told}', null, '{hash}'),

@@ -11,7 +11,7 @@ as $$ select (p_slot & 1048575) << 43 | p_token $$;
 -- A token that nobody knows, of a slot that does not go on.
 create or replace function _pgqueue.new_token() returns bigint
 language sql volatile
-as $$ select floor(random() * 1466015503701)::bigint * 6 + 1 $$;
+as $$ select (random() * 1466015503700)::bigint * 6 + 1 $$;
 
 -- The bits of a slot's number that are in a claim's id: by these, the slot is in an index.
 create or replace function _pgqueue.place_in(p_claim_id bigint) returns bigint

@@ -170,7 +170,7 @@ declare
     v_quick    pgqueue.served;
     v_cursor   pgqueue.consumer_cursors;
     v_slots    boolean;          -- the consumer has free slots, as far as is known
-    v_next     boolean;          -- they come next
+    v_next     boolean;          -- they come next, and have the size that the claim wants
     v_slot     pgqueue.claimed;
     v_max      int;              -- claim_in_turn() may reach so many, as the quick claim ended at a suspect; or null
     v_now      timestamptz;
@@ -180,14 +180,17 @@ begin
        or p_visibility_timeout is not null then
         perform _pgqueue.check_claim(p_max, p_visibility_timeout);
     end if;
-    -- (a row as one value: column by column costs twice as much)
-    v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
-    v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
+    -- Of a consumer that is quick, only what claims without its lock ask for: the wide row costs half as much again.
+    select consumer_id, stream_id, by_key, true, coalesce(p_visibility_timeout, visibility_timeout)
+    into v_consumer.consumer_id, v_consumer.stream_id, v_consumer.by_key, v_consumer.quick, v_timeout
+    from pgqueue.consumers where stream_name = p_stream and name = p_consumer and quick;
+    if v_consumer.consumer_id is null then
+        -- (a row as one value: column by column costs twice as much)
+        v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
         if v_consumer.consumer_id is null then
             v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
-            v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         end if;
+        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         if v_consumer.partitions is not null then
             perform _pgqueue.refuse_group(v_consumer);
         end if;
@@ -205,44 +208,37 @@ begin
     if v_in_turn is not true then
         v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
                      order by c.version desc limit 1);
-        v_next := _pgqueue.has_slots(v_cursor) and v_consumer.quick
-            and case when v_consumer.by_key then _pgqueue.slots_fit(v_cursor.slots_size, p_max)
-                     else p_max <= _pgqueue.limit_slice_size() end
-            and _pgqueue.need_not_look(v_cursor.slots_until);
-    end if;
-    if v_in_turn is not true then
+        v_next := v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
+            and (v_cursor.slots_size = p_max or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max)));
         begin
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
             if v_next then
                 if v_consumer.by_key then
-                    v_slot := _pgqueue.claim_slot_by_key(v_consumer, v_cursor, p_max, v_timeout);
+                    v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                 else
-                    v_slot := _pgqueue.claim_slot(
-                        v_consumer.stream_id, v_consumer.consumer_id, v_cursor.slots_from, v_cursor.slots_to, p_max,
-                        v_timeout, case when not v_cursor.take_was_cut then v_cursor.next_publication end,
-                        v_cursor.slots_priority);
-                    if (_pgqueue.place_in(v_slot.claim_id) - v_cursor.slots_more) & 1048575 < 524288
-                       and v_cursor.scan_from <> '{}' then
+                    v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max, v_timeout,
+                                                  v_cursor.slots_priority);
+                    if (_pgqueue.place_in(v_slot.claim_id) - v_cursor.slots_more) & 1048575 < 524288 then
                         perform _pgqueue.cut_ahead(v_cursor, p_max);
                     end if;
                 end if;
                 if v_slot.claim_id is not null then
                     return v_slot;
-                elsif _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
-                    if not v_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
-                        v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                        if v_slot.claim_id is not null then
-                            return v_slot;
-                        end if;
-                    end if;
-                    v_slots := _pgqueue.has_slot(v_cursor);
-                else
-                    v_slots := true;
                 end if;
-            else
-                v_slots := _pgqueue.has_slots(v_cursor);
+            end if;
+            v_slots := _pgqueue.has_slots(v_cursor);
+            if v_slots and v_consumer.quick
+               and (v_next or (not v_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
+               and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
+                if not v_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
+                    v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
+                    if v_slot.claim_id is not null then
+                        return v_slot;
+                    end if;
+                end if;
+                v_slots := _pgqueue.has_slot(v_cursor);
             end if;
             v_claim.claim_id := _pgqueue.new_claim_id();
             v_claim.stream_id := v_consumer.stream_id;
@@ -290,6 +286,9 @@ begin
         end;
     end if;
     if v_in_turn then
+        if v_consumer.quick then
+            v_consumer := (select c from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id);
+        end if;
         v_claim.claim_id := coalesce(v_claim.claim_id, _pgqueue.new_claim_id());
         v_claim.stream_id := v_consumer.stream_id;
         v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
@@ -305,7 +304,8 @@ begin
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
                                     message_count, remaining, owner, archive)
         values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
-                v_claim.message_count, v_claim.message_count, current_setting('application_name'), v_consumer.archives);
+                v_claim.message_count, v_claim.message_count, current_setting('application_name'),
+                coalesce(v_consumer.archives, false));
     end if;
     return v_claim;
 end $$;

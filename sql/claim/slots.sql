@@ -2,43 +2,42 @@
 -- of as many messages as a slot has is one update. When no slot is left, or something may come before the slots, a
 -- claim cuts new ones with the consumer's lock.
 
--- Whether the slots of a consumer come next: nothing is due, and nothing more urgent was published. (By key there is no
--- slots_priority: nothing is urgent.)
+-- Whether the slots of a consumer come next: nothing is due, and nothing more urgent was published. (By key, and while
+-- takes are cut, there is no slots_priority: nothing is urgent.)
 create or replace function _pgqueue.slots_are_next(p_stream_id int, p_cursor pgqueue.consumer_cursors) returns boolean
 language plpgsql
 as $$
 begin
     return _pgqueue.need_not_look(p_cursor.slots_until)
-       and (p_cursor.take_was_cut or p_cursor.slots_priority is null
+       and (p_cursor.slots_priority is null
             or not exists (select from pgqueue.publications
                            where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                              and priority > 0 and priority > p_cursor.slots_priority));
 end $$;
 
--- Claims the first free slot of a range, if it has as many messages as the claim wants. Returns the claim; its id is
+-- Claims the first free slot of a consumer, if it has as many messages as the claim wants. Returns the claim; its id is
 -- null when there is no such slot. Locks: the slot.
---   p_publication, p_priority  only if nothing more urgent than this was published from there on; null: whatever was.
---                              (Asked by the same statement, this costs two thirds of what it costs alone)
-create or replace function _pgqueue.claim_slot(p_stream_id int, p_consumer_id int, p_from bigint, p_to bigint,
-                                               p_max int, p_timeout interval, p_publication bigint default null,
-                                               p_priority int default null) returns pgqueue.claimed
+--   p_priority  only if nothing more urgent than this was published that the cursor has not taken; null: whatever was.
+--               (Asked by the same statement, this costs two thirds of what it costs alone)
+create or replace function _pgqueue.claim_slot(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
+                                               p_timeout interval, p_priority int default null) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
-    v_now   timestamptz := clock_timestamp();
 begin
     update pgqueue.slots
-    set token = _pgqueue.new_token(), claimed_at = v_now, lease_until = v_now + p_timeout, timeout = p_timeout,
-        owner = current_setting('application_name')
+    set token = _pgqueue.new_token(), claimed_at = clock_timestamp(), lease_until = clock_timestamp() + p_timeout,
+        timeout = p_timeout, owner = current_setting('application_name')
     where ctid = (select ctid from pgqueue.slots
-                  where consumer_id = p_consumer_id and slot >= p_from and slot < p_to and token is null
+                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
+                    and slot < p_cursor.slots_to and token is null
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
       and message_count = p_max
-      and (p_publication is null
+      and (p_priority is null
            or not exists (select from pgqueue.publications
-                          where stream_id = p_stream_id and publication_id >= p_publication
+                          where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                             and priority > 0 and priority > p_priority))
     returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
     return v_claim;
@@ -47,33 +46,34 @@ end $$;
 -- Deals more slots by key while others are left, so that no claimer has to wait for who deals; if nobody has the
 -- consumer's lock, nothing is due, and no piece is ready. Locks: the consumer, if nobody has it.
 --   p_cursor  the cursor as the caller read it: if another claimer has dealt since, nothing is done
-create or replace function _pgqueue.deal_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns void
+create or replace function _pgqueue.deal_ahead(p_cursor pgqueue.consumer_cursors) returns void
 language plpgsql
 as $$
 declare
-    v_stored pgqueue.consumer_cursors;
-    v_cursor pgqueue.consumer_cursors;
+    v_consumer pgqueue.consumers;
+    v_stored   pgqueue.consumer_cursors;
+    v_cursor   pgqueue.consumer_cursors;
 begin
     begin
-        if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        if not _pgqueue.try_lock_consumer(p_cursor.consumer_id) then
             return;
         end if;
-        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+        v_consumer := (select c from pgqueue.consumers c where c.consumer_id = p_cursor.consumer_id);
+        v_stored := _pgqueue.cursor(p_cursor.consumer_id);
         if v_stored.slots_more is distinct from p_cursor.slots_more
-           or not _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
+           or not _pgqueue.slots_are_next(v_consumer.stream_id, v_stored) then
             raise exception using errcode = 'PQ099';
         end if;
     exception when sqlstate 'PQ099' then
         return;  -- and the lock is let go: the transaction may take long
     end;
-    v_cursor := _pgqueue.refresh(p_consumer, v_stored, 1, false, v_stored.slots_size, null);
+    v_cursor := _pgqueue.refresh(v_consumer, v_stored, 1, false, v_stored.slots_size, null);
     v_cursor.slots_more := null;
     v_stored.slots_until := '-infinity';  -- save_cursor() keeps what is set below
     if (v_cursor.scan_from[1]).lane = 0 then
         v_cursor.slots_until := '-infinity';
     else
-        v_cursor := (_pgqueue.deal(p_consumer, v_cursor, null, v_cursor.slots_size, 1, true)).o_cursor;
+        v_cursor := (_pgqueue.deal(v_consumer, v_cursor, null, v_cursor.slots_size, 1, true)).o_cursor;
         v_cursor.slots_until := least(v_cursor.lease_probe, _pgqueue.next_delayed(v_cursor));
     end if;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
@@ -81,31 +81,27 @@ end $$;
 
 -- Claims by key the first free slot of a consumer that has no more messages than the claim wants. When the slots are
 -- soon used up, the claim deals ahead. Returns as claim_slot(). Locks: the slot; and the consumer, if nobody has it.
-create or replace function _pgqueue.claim_slot_by_key(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                      p_max int, p_timeout interval) returns pgqueue.claimed
+create or replace function _pgqueue.claim_slot_by_key(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
+                                                      p_timeout interval) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
-    v_now   timestamptz := clock_timestamp();
-    v_token bigint := _pgqueue.new_token();
     v_id    int := p_cursor.consumer_id;
-    v_from  bigint := p_cursor.slots_from;
-    v_to    bigint := p_cursor.slots_to;
 begin
     update pgqueue.slots
-    set token = v_token + case when rest is null then 0 else 2 end, claimed_at = v_now, lease_until = v_now + p_timeout,
-        timeout = p_timeout, owner = current_setting('application_name')
+    set token = _pgqueue.new_token() + case when rest is null then 0 else 2 end, claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_timeout, timeout = p_timeout, owner = current_setting('application_name')
     -- (by its number, for the slot may have gone on since this statement began)
     where consumer_id = v_id
       and slot = (select slot from pgqueue.slots
-                  where consumer_id = v_id and slot >= v_from and slot < v_to and token is null
-                    and message_count <= p_max
+                  where consumer_id = v_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
+                    and token is null and message_count <= p_max
                   order by slot limit 1
                   for update skip locked)  -- lock: slot
-    returning _pgqueue.slot_claim(slot, token), message_count, p_consumer.stream_id, seqs, priority into v_claim;
+    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
     if (_pgqueue.place_in(v_claim.claim_id) - p_cursor.slots_more) & 1048575 < 524288 then
-        perform _pgqueue.deal_ahead(p_consumer, p_cursor);
+        perform _pgqueue.deal_ahead(p_cursor);
     end if;
     return v_claim;
 end $$;
@@ -118,10 +114,9 @@ language plpgsql
 as $$
 begin
     if not p_consumer.by_key then
-        return _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.consumer_id, p_cursor.slots_from,
-                                   p_cursor.slots_to, p_max, p_timeout);
+        return _pgqueue.claim_slot(p_consumer.stream_id, p_cursor, p_max, p_timeout);
     elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
-        return _pgqueue.claim_slot_by_key(p_consumer, p_cursor, p_max, p_timeout);
+        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);
     end if;
     return null;
 end $$;
@@ -299,6 +294,7 @@ begin
         p_cursor := _pgqueue.begin_block(p_cursor, nextval('pgqueue.claim_numbers'));
         p_cursor := _pgqueue.lay_slots(p_cursor, v_arrivals, v_priority, p_max, v_parts);
         p_cursor.slots_ahead := cardinality(v_parts);
+        p_cursor.slots_more := case when v_front.o_seqs is not null then p_cursor.slots_more end;
     end if;
     return p_cursor;
 end $$;

@@ -14,10 +14,8 @@ returns bigint
 language plpgsql
 as $$
 begin
-    if p_seqs is null then
-        return _pgqueue.ack(p_claim_id, p_result);
-    end if;
-    return _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), false, null, p_result);
+    return case when p_seqs is null then _pgqueue.ack(p_claim_id, p_result)
+                else _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), false, null, p_result) end;
 end $$;
 
 -- Returns a claim, or the messages of it that are given, to be delivered again: they failed.

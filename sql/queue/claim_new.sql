@@ -174,6 +174,8 @@ begin
         if v_rest <> '{}' then
             p_cursor := _pgqueue.lower_scan_from(p_cursor, array[_pgqueue.put_in_line(
                 p_consumer.consumer_id, p_first.priority, p_cursor.last_line_no, v_rest)]);
+        else
+            p_cursor.slots_more := null;  -- nothing is left to cut ahead
         end if;
     end if;
     if v_parts is null and _pgqueue.has_slots(p_cursor) then  -- used up, but for those that other sessions are claiming
@@ -181,6 +183,7 @@ begin
                                 where consumer_id = p_consumer.consumer_id and slot >= p_cursor.slots_low
                                   and token is null
                                 order by slot limit 1);
+        p_cursor.slots_until := case when p_cursor.slots_from is null then '-infinity' else p_cursor.slots_until end;
     end if;
     perform _pgqueue.store_claimed_slot(
         p_consumer.consumer_id, v_slot, _pgqueue.token_in(p_claim_id) | 1, p_cursor.last_line_no, p_first.priority,

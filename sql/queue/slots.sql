@@ -226,20 +226,17 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    with laid as (
-        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs)
-        select nextval('pgqueue.claim_numbers'), p.arrival_no, p_cursor.consumer_id, p_priority, p_size, p.seqs
-        from (select arrival_no, seqs from unnest(p_arrivals, p_parts) with ordinality u (arrival_no, seqs, i)
-              order by i) p
-        returning slot
-    )
-    select max(slot) + 1 into p_cursor.slots_to from laid;
+    insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs)
+    select nextval('pgqueue.claim_numbers'), p.arrival_no, p_cursor.consumer_id, p_priority, p_size, p.seqs
+    from (select arrival_no, seqs from unnest(p_arrivals, p_parts) with ordinality u (arrival_no, seqs, i)
+          order by i) p;
+    p_cursor.slots_to := currval('pgqueue.claim_numbers') + 1;
     -- also a slot that a claim takes now: that claim may be rolled back
     p_cursor.slots_from := (select slot from pgqueue.slots
                             where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is null
                             order by slot limit 1);
     p_cursor.slots_more := p_cursor.slots_to - (cardinality(p_parts) + 3) / 4;
-    p_cursor.slots_priority := p_priority;
+    p_cursor.slots_priority := case when not p_cursor.take_was_cut then p_priority end;
     p_cursor.slots_size := p_size;
     p_cursor.slots_until := least(
         p_cursor.lease_probe,

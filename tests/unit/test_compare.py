@@ -16,7 +16,7 @@ from tests.benchmarks.compare.compare import Compare, Effort
 from tests.benchmarks.compare.counts import CountError, Log, check_order
 from tests.benchmarks.compare.crew import Crew, connect
 from tests.benchmarks.compare.report import OURS, Case, Report
-from tests.benchmarks.compare.rows import Rows
+from tests.benchmarks.compare.rows import Rows, RowsByFunctions
 from tests.benchmarks.compare.sides import Delivery, Ours
 from tests.benchmarks.server_cpu import ServerCpu, between, nanoseconds
 from tests.processes import wait_until
@@ -122,7 +122,7 @@ def test_a_wrong_count_fails_the_run(empty_url, side, said):
 def test_right_counts_pass(empty_url):
     with connect(empty_url) as conn, Crew(empty_url, ServerCpu(conn)) as crew:
         run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)
-        for side in (Ours(), Rows(), Rows(by_key=True)):
+        for side in (Ours(), Rows(), RowsByFunctions(), Rows(by_key=True)):
             with run.queues([side]):
                 assert backlog.turn(run, side, 10, 2) > 0
 

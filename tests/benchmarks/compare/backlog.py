@@ -11,7 +11,7 @@ from tests.benchmarks.compare.compare import KEYS, Compare
 from tests.benchmarks.compare.counts import Log
 from tests.benchmarks.compare.crew import Job, Seat
 from tests.benchmarks.compare.pgmq import Pgmq
-from tests.benchmarks.compare.rows import Rows
+from tests.benchmarks.compare.rows import Rows, RowsByFunctions
 from tests.benchmarks.compare.sides import DIGITS, Ours, Side
 from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.compare.work import Consume
@@ -39,14 +39,18 @@ def backlog(compare: Compare) -> None:
         Ours("sent one by one", singly=True),
         Ours("sent one by one, one call", singly=True, one_call=True),
     ]
+    by_functions: list[Side] = [RowsByFunctions()]
     sizes = compare.effort.some(list(SIZES))
-    with compare.queues([*in_bulk, *singly, *peers]):
+    with compare.queues([*in_bulk, *singly, *peers, *by_functions]):
         compare.prepare(
-            partial(turn, compare, side, size, 4) for size in sizes for side in [*in_bulk, *peers]
+            partial(turn, compare, side, size, 4)
+            for size in sizes
+            for side in [*in_bulk, *peers, *(by_functions if size == 1 else [])]
         )
         for workers in (1, 4):
             for size in sizes:
                 sides = [*in_bulk, *(singly if size in SINGLY else []), *peers]
+                sides += by_functions if size == 1 else []
                 turns = {side.name: partial(turn, compare, side, size, workers) for side in sides}
                 values = alternate(turns, compare.effort.rounds, warm_up=0)
                 who = f"{workers} workers" if workers > 1 else "1 worker"

@@ -208,3 +208,77 @@ class Rows:
     def _insert(self, rows: str, result: str = "message_id") -> str:
         key = "key" if self.by_key else "null"
         return INSERT.format(schema=self.schema, rows=rows, key=key, result=result)
+
+
+# The same statements behind functions by names, as a library has them. Who acknowledges has to name
+# the delivery, so that nobody deletes what another worker holds meanwhile.
+FUNCTIONS = """
+create table {schema}.queues (
+    queue       text not null,
+    consumer    text not null,
+    consumer_id int  not null,
+    primary key (queue, consumer)
+);
+insert into {schema}.queues select '{schema}', 'c' || consumer_id, consumer_id
+from {schema}.consumers;
+create type {schema}.received as (
+    message_id bigint, key text, data text, deliver_count int, inserted_at timestamptz);
+create function {schema}.receive(p_queue text, p_consumer text, p_max int)
+returns setof {schema}.received
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off
+as $$
+declare
+    v_consumer_id int;
+begin
+    select consumer_id into v_consumer_id from {schema}.queues
+    where queue = p_queue and consumer = p_consumer;
+    return query {claim};
+end $$;
+create function {schema}.ack(p_queue text, p_consumer text, p_message_ids bigint[],
+                             p_deliver_count int) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off
+as $$
+declare
+    v_count bigint;
+begin
+    delete from {schema}.deliveries
+    where consumer_id = (select consumer_id from {schema}.queues
+                         where queue = p_queue and consumer = p_consumer)
+      and message_id = any (p_message_ids) and deliver_count = p_deliver_count;
+    get diagnostics v_count = row_count;
+    return v_count;
+end $$;
+"""
+
+
+@dataclass(frozen=True)
+class RowsByFunctions(Rows):
+    """A row for each message and consumer, behind functions by names."""
+
+    variant: str = "by functions"
+
+    @property
+    def schema(self) -> str:
+        return "row_per_message_by_functions"
+
+    def create(self, conn: psycopg.Connection, consumers: int, *, by_key: bool) -> None:
+        super().create(conn, consumers, by_key=by_key)
+        claim = CLAIM.format(schema=self.schema, size="p_max").replace("%s", "v_consumer_id")
+        run(conn, FUNCTIONS.format(schema=self.schema, claim=claim))
+
+    def receive(
+        self, conn: psycopg.Connection, size: int, consumer: int, done: Delivery | None
+    ) -> Delivery:
+        sql = f"select * from {self.schema}.receive(%s::text, %s::text, %s::int)"
+        rows = run(conn, sql, (self.schema, f"c{consumer}", size))
+        numbers = [int(row[DATA][:DIGITS]) for row in rows]
+        counts = rows[0][3] if rows else 0
+        return Delivery(numbers, ([row[0] for row in rows], counts))
+
+    def ack(self, conn: psycopg.Connection, delivery: Delivery, consumer: int) -> int:
+        sql = f"select {self.schema}.ack(%s::text, %s::text, %s::bigint[], %s::int)"
+        return run(conn, sql, (self.schema, f"c{consumer}", *delivery.handle))[0][0]
