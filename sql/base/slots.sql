@@ -63,12 +63,17 @@ as $$
            case when p_slot.piece is null then -p_slot.priority else 0 end,
            p_slot.priority, (p_slot.token is not null and not r.rest)::int, p_slot.arrival_no,
            case when r.rest then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
-           lower(r.seqs), case when r.rest then _pgqueue.cardinality(r.seqs) else p_slot.message_count end, r.seqs,
+           c.first_seq, c.message_count, c.seqs,
            case when not r.rest then _pgqueue.slot_claim(p_slot.slot, p_slot.token) end, null::timestamptz,
            case when not r.rest then p_slot.claimed_at end, null::jsonb,
            case when r.rest then p_slot.key end, case when not r.rest then p_slot.piece end
     from unnest(array[false, true], array[p_slot.seqs, p_slot.rest]) r (rest, seqs)
-    where r.seqs is not null
+    -- a piece with an order stays one run: it is small, and two runs might have messages of one key
+    cross join lateral (
+        select * from _pgqueue.split_set(r.seqs) where r.rest or p_slot.message_count > _pgqueue.limit_piece_by_key()
+        union all
+        select r.seqs, p_slot.message_count, lower(r.seqs)
+        where not r.rest and p_slot.message_count <= _pgqueue.limit_piece_by_key()) c
 $$;
 
 -- The claims of a consumer that hold messages, slots among them.

@@ -8,8 +8,8 @@
 -- cancelled messages again.
 --   p_seqs  the messages
 -- Returns how many messages were cancelled. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
--- transaction that claims or settles some of the messages stays open for 10 s. Locks: the claims that hold some of the
--- messages; then the consumer.
+-- transaction that claims or settles some of the messages, or with an order the ones before them, stays open for 10 s.
+-- Locks: the claims that hold some of the messages; then the consumer.
 create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs bigint[]) returns bigint
 language plpgsql
 as $$

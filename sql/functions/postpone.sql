@@ -8,7 +8,8 @@
 --   p_seqs   the messages
 --   p_until  not before then; a time that has passed: they are due at once
 -- Returns how many messages were postponed. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
--- transaction that claims some of the messages stays open for 10 s. Locks: the consumer.
+-- transaction that claims some of the messages, or with an order claims or settles the ones before them, stays open for
+-- 10 s. Locks: the consumer.
 create or replace function pgqueue.postpone(p_stream text, p_consumer text, p_seqs bigint[], p_until timestamptz)
 returns bigint
 language plpgsql

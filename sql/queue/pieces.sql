@@ -99,7 +99,8 @@ begin
     with piece as materialized (
         select p.ctid as tid, p.place, p.piece, p.message_count, p.keys, l.held,
                l.ready = 0 and l.held > 0 and not p.claimed and v_notes as note,
-               case when p.singly and l.slots and l.held > 0 and l.held < p.message_count
+               p.singly and l.slots as in_slots,
+               case when p.singly and l.slots and cardinality(array_remove(l.keys, null)) < cardinality(p.keys)
                     then array_remove(l.keys, null) end as left_keys
         from pgqueue.pieces p
         cross join lateral (select coalesce(sum(m.message_count) filter (where m.state = 'ready' or not v_ready), 0)
@@ -134,8 +135,7 @@ begin
         set place = case when p.place < p_cursor.last_line_no - _pgqueue.limit_old() then p_cursor.last_line_no
                          else p.place end,
             claimed = p.claimed or p.piece in (select piece from piece where note),
-            keys = coalesce(f.left_keys, p.keys),
-            message_count = case when f.left_keys is null then p.message_count else f.held end
+            keys = coalesce(f.left_keys, p.keys)
         from piece f
         where f.tid = p.ctid
           and p.ctid = any (array(select tid from piece
@@ -146,7 +146,7 @@ begin
     )
     select count(*), min(piece) filter (where keys is null),
            array_agg(piece) filter (where held > 0 and held < message_count and keys is not null
-                                        and left_keys is null),
+                                        and in_slots is not true),
            least(min(place) filter (where piece not in (select piece from old)), (select min(place) from old),
                  p_cursor.last_line_no),
            (select min(place) from free where noted and not close),
@@ -179,7 +179,8 @@ begin
 end $$;
 
 -- Deletes from a piece the keys of which the piece has no message any more: all keys, if its last messages were just
--- settled. Returns these keys.
+-- settled. Returns these keys. (A slot that goes on has as many messages as before. So the count of a piece with a row
+-- for each key stays: as long as less than that is held, a key may have left.)
 create or replace function _pgqueue.shrink_piece(p_consumer pgqueue.consumers, p_piece pgqueue.pieces)
 returns pgqueue.waiting_place[]
 language plpgsql
@@ -192,17 +193,21 @@ declare
                 and (state = 'ready' or not _pgqueue.counts_ready(p_consumer))
               union all
               select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-              where s.consumer_id = p_piece.consumer_id and s.piece = p_piece.piece
-                and (s.token is null or not _pgqueue.counts_ready(p_consumer))) m);
+              where s.consumer_id = p_piece.consumer_id and s.piece = p_piece.piece and not p_piece.singly
+                and r.state <> 'waiting' and (s.token is null or not _pgqueue.counts_ready(p_consumer))) m);
     v_left  bigint[] := case p_consumer.ordering
         when 'none' then (_pgqueue.single_messages(p_consumer, v_runs)).o_keys
-        else (_pgqueue.by_key(p_consumer, v_runs)).keys end;
+        else (_pgqueue.by_key(p_consumer, v_runs)).keys || array(
+            select key from pgqueue.slots
+            where consumer_id = p_piece.consumer_id and piece = p_piece.piece and p_piece.singly) end;
 begin
     update pgqueue.pieces
-    set message_count = (select coalesce(sum(message_count), 0) from unnest(v_runs) where state <> 'waiting'),
+    set message_count = case when singly then message_count
+                             else (select coalesce(sum(r.message_count), 0) from unnest(v_runs) r) end,
         keys = case p_consumer.ordering when 'none' then array_remove(v_left, null)
                                         else array(select k from unnest(p_piece.keys) k where k = any (v_left)) end
-    where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece;
+    where consumer_id = p_piece.consumer_id and place = p_piece.place and piece = p_piece.piece
+      and not (singly and keys <@ v_left);
     return array(select (k, p_piece.arrival_no, p_piece.first_seq)::pgqueue.waiting_place
                  from unnest(p_piece.keys) k where p_consumer.ordering = 'none' or (k = any (v_left)) is not true);
 end $$;

@@ -86,7 +86,8 @@ begin
     end if;
 end $$;
 
--- The runs of a consumer that nobody has claimed, by the indexes of their states; and its free slots, as ready runs.
+-- The runs of a consumer that nobody has claimed, by the indexes of their states; and its free slots, as ready runs, and
+-- what comes next of the keys of slots, as waiting ones.
 create or replace function _pgqueue.unclaimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$
@@ -99,7 +100,7 @@ as $$
     select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'waiting' and key is not null
     union all
     select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-    where s.consumer_id = p_consumer_id and s.token is null
+    where s.consumer_id = p_consumer_id and r.state <> 'claimed'
 $$;
 
 -- The runs of a consumer in claims; and its claimed slots, as claimed runs. Each claim is looked up by itself (offset
@@ -113,7 +114,7 @@ as $$
     where c.consumer_id = p_consumer_id and c.live
     union all
     select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-    where s.consumer_id = p_consumer_id and s.token is not null
+    where s.consumer_id = p_consumer_id and r.state = 'claimed'
 $$;
 
 -- The runs of a consumer, of all states. No index has all of them: a query that asks for a consumer without a state
@@ -167,7 +168,8 @@ begin
             returning claim_id
         ), slot as (
             -- lock: slot
-            delete from pgqueue.slots where consumer_id = p_consumer_id returning message_count
+            delete from pgqueue.slots where consumer_id = p_consumer_id
+            returning message_count + coalesce(_pgqueue.cardinality(rest), 0) as message_count
         )
         select array(select claim_id from ended union all select claim_id from lost),
                (select coalesce(sum(message_count), 0) from slot)

@@ -376,9 +376,10 @@ def check_slots_by_key(c: Consumer) -> None:
             pieces[slot.piece].append(slot)
     for piece, slots in pieces.items():
         if piece not in c.pieces or not c.pieces[piece].singly:
-            holding = [run for run in c.runs if run.piece == piece]
-            assert len(holding) == 1, f"slots of a piece that is elsewhere: {holding}"
-            assert slots[0].rest is None, f"of several keys, and goes on: {slots}"
+            (slot,) = slots
+            holding = {s for run in c.runs if run.piece == piece for s in numbers(run.seqs)}
+            assert holding == numbers(slot.seqs), f"a piece that is elsewhere, too: {slot}"
+            assert slot.rest is None, f"of several keys, and goes on: {slot}"
             continue
         for slot in slots:
             now, next_ = numbers(slot.seqs), numbers(slot.rest)
@@ -496,6 +497,10 @@ def check_order(c: Consumer) -> None:
     freed = {key for f in c.freed for key in f.keys}
     kept = Counter(key for p in c.pieces.values() for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"
+    for p in c.pieces.values():
+        gone = {key for key in p.keys if p.piece not in in_pieces.get(key, ())}
+        held = sum(run.message_count for run in c.runs if run.piece == p.piece)
+        assert not gone or held < p.message_count, f"no dealer will see that {gone} left {p}"
     if not whole:
         check_limit(c, Counter({key: len(places[0]) for key, places in messages.items()}))
     for key, pieces in in_pieces.items():

@@ -247,6 +247,27 @@ def test_a_key_that_has_left_its_slot_is_free(conn: Conn) -> None:
     assert seqs_of(receive(conn, 4)) == more[:1]
 
 
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_key_is_free_though_the_slot_of_another_goes_on(conn: Conn, promoted: bool) -> None:
+    """A dealer came while most of that slot was acknowledged: then it has as much as before."""
+    consumer(conn, ordering="key")
+    send_keys(conn, "a" * 30 + "b" * 15 + "d" * 15)
+    a, b, d = (receive(conn, 10) for _ in "abd")
+    if promoted:
+        assert value(conn, "dead_letter", held(d), seqs_of(d)[:1]) == 1
+    assert value(conn, "ack", held(a), seqs_of(a)[:9]) == 9
+    assert value(conn, "ack", held(b)) == 10
+    b = receive(conn, 10)
+    send_keys(conn, "b" * 3 + "c" * 5)
+    assert [row.key for row in receive(conn, 10)] == ["c"] * 5  # this dealt; those of b wait
+    checker.check(conn)
+    assert value(conn, "ack", held(a), seqs_of(a)[9:]) == 1
+    assert len(receive(conn, 10)) == 10
+    assert value(conn, "ack", held(b)) == 5
+    checker.check(conn)
+    assert [row.key for row in receive(conn, 10)] == ["b"] * 3
+
+
 @pytest.mark.parametrize("delay", [None, seconds(0), seconds(3600)])
 @pytest.mark.parametrize("how", ["nack", "defer"])
 @pytest.mark.parametrize("part", [True, False])
@@ -348,6 +369,24 @@ def test_slots_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None
     assert because.state == "ready"
     pending = call(conn, "scan_pending", "s", "c")
     assert sum(row.hi - row.lo for row in pending) == len(sent)
+    claimed = call(conn, "scan_claimed", "s", "c")
+    assert sum(row.hi - row.lo for row in claimed) == 2
+    assert len(call(conn, "peek", "s", "c", 10)) == 5
+    consumer_id = one(conn, "select consumer_id from pgqueue.consumers")
+    for count in ("consumer_backlog", "consumer_available"):
+        assert value(conn, count, consumer_id) == 5
+    assert value(conn, "seek", "s", "c", "latest") == 7
+    assert stats(conn, "c").settled == 0
+
+
+def test_what_comes_next_of_a_key_in_many_ranges_waits_in_runs_of_few(conn: Conn) -> None:
+    consumer(conn, ordering="key")
+    send_keys(conn, "ab" * 400)
+    rows = receive(conn, 10)
+    assert value(conn, "nack", held(rows), seqs_of(rows)[:1]) == 10
+    checker.check(conn)
+    most = "select max((select count(*) from unnest(seqs))) from pgqueue.consumer_messages"
+    assert one(conn, most) <= one(conn, "select _pgqueue.limit_ranges()")
 
 
 MOVES: dict[str, Callable[[Conn, list[int]], object]] = {
