@@ -180,17 +180,14 @@ begin
        or p_visibility_timeout is not null then
         perform _pgqueue.check_claim(p_max, p_visibility_timeout);
     end if;
-    -- Of a consumer that is quick, only what claims without its lock ask for: the wide row costs half as much again.
-    select consumer_id, stream_id, by_key, true, coalesce(p_visibility_timeout, visibility_timeout)
-    into v_consumer.consumer_id, v_consumer.stream_id, v_consumer.by_key, v_consumer.quick, v_timeout
-    from pgqueue.consumers where stream_name = p_stream and name = p_consumer and quick;
-    if v_consumer.consumer_id is null then
-        -- (a row as one value: column by column costs twice as much)
-        v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
+    -- (a row as one value: column by column costs twice as much)
+    v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
+    v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+    if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
         if v_consumer.consumer_id is null then
             v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
+            v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         end if;
-        v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         if v_consumer.partitions is not null then
             perform _pgqueue.refuse_group(v_consumer);
         end if;
@@ -286,9 +283,6 @@ begin
         end;
     end if;
     if v_in_turn then
-        if v_consumer.quick then
-            v_consumer := (select c from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id);
-        end if;
         v_claim.claim_id := coalesce(v_claim.claim_id, _pgqueue.new_claim_id());
         v_claim.stream_id := v_consumer.stream_id;
         v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
@@ -304,8 +298,7 @@ begin
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
                                     message_count, remaining, owner, archive)
         values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
-                v_claim.message_count, v_claim.message_count, current_setting('application_name'),
-                coalesce(v_consumer.archives, false));
+                v_claim.message_count, v_claim.message_count, current_setting('application_name'), v_consumer.archives);
     end if;
     return v_claim;
 end $$;

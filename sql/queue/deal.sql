@@ -112,7 +112,8 @@ begin
         end if;
     elsif v_closed.o_freed <> '{}' then
         v_heads := _pgqueue.waiting_heads(p_consumer.consumer_id, v_closed.o_freed,
-                                          case when p_cuts then v_size * _pgqueue.limit_parts() else v_size end);
+                                          case when p_cuts and p_consumer.ordering <> 'none'
+                                               then v_size * _pgqueue.limit_parts() else v_size end);
     end if;
 
     if v_heads.keys is null and p_claim_id is not null
