@@ -86,8 +86,8 @@ begin
     end if;
 end $$;
 
--- The runs of a consumer that nobody has claimed, by the indexes of their states; and its free slots, as ready runs, and
--- what comes next of the keys of slots, as waiting ones.
+-- The runs of a consumer that nobody has claimed, by the indexes of their states; its free slots, as ready runs; and
+-- what slots go on with, as waiting ones.
 create or replace function _pgqueue.unclaimed(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
 as $$

@@ -2,10 +2,10 @@
 -- line, and nothing that is ready comes before them. A claim of a free slot is one update of its row, without any lock
 -- but the row's. By key, slots are pieces, or parts of one (queue/pieces.sql).
 --
--- Slots by key stand beside pieces, and only where a consumer is quick. The alternative was to let pieces go altogether.
--- But a claimed slot that becomes a claim of the usual kind, as for a retry, still has to hold its keys: its row would
--- stay, with the keys, until a dealer finds that the claim is gone. That is what a row of pieces is; and one such row
--- serves all slots of a deal. Spark's readers, rates of keys, and claims of more than a slot need these rows, too.
+-- Slots by key stand beside pieces, and only where a consumer is quick. The alternative was to let pieces go. But a
+-- claimed slot that becomes a claim of the usual kind, as for a retry, still has to hold its keys: its row would stay,
+-- with the keys, until a dealer finds that the claim is gone. That is what a row of pieces is; and one such row serves
+-- all slots of a deal. Spark's readers, rates of keys, and claims of more than a slot need these rows, too.
 --
 -- Whoever looks at, or moves, what is ready of a consumer puts the slots back first: flush(). Who needs the consumer's
 -- claims as well lets claimed slots become claims of the usual kind: own_consumer().
