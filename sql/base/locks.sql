@@ -147,7 +147,7 @@
 --   pgqueue.ack: slot before claim.  As of _pgqueue.ack.
 --   pgqueue.ack: slot before consumer.  As above.
 --   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
---   pgqueue.create_consumer: settings before stream.  The consumer is new, and its foreign key has the stream's row.
+--   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
 --   pgqueue.create_group: consumer, run, slot before settings.  The group is new.
 --   pgqueue.extend: slot before claim.  It looks for a claim where there is no slot.
 --   _pgqueue.forget_staged: chunk before reservation.  It has locked the reservation, without waiting, before it

@@ -211,9 +211,11 @@ begin
         message_count = case when size > 1 then least(size, _pgqueue.cardinality(rest)) else 1 end,
         rest = nullif(rest - _pgqueue.front(rest, size), '{}'),
         token = null, claimed_at = null, lease_until = null, timeout = null, owner = null
-    from (select ctid as tid, message_count as acked from pgqueue.slots
+    from (select message_count as acked from pgqueue.slots
           where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) o
-    where s.ctid = o.tid
+    -- the token once more, which is judged again after a wait for another session that settles the claim (a condition
+    -- on ctid is not: PostgreSQL 15.5 would let the slot go on twice)
+    where s.slot & 1048575 = _pgqueue.place_in(p_claim_id) and s.token = _pgqueue.token_in(p_claim_id)
     returning o.acked into v_count;
     return v_count;
 end $$;

@@ -1,5 +1,16 @@
 -- Consumers: creating, changing and dropping them.
 
+-- Locks the row of a stream for settings of a consumer that can make sends fail: note_limited() locks it for these. It
+-- comes before the consumer's row, as in calls that change schedules.
+create or replace function _pgqueue.lock_stream_for(p_settings jsonb, p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if p_settings ?| '{max_backlog, on_full, per_key_capacity}' then
+        perform _pgqueue.lock_stream(p_stream_id);
+    end if;
+end $$;
+
 -- Stores settings that were checked.
 -- Locks, until the caller commits: the consumer's row, which claims read all the same. Before it the stream's row, for
 -- settings that can make sends fail.
@@ -15,10 +26,8 @@ begin
     if p_settings = '{}' then
         return;
     end if;
-    -- note_limited() locks the stream's row: it comes before the consumer's, as in calls that change schedules
-    if p_settings ?| '{max_backlog, on_full, per_key_capacity}' then
-        perform _pgqueue.lock_stream((select stream_id from pgqueue.consumers where consumer_id = p_consumer_id));
-    end if;
+    perform _pgqueue.lock_stream_for(p_settings, (select stream_id from pgqueue.consumers
+                                                  where consumer_id = p_consumer_id));
     -- lock: settings
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_by_key := v_consumer.by_key;
@@ -60,7 +69,8 @@ end $$;
 --                    nor null in {key, headers, data}
 --   p_settings       an object with a value for each setting, as alter_consumer takes it
 -- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006. Locks: the history,
--- shared; none that others wait for. (More than 60 lines: the checks of its arguments are most of it.)
+-- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
+-- lines: the checks of its arguments are most of it.)
 create or replace function pgqueue.create_consumer(
     p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
     p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null,
@@ -88,6 +98,7 @@ begin
     perform _pgqueue.check_condition(p_where);
     v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
 
+    perform _pgqueue.lock_stream_for(v_settings, v_stream.stream_id);
     v_consumer.consumer_id := _pgqueue.await(
         'the name of the consumer, or stream ' || quote_literal(p_stream),
         'with held as (select stream_id, name from pgqueue.streams '

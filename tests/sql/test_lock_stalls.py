@@ -251,6 +251,20 @@ def test_consumers_are_made_and_changed_while_a_schedules_message_is_uncommitted
     waits.ends()
 
 
+def test_two_services_that_make_consumers_with_limits_do_not_deadlock(
+    conn: Conn, session: Session, stream: int, aside: Callable[..., Aside]
+) -> None:
+    limits = Jsonb({"max_backlog": 100})
+    starting = session()
+    starting.execute("begin")
+    value(starting, "create_consumer", "s", "a", p_if_not_exists=True, p_settings=limits)
+    waits = aside("create_consumer", "s", "b", p_if_not_exists=True, p_settings=limits)
+    wait_for_a_lock(conn)
+    value(starting, "create_consumer", "s", "b", p_if_not_exists=True, p_settings=limits)
+    starting.execute("commit")
+    waits.ends()
+
+
 def test_a_groups_workers_go_on_while_an_offset_waits_for_the_history(
     conn: Conn, session: Session, stream: int, aside: Callable[..., Aside]
 ) -> None:

@@ -33,6 +33,7 @@ from tests.sql.queue import (
     states,
     stats,
     value,
+    wait_for_a_lock,
 )
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
@@ -104,6 +105,24 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(conn: Conn, session: 
     acking.execute("rollback")
     assert receive(conn, 1) == []
     assert value(conn, "ack", held(first)) == 1
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+
+
+@pytest.mark.all_versions
+def test_a_claim_that_is_acknowledged_twice_at_once_goes_on_once(
+    conn: Conn, session: Session
+) -> None:
+    consumer(conn, ordering="key")
+    sent = send_keys(conn, "aaaa")
+    claim = held(receive(conn, 1))
+    first = session()
+    first.execute("begin")
+    assert value(first, "ack", claim) == 1
+    with ThreadPoolExecutor(2) as pool:
+        again = [pool.submit(value, session(), "ack", claim) for _ in range(2)]
+        wait_for_a_lock(conn, 2)
+        first.execute("commit")
+        assert [each.result(30) for each in again] == [0, 0]
     assert seqs_of(receive(conn, 1)) == sent[1:2]
 
 
