@@ -19,6 +19,7 @@ AS_POSTGRES = {
     "_pgqueue.take_dedup_keys": "each send",
     "_pgqueue.take_dedup_key": "each send",
     "_pgqueue.ack": "each acknowledgement",
+    "_pgqueue.go_on": "an acknowledgement; the claim is the caller's own",
     "_pgqueue.shrink_slot": "an acknowledgement of some; the claim is the caller's own",
     "_pgqueue.promote_slot": "a settlement of a slot; its claim is the caller's own",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
