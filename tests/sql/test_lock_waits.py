@@ -15,6 +15,9 @@ from tests.sql import test_lock_order as order
 from tests.sql.internals import lock_consumer, rows
 from tests.sql.queue import Conn, Session, call, claim_of, consumer, receive, send, value
 
+LOCKED_PLACES = {"keep_newest", "return_tokens", "close_pieces", "end_delays"}
+"""Functions that join rows by their places: they have the consumer's lock, without which nobody changes such rows."""
+
 AS_POSTGRES = {
     "_pgqueue.take_dedup_keys": "each send",
     "_pgqueue.take_dedup_key": "each send",
@@ -154,6 +157,18 @@ def test_every_lock_that_is_waited_for_is_waited_for_in_one_way() -> None:
                 if not (is_text or is_awaited(name) or name in AS_POSTGRES):
                     wrong.append(f"{file}: {name}: {code}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_row_is_changed_by_the_place_where_it_was_read_without_a_lock() -> None:
+    """PostgreSQL 15.5 does not judge a join by ctid again after a wait: it would change a newer row."""
+    found = set()
+    for lines in order._lines().values():
+        name = ""
+        for line in lines:
+            name = start[1] if (start := order.DEFINED.match(line)) else name
+            if re.search(r"\b\w+\.(ctid|tid) = \w+\.(ctid|tid)\b", line):
+                found.add(name)
+    assert found == {f"_pgqueue.{each}" for each in LOCKED_PLACES}
 
 
 @pytest.fixture
