@@ -45,7 +45,9 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_runs   pgqueue.consumer_messages[];
     v_run    pgqueue.consumer_messages;
+    v_each   pgqueue.consumer_messages;
     v_part   int8multirange;
+    v_due    boolean;
     v_parts  pgqueue.consumer_messages[] := '{}';
     v_keyed  pgqueue.consumer_messages[] := '{}';  -- of pieces: the keys of these are read
     v_count  bigint := 0;
@@ -59,21 +61,30 @@ begin
     end if;
     v_runs := v_taken.o_runs || v_new.o_runs;
     foreach v_run in array v_runs loop
-        v_part := v_run.seqs;
-        for i in 1..2 loop  -- the messages that are postponed, and those that went along
-            v_run.seqs := case i when 1 then v_part * p_set else v_part - p_set end;
-            continue when v_run.seqs = '{}';
-            v_run.first_seq := lower(v_run.seqs);
-            v_run.message_count := _pgqueue.cardinality(v_run.seqs);
-            if i = 1 then
-                v_count := v_count + v_run.message_count;
+        -- the messages that are postponed, and those that went along; of a key that waits, cut where the others come
+        -- between, because a dealer takes a run of such a key whole
+        for v_due, v_part in
+            select due, range_agg(r)
+            from (select due, r, case when v_run.key is not null then row_number() over (order by r)
+                                                                      - row_number() over (partition by due order by r)
+                                 end as island
+                  from (select true as due, r from unnest(v_run.seqs * p_set) r
+                        union all
+                        select false, r from unnest(v_run.seqs - p_set) r) e) p
+            group by due, island
+        loop
+            v_each := v_run;
+            v_each.seqs := v_part;
+            v_each.first_seq := lower(v_part);
+            v_each.message_count := _pgqueue.cardinality(v_part);
+            if v_due then
+                v_count := v_count + v_each.message_count;
+                v_each.not_visible_until := p_until;
             end if;
             if v_run.piece is not null and p_consumer.ordering = 'key' then
-                v_run.not_visible_until := case i when 1 then p_until end;
-                v_keyed := v_keyed || v_run;
+                v_keyed := v_keyed || v_each;
             else
-                v_run.not_visible_until := case i when 1 then p_until else v_run.not_visible_until end;
-                v_parts := v_parts || v_run;
+                v_parts := v_parts || v_each;
             end if;
         end loop;
     end loop;
@@ -131,7 +142,7 @@ begin
 end $$;
 
 -- A set of messages, and those that have to be taken out with them to keep the order of their keys: all of a piece
--- that is ready, and all messages of a delayed run of a key.
+-- that is ready, and all messages of a run of a key that is delayed or waits.
 create or replace function _pgqueue.with_their_keys(p_consumer pgqueue.consumers, p_set int8multirange)
 returns int8multirange
 language plpgsql
@@ -144,7 +155,7 @@ begin
         with run as materialized (select * from _pgqueue.unclaimed(p_consumer.consumer_id))
         select range_agg(seqs) from run
         where (state = 'ready' and piece in (select piece from run where state = 'ready' and seqs && p_set))
-           or (state = 'delayed' and key is not null and seqs && p_set)), '{}');
+           or (key is not null and seqs && p_set)), '{}');
 end $$;
 
 -- Splits runs of pieces by key. Returns them as runs of no piece, each with the hash of its key.

@@ -491,9 +491,14 @@ def check_order(c: Consumer) -> None:
         assert len(open_pieces) == 1, f"{open_pieces} are open beside all keys, {whole}"
 
     delayed: dict[int, list[int]] = defaultdict(list)  # by key, where it waits for its own time
-    for run in c.runs:
+    upto: Counter[tuple[int, int]] = Counter()  # by key and arrival, the last message
+    for run in sorted(c.runs, key=lambda run: run.first_seq):
         if run.state == "delayed" and run.key is not None:
             delayed[run.key].append(run.first_seq)
+        if run.key is not None:  # a dealer takes such a run whole
+            line = run.key, run.arrival_no
+            assert upto[line] < run.first_seq, f"another run of its key has messages behind {run}"
+            upto[line] = max(numbers(run.seqs))
     freed = {key for f in c.freed for key in f.keys}
     kept = Counter(key for p in c.pieces.values() for key in p.keys)
     assert all(n == 1 for n in kept.values()), f"keys in several pieces: {kept}"

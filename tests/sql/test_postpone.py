@@ -115,6 +115,26 @@ def test_a_piece_that_nobody_has_claimed_waits(conn: Conn) -> None:
     assert acked_all(conn) == [first, second, third]
 
 
+@pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["later", "at once"])
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_a_key_that_waits_stays_in_order_around_its_postponed_messages(
+    conn: Conn, size: int, by: timedelta
+) -> None:
+    """Before them the key is served; what comes between and behind waits for them."""
+    consumer(conn, ordering="key")
+    (first,) = send_keys(conn, "k")
+    claim = claim_of(receive(conn, size))
+    behind = send_keys(conn, *"kkkkkk")
+    assert receive(conn, size) == []
+    assert postpone(conn, behind[2], behind[4], by=by) == 2
+    checker.check(conn)
+    value(conn, "ack", claim)
+    found = acked(conn, "s", "c", size)
+    assert found == (behind[:2] if by == HOUR else behind)
+    clock.pass_time(conn, 2 * HOUR)
+    assert found + acked(conn, "s", "c", size) == behind
+
+
 def test_the_rest_of_a_delayed_run_stays_behind(conn: Conn) -> None:
     """Both messages of a key failed together; the first is postponed, so the second waits."""
     consumer(conn, ordering="key")
