@@ -126,6 +126,22 @@ def test_a_claim_that_is_acknowledged_twice_at_once_goes_on_once(
     assert seqs_of(receive(conn, 1)) == sent[1:2]
 
 
+def test_what_is_acknowledged_twice_at_once_is_counted_once(conn: Conn, session: Session) -> None:
+    """A part in one session, and meanwhile the whole claim in another."""
+    consumer(conn, ordering="key")
+    sent = send_keys(conn, "a" * 7)
+    claim = held(receive(conn, 3))
+    part = session()
+    part.execute("begin")
+    assert value(part, "ack", claim, sent[:1]) == 1
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(value, session(), "ack", claim)
+        wait_for_a_lock(conn)
+        part.execute("commit")
+        assert whole.result(30) == 2
+    assert acked(conn, "s", "c", 3) == sent[3:]
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     conn: Conn, session: Session, end: str
