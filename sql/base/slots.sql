@@ -59,14 +59,16 @@ create or replace function _pgqueue.runs_of_slot(p_slot pgqueue.slots) returns s
 language sql immutable
 as $$
     select p_slot.consumer_id,
-           case when r.rest then 'waiting' when p_slot.token is not null then 'claimed' else 'ready' end,
-           case when p_slot.piece is null then -p_slot.priority else 0 end,
+           case when p_slot.token is not null and not r.rest then 'claimed'
+                when r.rest and p_slot.whole is null then 'waiting' else 'ready' end,
+           case when p_slot.whole then 1 when p_slot.piece is null then -p_slot.priority else 0 end,
            p_slot.priority, (p_slot.token is not null and not r.rest)::int, p_slot.arrival_no,
-           case when r.rest then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
+           case when r.rest or p_slot.whole then p_slot.arrival_no else coalesce(p_slot.piece, p_slot.arrival_no) end,
            c.first_seq, c.message_count, c.seqs,
            case when not r.rest then _pgqueue.slot_claim(p_slot.slot, p_slot.token) end, null::timestamptz,
            case when not r.rest then p_slot.claimed_at end, null::jsonb,
-           case when r.rest then p_slot.key end, case when not r.rest then p_slot.piece end
+           case when r.rest then p_slot.key end,
+           case when not r.rest and (p_slot.whole is null or p_slot.token is not null) then p_slot.piece end
     from unnest(array[false, true], array[p_slot.seqs, p_slot.rest]) r (rest, seqs)
     -- a piece with an order stays one run: it is small, and two runs might have messages of one key
     cross join lateral (

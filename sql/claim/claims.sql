@@ -23,6 +23,11 @@ begin
         v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
             and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(v_cursor));
+    elsif p_consumer.ordering = 'stream' and v_cursor.slots_low is not null
+          and _pgqueue.need_not_look(v_cursor.lease_probe) then
+        v_served.done := exists (  -- while the one slot is claimed, nothing else can be had
+            select from pgqueue.slots
+            where consumer_id = v_cursor.consumer_id and slot >= v_cursor.slots_low and token is not null);
     elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
         v_served.done := not _pgqueue.may_have_freed(v_cursor) and _pgqueue.is_idle(p_consumer, v_cursor);
     end if;
@@ -198,8 +203,7 @@ begin
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := v_consumer.ordering = 'stream' or v_consumer.per_key_interval is not null or v_consumer.throttled
-            or v_consumer.per_key_latest
+        v_in_turn := v_consumer.per_key_interval is not null or v_consumer.throttled or v_consumer.per_key_latest
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
     if v_in_turn is not true then

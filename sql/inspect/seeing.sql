@@ -58,7 +58,7 @@ begin
               select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
               where s.consumer_id = p_consumer.consumer_id and s.piece = v_piece.piece
                 and (s.key = p_key or not v_piece.singly)) m
-        where not seqs @> p_seq
+        where not seqs @> p_seq and (v_piece.keys is not null or state = 'claimed')
           and (not v_piece.singly
                or p_key = any ((_pgqueue.by_key(p_consumer, array[m::pgqueue.consumer_messages])).keys))
         order by state limit 1;

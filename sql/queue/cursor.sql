@@ -80,6 +80,22 @@ begin
     return p_cursor;
 end $$;
 
+-- Where the slot of a consumer with ordering=stream stands in the line, if it has one. What the slot goes on with may
+-- become ready there at any time (promote()).
+create or replace function _pgqueue.place_of_whole(p_cursor pgqueue.consumer_cursors) returns pgqueue.line_place[]
+language plpgsql stable
+as $$
+begin
+    if p_cursor.slots_low is null then
+        return '{}';
+    end if;
+    return array(select (1, s.arrival_no, lower(s.seqs))::pgqueue.line_place
+                 from (select * from pgqueue.slots
+                       where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
+                       order by slot limit 1) s  -- it is the only slot
+                 where s.whole);
+end $$;
+
 -- Moves the places from which claims look at the line up to the first ready runs that are there. The places are exact:
 -- runs become ready only under the consumer's lock, and a run that another claimer is slicing is still seen where it
 -- was. Needs that lock. Returns the cursor; its scan_from is empty when nothing is ready.
@@ -96,6 +112,7 @@ begin
                             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = f.lane
                               and (line_no, first_seq) >= (f.line_no, f.first_seq)
                             order by line_no, first_seq limit 1) m);
+    p_cursor := _pgqueue.lower_scan_from(p_cursor, _pgqueue.place_of_whole(p_cursor));
     while p_cursor.scan_lanes_from is not null and cardinality(p_cursor.scan_from) < _pgqueue.limit_lanes() loop
         select lane, line_no, first_seq into v_next from pgqueue.consumer_messages
         where consumer_id = p_cursor.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from
@@ -126,6 +143,7 @@ begin
     p_cursor.looked_at := clock_timestamp();
     p_cursor.scan_from := '{}';
     p_cursor.scan_lanes_from := -2147483648;
+    p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
     p_cursor := _pgqueue.raise_scan_from(p_cursor);
     p_cursor.due_from := coalesce((select not_visible_until from pgqueue.consumer_messages
                                    where consumer_id = v_id and state = 'delayed' order by not_visible_until limit 1),
@@ -140,7 +158,6 @@ begin
                                      p_cursor.last_line_no);
     p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
     p_cursor.waits := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
-    p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
     p_cursor.slots_from := (select slot from pgqueue.slots
                             where consumer_id = v_id and (token is null or rest is not null) order by slot limit 1);
     p_cursor.slots_to := 9223372036854775807;

@@ -123,6 +123,12 @@ begin
                      or (p_want >= _pgqueue.limit_whole() and not p_consumer.limits_keys
                          and o_cursor.dealt_until < clock_timestamp()
                          and not _pgqueue.has_blocked_key(o_cursor))))) then
+        if p_cuts and p_consumer.ordering = 'stream' then
+            o_cursor := _pgqueue.cut_line(o_cursor, p_want);
+            if _pgqueue.has_slot(o_cursor) then
+                return;
+            end if;
+        end if;
         v_line := _pgqueue.claim_line(p_consumer, o_cursor, p_claim_id, p_want, v_closed.o_whole, p_held);
         o_cursor := v_line.o_cursor;
         o_claimed := v_line.o_count;

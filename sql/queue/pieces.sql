@@ -24,12 +24,12 @@ create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) r
 language sql immutable
 as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;
 
--- The most messages of a piece. With an ordering a large one would hold up many keys.
+-- The most messages of a piece. By key a large one would hold up many keys.
 create or replace function _pgqueue.largest_piece(p_consumer pgqueue.consumers) returns int
 language sql immutable
 as $$
-    select case p_consumer.ordering when 'none' then _pgqueue.limit_slice_size()
-                                    else _pgqueue.limit_piece_by_key() end
+    select case p_consumer.ordering when 'key' then _pgqueue.limit_piece_by_key()
+                                    else _pgqueue.limit_slice_size() end
 $$;
 
 -- Whether a piece is ready.

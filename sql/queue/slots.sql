@@ -60,19 +60,19 @@ begin
             insert into pgqueue.consumer_messages
             select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
             where g.piece is not null
-            returning state, line_no
+            returning state, lane, line_no
         )
-        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::bigint as place
+        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::int as lane, null::bigint as place
         from gone where piece is null group by 1, 2
         union all
-        select null, null, null, 0, min(line_no) from by_key where state = 'ready'
+        select null, null, null, 0, lane, min(line_no) from by_key where state = 'ready' group by lane
     loop
         if v_part.slots > 0 then
             v_places := v_places || _pgqueue.put_in_line(p_cursor.consumer_id, v_part.priority, v_part.arrival_no,
                                                          v_part.seqs);
             v_free := v_free + v_part.slots;
-        elsif v_part.place is not null then
-            v_places := v_places || (0, v_part.place, 0)::pgqueue.line_place;
+        else
+            v_places := v_places || (v_part.lane, v_part.place, 0)::pgqueue.line_place;
         end if;
     end loop;
     p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);

@@ -117,3 +117,53 @@ begin
         o_count := o_count + _pgqueue.claim_run(v_run, v_part, p_claim_id);
     end loop;
 end $$;
+
+-- Cuts the front of the line, keys mixed, as a slot with all keys, for small claims of a consumer with ordering=stream:
+-- the slot goes on with what comes next in the line. Messages that were delivered before, that have a note, or that are
+-- too few for two claims stay in the line. No piece is open. Returns the cursor.
+--   p_size  messages of a claim
+create or replace function _pgqueue.cut_line(p_cursor pgqueue.consumer_cursors, p_size bigint)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_slot  bigint;
+    v_piece bigint := p_cursor.last_line_no + 1;
+    v_from  pgqueue.line_place;
+    v_run   pgqueue.consumer_messages;
+    v_front int8multirange;
+    v_first int8multirange;
+begin
+    select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
+    delete from pgqueue.consumer_messages
+    where ctid = (select ctid from pgqueue.consumer_messages
+                  where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 1
+                    and (line_no, first_seq) >= (v_from.line_no, v_from.first_seq)
+                  order by line_no, first_seq limit 1)
+      and deliver_count = 0 and note is null and not_visible_until is null and message_count > p_size
+    returning * into v_run;
+    if not found then
+        return p_cursor;
+    end if;
+    -- the runs of one line_no interleave: they go by seq
+    v_front := _pgqueue.front(
+        _pgqueue.below(v_run.seqs, coalesce((select first_seq from pgqueue.consumer_messages
+                                             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 1
+                                               and line_no = v_run.line_no and first_seq > v_run.first_seq
+                                             order by first_seq limit 1), upper(v_run.seqs))),
+        p_size * _pgqueue.limit_slots());
+    v_first := _pgqueue.front(v_front, p_size);
+    perform _pgqueue.store_run(v_run, v_run.seqs - v_front);
+    insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, rest, size, whole)
+    values (nextval('pgqueue.claim_numbers'), v_run.arrival_no, p_cursor.consumer_id, v_run.priority,
+            _pgqueue.cardinality(v_first), v_first, v_piece, nullif(v_front - v_first, '{}'), p_size, true)
+    returning slot into v_slot;
+    insert into pgqueue.pieces (consumer_id, place, piece, message_count)
+    values (p_cursor.consumer_id, v_piece, v_piece, _pgqueue.cardinality(v_first));
+    p_cursor.last_line_no := v_piece;
+    p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_slot));
+    p_cursor.slots_size := p_size;
+    p_cursor.slots_priority := null;
+    p_cursor.slots_more := null;
+    return p_cursor;
+end $$;

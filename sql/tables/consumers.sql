@@ -42,12 +42,12 @@ create table if not exists pgqueue.consumers (
     special            boolean     generated always as (partitions is not null or paused or scheduled
                                                         or max_backlog is not null or per_key_interval is not null
                                                         or max_in_flight is not null or rate_limit is not null
-                                                        or per_key_latest or ordering = 'stream') stored,
+                                                        or per_key_latest) stored,
     archives           boolean     generated always as (keep_history is not null or notify_done
                                                         or per_key_capacity is not null) stored,
     -- whether small claims of it are cut ahead (slots.sql)
     quick              boolean     generated always as (
-        not (ordering = 'stream' or partitions is not null or paused or scheduled or max_backlog is not null
+        not (partitions is not null or paused or scheduled or max_backlog is not null
              or (ordering <> 'none' and (per_key_limit is not null or fair)) or per_key_interval is not null
              or max_in_flight is not null or rate_limit is not null or filtered or ageing is not null
              or keep_history is not null or notify_done or per_key_capacity is not null or per_key_latest)) stored,

@@ -14,6 +14,7 @@ create table if not exists pgqueue.slots (
     key           bigint,                   -- ... their key, if that piece has slots of a key each,
     rest          int8multirange,           -- ... and what comes next of that key (null: nothing): the slot goes on,
     size          int,                      -- ... with so many messages at a time, once its own are acknowledged
+    whole         boolean,                  -- ... or, with ordering=stream, what comes next in the line; null: false
     -- What a claim sets comes last: its record in the WAL has no column before these.
     token         bigint,                   -- the random bits of its claim's id; null: the slot is free
     claimed_at    timestamptz,
