@@ -54,7 +54,7 @@ as $$
 $$;
 
 -- The runs that a slot is, as rows of consumer_messages: ready, or claimed, and by key a piece; and what comes next of
--- its key, which waits.
+-- its key, which waits. Of a slot with all keys, all but what is claimed is ready, in the line.
 create or replace function _pgqueue.runs_of_slot(p_slot pgqueue.slots) returns setof pgqueue.consumer_messages
 language sql immutable
 as $$
@@ -98,8 +98,8 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What comes next of their
--- keys becomes runs that wait.
+-- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What they would have gone
+-- on with becomes runs that wait, or that are ready in the line.
 --   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key
 -- Returns how many.
 create or replace function _pgqueue.promote(p_tids tid[]) returns bigint

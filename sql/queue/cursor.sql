@@ -80,25 +80,9 @@ begin
     return p_cursor;
 end $$;
 
--- Where the slot of a consumer with ordering=stream stands in the line, if it has one. What the slot goes on with may
--- become ready there at any time (promote()).
-create or replace function _pgqueue.place_of_whole(p_cursor pgqueue.consumer_cursors) returns pgqueue.line_place[]
-language plpgsql stable
-as $$
-begin
-    if p_cursor.slots_low is null then
-        return '{}';
-    end if;
-    return array(select (1, s.arrival_no, lower(s.seqs))::pgqueue.line_place
-                 from (select * from pgqueue.slots
-                       where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low
-                       order by slot limit 1) s  -- it is the only slot
-                 where s.whole);
-end $$;
-
 -- Moves the places from which claims look at the line up to the first ready runs that are there. The places are exact:
 -- runs become ready only under the consumer's lock, and a run that another claimer is slicing is still seen where it
--- was. Needs that lock. Returns the cursor; its scan_from is empty when nothing is ready.
+-- was. Needs that lock. Returns the cursor; its scan_from is empty when nothing is ready, and no slot has all keys.
 create or replace function _pgqueue.raise_scan_from(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql
 as $$
@@ -112,7 +96,6 @@ begin
                             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = f.lane
                               and (line_no, first_seq) >= (f.line_no, f.first_seq)
                             order by line_no, first_seq limit 1) m);
-    p_cursor := _pgqueue.lower_scan_from(p_cursor, _pgqueue.place_of_whole(p_cursor));
     while p_cursor.scan_lanes_from is not null and cardinality(p_cursor.scan_from) < _pgqueue.limit_lanes() loop
         select lane, line_no, first_seq into v_next from pgqueue.consumer_messages
         where consumer_id = p_cursor.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from
@@ -122,6 +105,15 @@ begin
             p_cursor.scan_from := p_cursor.scan_from || v_next;
         end if;
     end loop;
+    if p_cursor.slots_low is not null then
+        -- the slot of a consumer with ordering=stream (cut_line()) stands in the line, too: what it goes on with may
+        -- become ready there without this cursor (promote())
+        p_cursor := _pgqueue.lower_scan_from(p_cursor, array(
+            select (1, arrival_no, lower(seqs))::pgqueue.line_place
+            from (select * from pgqueue.slots
+                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low order by slot limit 1) s
+            where whole));
+    end if;
     return p_cursor;
 end $$;
 

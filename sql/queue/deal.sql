@@ -68,8 +68,8 @@ end $$;
 
 -- Deals: makes pieces of the messages that waited for keys that are free now; and of the front of the line, but only if
 -- fewer than limit_stock() keys became free, or if the consumer limits keys. If no piece is open and nothing waits, a
--- large claim, or a claim with ordering=stream, gets the front of the line whole instead (queue/whole_line.sql). Needs
--- the consumer's lock.
+-- large claim, or a claim with ordering=stream, gets the front of the line whole instead, or a slot of it
+-- (queue/whole_line.sql). Needs the consumer's lock.
 --   p_claim_id  the claim that may have the line whole; null: none
 --   p_want      messages that the claim wants
 --   p_held      messages that it has already

@@ -1,6 +1,8 @@
 -- Claiming the front of the line whole. A claimer that takes all there is, as Spark does, needs to know no key: while
 -- no piece is open it claims the front of the line as one piece with all keys. With ordering=stream every claim is such
--- a piece.
+-- a piece. For small claims of such a consumer the piece is one slot, with the messages of many claims: each
+-- acknowledgement lets the slot go on with those that come next in the line. While the slot is there, nobody else has a
+-- piece. So no message waits: whoever moves what the consumer has puts what the slot did not deliver back into the line.
 
 -- Claims the front of the line, keys mixed, up to the first message that is not visible yet, or that is of a run with
 -- at_most (see serve_ready()). No piece is open, except a piece of this claim.
@@ -118,9 +120,9 @@ begin
     end loop;
 end $$;
 
--- Cuts the front of the line, keys mixed, as a slot with all keys, for small claims of a consumer with ordering=stream:
--- the slot goes on with what comes next in the line. Messages that were delivered before, that have a note, or that are
--- too few for two claims stay in the line. No piece is open. Returns the cursor.
+-- Cuts the front of the line, keys mixed, as a slot with all keys, for small claims of a consumer with ordering=stream.
+-- Messages that were delivered before, that have a note or a delay, or that are too few for two claims stay in the line.
+-- No piece is open. Returns the cursor. Needs the consumer's lock.
 --   p_size  messages of a claim
 create or replace function _pgqueue.cut_line(p_cursor pgqueue.consumer_cursors, p_size bigint)
 returns pgqueue.consumer_cursors

@@ -370,6 +370,9 @@ def check_slots_by_key(c: Consumer) -> None:
     pieces: dict[int, list[Any]] = defaultdict(list)
     for slot in c.slots:
         assert slot.rest is None or slot.size, f"{slot}"
+        if slot.whole:
+            check_whole(c, slot)
+            continue
         if slot.piece is not None:  # else from before it went by key
             if slot.token is None or c.ordering != "none" or c.per_key_limit is not None:
                 assert slot.piece in c.pieces, f"not known: {slot}"
@@ -387,6 +390,23 @@ def check_slots_by_key(c: Consumer) -> None:
             assert {c.keys.get(seq) for seq in now | next_} <= {slot.key, None}, f"key of {slot}"
         keys = Counter(slot.key for slot in slots if slot.key is not None)
         assert all(n == 1 for n in keys.values()), f"slots of one key: {slots}"
+
+
+def check_whole(c: Consumer, slot: Any) -> None:
+    """5 order: a slot with all keys has the front of the line, and no claim has another message."""
+    assert c.slots == [slot], f"not the only slot: {c.slots}"
+    assert c.ordering == "stream", f"of all keys: {slot}"
+    assert [piece.whole for piece in c.pieces.values()] == [True], f"other pieces: {c.pieces}"
+    assert slot.piece in c.pieces, f"not known: {slot}"
+    now, next_ = numbers(slot.seqs), numbers(slot.rest)
+    assert not next_ or max(now) < min(next_), f"out of order: {slot}"
+    (place,) = [f for f in c.scan_from if f[0] == 1]
+    assert place[1:] <= (slot.arrival_no, min(now)), f"before {place}: {slot}"
+    for run in c.runs:
+        if not numbers(run.seqs) <= now | next_:
+            assert (run.state, run.lane) == ("ready", 1), f"beside {slot}: {run}"
+            last = (slot.arrival_no, max(now | next_))
+            assert (run.line_no, run.first_seq) > last, f"comes before {slot}: {run}"
 
 
 def check_token(c: Consumer, token: Any) -> None:

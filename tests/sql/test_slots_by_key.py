@@ -1,4 +1,7 @@
-"""Slots by key: what is dealt for small claims is claimed and settled as slots, in order."""
+"""Slots with an order: what is dealt for small claims is claimed and settled as slots, in order.
+
+With ordering=stream all messages are as of one key: one slot goes on with what is next in the line.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +82,9 @@ def sent(conn: Conn) -> list[int]:
 # Order
 
 
-def test_a_slot_is_claimed_when_the_one_before_it_is_gone(conn: Conn) -> None:
-    consumer(conn, ordering="key")
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_slot_is_claimed_when_the_one_before_it_is_gone(conn: Conn, ordering: str) -> None:
+    consumer(conn, ordering=ordering)
     sent = send_keys(conn, "aaa")
     first = receive(conn, 1)
     assert seqs_of(first) == sent[:1]
@@ -92,9 +96,12 @@ def test_a_slot_is_claimed_when_the_one_before_it_is_gone(conn: Conn) -> None:
     assert seqs_of(call(conn, "receive", "s", "c", 1, p_ack=held(second))) == sent[2:]
 
 
-def test_an_open_acknowledgement_holds_what_comes_after_it(conn: Conn, session: Session) -> None:
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_an_open_acknowledgement_holds_what_comes_after_it(
+    conn: Conn, session: Session, ordering: str
+) -> None:
     """Also over its rollback; the session itself may go on, because it does both or neither."""
-    consumer(conn, ordering="key")
+    consumer(conn, ordering=ordering)
     sent = send_keys(conn, "aaa")
     first = receive(conn, 1)
     acking = session()
@@ -109,10 +116,11 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(conn: Conn, session: 
 
 
 @pytest.mark.all_versions
+@pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_claim_that_is_acknowledged_twice_at_once_goes_on_once(
-    conn: Conn, session: Session
+    conn: Conn, session: Session, ordering: str
 ) -> None:
-    consumer(conn, ordering="key")
+    consumer(conn, ordering=ordering)
     sent = send_keys(conn, "aaaa")
     claim = held(receive(conn, 1))
     first = session()
@@ -183,6 +191,60 @@ def test_a_claim_that_finds_each_key_held_needs_no_lock(conn: Conn, session: Ses
     dealing.execute("rollback")
     (later,) = send_keys(conn, "a")
     assert seqs_of(receive(conn, 1)) == [later]
+
+
+def test_with_the_order_of_the_stream_small_claims_need_no_lock(
+    conn: Conn, session: Session
+) -> None:
+    """Neither those that get messages, nor those of other workers meanwhile."""
+    consumer_id = consumer(conn, ordering="stream")
+    sent = send_keys(conn, "abcabcabc")
+    first = receive(conn, 2)
+    claiming = session()
+    claiming.execute("begin")
+    internals.lock_consumer(claiming, consumer_id)
+    conn.execute("set lock_timeout = '100 ms'")
+    assert receive(conn, 2) == []
+    assert value(conn, "ack", held(first)) == 2
+    second = receive(conn, 2)
+    assert seqs_of(second) == sent[2:4]
+    assert receive(conn, 2) == []
+    third = call(conn, "receive", "s", "c", 2, p_ack=held(second))
+    assert seqs_of(third) == sent[4:6]
+    claiming.execute("rollback")
+    checker.check(conn)
+    assert seqs_of(third) + acked(conn, "s", "c", 2) == sent[4:6]
+    assert value(conn, "ack", held(third)) == 2
+    assert acked(conn, "s", "c", 2) == sent[6:]
+
+
+@pytest.mark.parametrize("how", ["nack", "defer", "expire", "another size", "dead_letter"])
+@pytest.mark.parametrize("part", [True, False])
+def test_the_order_of_the_stream_stays_whatever_becomes_of_a_slot(
+    conn: Conn, how: str, part: bool
+) -> None:
+    consumer(conn, ordering="stream")
+    sent = send_keys(conn, "abcabcabc")
+    rows = receive(conn, 2)
+    left = sent
+    if part:
+        assert value(conn, "ack", held(rows), sent[:1]) == 1
+        left = sent[1:]
+    if how == "expire":
+        clock.end_lease(conn, held(rows))
+    elif how == "another size":
+        assert receive(conn, 5) == []
+        assert value(conn, "ack", held(rows)) == len(left) - 7
+        left = sent[2:]
+    else:
+        assert value(conn, how, held(rows)) == len(left) - 7
+        left = sent[2:] if how == "dead_letter" else left
+    checker.check(conn)
+    if how != "expire":  # which the next claim finds
+        assert seqs_of(call(conn, "peek", "s", "c", 20)) == left
+    found = acked(conn, "s", "c", 5 if how == "another size" else 2)
+    assert found == left
+    checker.check(conn)
 
 
 def test_a_slow_worker_of_a_frequent_key_stops_no_other_key(conn: Conn) -> None:
@@ -581,8 +643,8 @@ def operate(url: str, number: int, count: int) -> None:
                 if what <= 1:
                     internals.own_consumer(conn, consumer_id)
                 elif what == 2:
-                    fair = chance.random() < 0.3
-                    value(conn, "alter_consumer", "s", "c", Jsonb({"fair": fair}))
+                    kept = "1 hour" if chance.random() < 0.3 else None
+                    value(conn, "alter_consumer", "s", "c", Jsonb({"keep_history": kept}))
                 elif what == 3:
                     value(conn, "retry", "s", "c")
                 elif what == 4:
@@ -593,16 +655,18 @@ def operate(url: str, number: int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "sizes"),
-    [(4, (1,)), pytest.param(3, (1, 1, 2, 5, 10), marks=pytest.mark.longer),
-     pytest.param(60, (3, 10), marks=pytest.mark.longer),
-     pytest.param(1, (1, 2), marks=pytest.mark.longer)],
+    ("keys", "sizes", "ordering"),
+    [(4, (1,), "key"), pytest.param(3, (1, 1, 2, 5, 10), "key", marks=pytest.mark.longer),
+     pytest.param(60, (3, 10), "key", marks=pytest.mark.longer),
+     pytest.param(1, (1, 2), "key", marks=pytest.mark.longer),
+     pytest.param(4, (2,), "stream", marks=pytest.mark.longer),
+     pytest.param(4, (1, 2, 5, 100), "stream", marks=pytest.mark.longer)],
 )  # fmt: skip
 def test_whoever_is_killed_or_moves_what_there_is_the_order_of_each_key_stays(
-    url: str, conn: Conn, keys: int, sizes: tuple[int, ...]
+    url: str, conn: Conn, keys: int, sizes: tuple[int, ...], ordering: str
 ) -> None:
     """Workers acknowledge late, in part, twice or never; a judge outside looks at their notes."""
-    consumer(conn, ordering="key", visibility_timeout=seconds(0.3))
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.3))
     conn.execute(NOTES)
     count = int(os.environ.get("PGQUEUE_ATTACK_MESSAGES", "250"))
     chance = random.Random(keys)
@@ -620,6 +684,7 @@ def test_whoever_is_killed_or_moves_what_there_is_the_order_of_each_key_stays(
         jobs += [pool.submit(Attacker(url, n, sizes).work, count) for n in range(5)]
         for job in jobs:
             job.result()
-    assert conn.execute(TOO_EARLY.encode()).fetchall() == []
+    too_early = TOO_EARLY if ordering == "key" else TOO_EARLY.replace("partition by key ", "")
+    assert conn.execute(too_early.encode()).fetchall() == []
     assert receive(conn, 1000) == []
     checker.check(conn)
