@@ -10,8 +10,8 @@
 -- Locks, to the end of the transaction: those of ack; the runs that the claim takes; and the consumer, unless the ready
 -- runs suffice. If nobody has that lock, one claim in some takes it to cut slots for later claims. While another
 -- session has it, the claim makes do with the ready messages. It waits for the lock, at most 60 s, if none is ready,
--- or if the consumer claims in turn only: with per_key_interval, per_key_latest, max_in_flight, rate_limit, or a backlog
--- that may be full.
+-- or if the consumer claims in turn only: with per_key_interval, per_key_latest, max_in_flight, rate_limit, or a
+-- backlog that may be full.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)

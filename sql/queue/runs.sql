@@ -36,6 +36,7 @@
 --   line, waiting, piece  piece, waiting, delayed           deal_singly      queue/singles.sql
 --   piece                 piece, waiting                    break_up         queue/pieces.sql
 --   line                  claimed, dead                     claim_below      queue/whole_line.sql
+--   line                  slot                              cut_line         queue/whole_line.sql
 --   line                  gone                              delete_passed    functions/group_workers.sql
 --   delayed               ready, waiting                    end_delays       queue/leases.sql
 --   unclaimed             the same, due now                 retry            functions/settle.sql
@@ -55,8 +56,8 @@
 --   new, slot             ready                             put_in_line      queue/slots.sql
 --   ready                 as its caller says                take_front       claim/slots.sql
 --   ready                 slot                              cut              claim/slots.sql
---   slot                  claimed, waiting                  promote          base/slots.sql
---   slot                  piece, waiting                    flush            queue/slots.sql
+--   slot                  claimed, waiting, line            promote          base/slots.sql
+--   slot                  piece, waiting, line              flush            queue/slots.sql
 --   slot                  claimed                           claim_matching_slots  claim/slots.sql
 --   dead                  ready, line, unfiltered           redrive          functions/dead.sql
 --   any                   gone                              forget_runs      queue/runs.sql

@@ -62,7 +62,8 @@ begin
             where g.piece is not null
             returning state, lane, line_no
         )
-        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::int as lane, null::bigint as place
+        select priority, arrival_no, range_agg(seqs) as seqs, count(*) as slots, null::int as lane,
+               null::bigint as place
         from gone where piece is null group by 1, 2
         union all
         select null, null, null, 0, lane, min(line_no) from by_key where state = 'ready' group by lane

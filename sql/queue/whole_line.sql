@@ -2,7 +2,8 @@
 -- no piece is open it claims the front of the line as one piece with all keys. With ordering=stream every claim is such
 -- a piece. For small claims of such a consumer the piece is one slot, with the messages of many claims: each
 -- acknowledgement lets the slot go on with those that come next in the line. While the slot is there, nobody else has a
--- piece. So no message waits: whoever moves what the consumer has puts what the slot did not deliver back into the line.
+-- piece. So no message waits: what the slot did not deliver, whoever moves what the consumer has puts back into the
+-- line.
 
 -- Claims the front of the line, keys mixed, up to the first message that is not visible yet, or that is of a run with
 -- at_most (see serve_ready()). No piece is open, except a piece of this claim.
@@ -121,8 +122,8 @@ begin
 end $$;
 
 -- Cuts the front of the line, keys mixed, as a slot with all keys, for small claims of a consumer with ordering=stream.
--- Messages that were delivered before, that have a note or a delay, or that are too few for two claims stay in the line.
--- No piece is open. Returns the cursor. Needs the consumer's lock.
+-- Messages that were delivered before, that have a note or a delay, or that are too few for two claims stay in the
+-- line. No piece is open. Returns the cursor. Needs the consumer's lock.
 --   p_size  messages of a claim
 create or replace function _pgqueue.cut_line(p_cursor pgqueue.consumer_cursors, p_size bigint)
 returns pgqueue.consumer_cursors
