@@ -52,7 +52,7 @@ def backend_of(client):
 
 def test_a_claim_that_fails_takes_no_acknowledgement_with_it(queue, url):
     """The call for both waits for a lock in vain; an acknowledgement alone needs no such lock."""
-    queue.create_consumer("s", "c", max_in_flight=100)
+    queue.create_consumer("s", "c", settings={"max_in_flight": 100})
     sent = queue.send_batch("s", ["x"] * 3)
     hasty = make_conninfo(url, options="-c lock_timeout=100ms")
     with spark_pgqueue.connect(hasty) as client, connection.connect(url) as holder:

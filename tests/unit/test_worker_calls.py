@@ -61,7 +61,7 @@ def test_a_claim_acknowledges_the_claim_before(queue, url, ordering, way):
 @pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
 def test_a_claim_that_fails_takes_no_acknowledgement_with_it(queue, url, awaited):
     """The call for both waits for a lock in vain; an acknowledgement alone needs no such lock."""
-    queue.create_consumer("s", "c", max_in_flight=100)
+    queue.create_consumer("s", "c", settings={"max_in_flight": 100})
     sent = queue.send_batch("s", ["x"] * 2)
     got, locked, release = [], threading.Event(), threading.Event()
     hasty = make_conninfo(url, options="-c lock_timeout=100ms")
