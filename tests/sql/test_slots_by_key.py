@@ -218,6 +218,25 @@ def test_with_the_order_of_the_stream_small_claims_need_no_lock(
     assert acked(conn, "s", "c", 2) == sent[6:]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_with_the_order_of_the_stream_a_slot_goes_on_over_gaps(conn: Conn, size: int) -> None:
+    """Numbers that a rollback left out stand between those of one run."""
+    consumer(conn, ordering="stream")
+    sent: list[int] = []
+    for i in range(20):
+        with conn.transaction(force_rollback=True):
+            send_keys(conn, "x")
+        sent += send_keys(conn, "ab" if i % 2 else "a")
+    assert max(sent) > len(sent) + 10
+    found: list[int] = []
+    for _ in range(8):
+        rows = receive(conn, size)
+        checker.check(conn)
+        found += seqs_of(rows)
+        assert value(conn, "ack", held(rows)) == size
+    assert found + acked(conn, "s", "c", 7) == sent
+
+
 @pytest.mark.parametrize("how", ["nack", "defer", "expire", "another size", "dead_letter"])
 @pytest.mark.parametrize("part", [True, False])
 def test_the_order_of_the_stream_stays_whatever_becomes_of_a_slot(
