@@ -186,7 +186,7 @@ begin
         perform _pgqueue.check_claim(p_max, p_visibility_timeout);
     end if;
     -- (a row as one value: column by column costs twice as much)
-    v_consumer := (select c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer);
+    v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
     v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
     if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
         if v_consumer.consumer_id is null then
@@ -207,15 +207,15 @@ begin
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
     if v_in_turn is not true then
-        v_cursor := (select c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
-                     order by c.version desc limit 1);
-        v_next := v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
-            and (v_cursor.slots_size = p_max or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max)));
+        v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
+            order by c.version desc limit 1;
         begin
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
-            if v_next then
+            if v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
+               and (v_cursor.slots_size = p_max
+                    or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
                 if v_consumer.by_key then
                     v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                 else
@@ -228,6 +228,7 @@ begin
                 if v_slot.claim_id is not null then
                     return v_slot;
                 end if;
+                v_next := true;
             end if;
             v_slots := _pgqueue.has_slots(v_cursor);
             if v_slots and v_consumer.quick

@@ -14,7 +14,8 @@ returns bigint
 language plpgsql
 as $$
 begin
-    return case when p_seqs is null then _pgqueue.ack(p_claim_id, p_result)
+    return case when p_seqs is null and current_setting('transaction_isolation') = 'read committed'
+                then _pgqueue.ack(p_claim_id, p_result)
                 else _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), false, null, p_result) end;
 end $$;
 

@@ -40,14 +40,12 @@ language plpgsql
 as $$
 declare
     v_query text := $q$
-            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
-                   m.inserted_at, p_saved
-            into v_row from pgqueue.%I m where m.seq = p_seq;$q$;
+            return (p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
+                    m.inserted_at, p_saved)::pgqueue.received from pgqueue.%I m where m.seq = p_seq;$q$;
 begin
-    return coalesce((select string_agg(
-                        format(E'if p_seq >= %s and p_seq < %s then%s\n            return v_row;\n            end if;',
-                               lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
-                        order by lo desc)
+    return coalesce((select string_agg(format(E'if p_seq >= %s and p_seq < %s then%s\n            end if;', lo, hi,
+                                              format(v_query, _pgqueue.segment_name(p_stream_id, segment))),
+                                       E'\n            ' order by lo desc)
                      from pgqueue.segments where stream_id = p_stream_id), '')
         || format(v_query, format('messages_%s', p_stream_id));
 end $$;
@@ -91,11 +89,8 @@ begin
                                                        p_deliver_count int, p_saved jsonb) returns pgqueue.received
         language plpgsql
         as $f$
-        declare
-            v_row pgqueue.received;
         begin
             %s
-            return v_row;
         end $f$ $q$,
         p_stream_id, _pgqueue.payload_query(p_stream_id));
     execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);

@@ -68,36 +68,34 @@ begin
     return v_count;
 end $$;
 
--- Acknowledges a whole claim, for ack and claim. Returns how many messages it had.
+-- Acknowledges a whole claim, for ack and claim, which have checked the isolation. Returns how many messages it had.
 create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb default null) returns bigint
 language plpgsql
 as $$
 declare
     v_count bigint;
 begin
-    if current_setting('transaction_isolation') = 'read committed' then
-        if _pgqueue.is_slot(p_claim_id) then
-            if _pgqueue.goes_on(p_claim_id) then
-                v_count := _pgqueue.go_on(p_claim_id);
-            else
-                delete from pgqueue.slots  -- lock: slot
-                where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-                returning message_count into v_count;
-            end if;
-            if v_count is not null then
-                return v_count;
-            end if;
+    if _pgqueue.is_slot(p_claim_id) then
+        if _pgqueue.goes_on(p_claim_id) then
+            v_count := _pgqueue.go_on(p_claim_id);
+        else
+            delete from pgqueue.slots  -- lock: slot
+            where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+            returning message_count into v_count;
         end if;
-        -- the common case, in two statements: the second sees what was committed before the first had the lock
-        delete from pgqueue.claims  -- lock: claim
-        where claim_id = p_claim_id
-          -- opaque: otherwise a partial index is read for it
-          and case when live and not archive then reader is null end
-        returning remaining into v_count;
-        if found then
-            delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+        if v_count is not null then
             return v_count;
         end if;
+    end if;
+    -- the common case, in two statements: the second sees what was committed before the first had the lock
+    delete from pgqueue.claims  -- lock: claim
+    where claim_id = p_claim_id
+      -- opaque: otherwise a partial index is read for it
+      and case when live and not archive then reader is null end
+    returning remaining into v_count;
+    if found then
+        delete from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
+        return v_count;
     end if;
     return _pgqueue.settle(p_claim_id, null, false, null, p_result);
 end $$;
