@@ -27,13 +27,13 @@ declare
     v_stream    pgqueue.streams;
     v_seq       bigint;
     v_first     bigint;
-    v_id        bigint;
+    v_count     bigint;
     v_headers   boolean;  -- they need a closer look
     v_expires   timestamptz;
     v_consumers int[];
 begin
-    select * into v_stream from pgqueue.streams where name = p_stream;
-    if not found then
+    v_stream := s from pgqueue.streams s where s.name = p_stream;
+    if v_stream.stream_id is null then
         v_stream := _pgqueue.stream(p_stream);  -- it raises, or somebody made the stream meanwhile
     end if;
     -- (what most messages do not have is asked for once: PL/pgSQL prepares each expression anew for each message)
@@ -49,7 +49,7 @@ begin
        or octet_length(p_key) > _pgqueue.max_key_bytes() or octet_length(p_data) > v_stream.max_bytes then
         perform _pgqueue.check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
     end if;
-    v_seq := nextval(('pgqueue.seq_' || v_stream.stream_id)::regclass);
+    v_seq := nextval(v_stream.message_numbers);
     if p_dedup_key is not null then
         v_first := _pgqueue.take_dedup_key(v_stream, p_dedup_key, v_seq);
         if v_first <> v_seq then
@@ -59,8 +59,8 @@ begin
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
     -- assigned, not performed: so Postgres calls it without a statement around it
-    v_id := _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
-                             v_consumers, v_expires, array[p_key]);
+    v_count := _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
+                                v_consumers, v_expires, array[p_key]);
     return v_seq;
 end $$;
 

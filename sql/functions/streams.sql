@@ -94,13 +94,17 @@ begin
     return v_stream.stream_id;
 end $$;
 
--- Makes the table and the sequences of a stream.
+-- Makes the table and the sequences of a stream, and notes the sequences.
 create or replace function _pgqueue.make_tables(p_stream_id int, p_kind text) returns void
 language plpgsql
 as $$
 begin
     execute format('create sequence pgqueue.seq_%s', p_stream_id);
     execute format('create sequence pgqueue.publication_%s cache 1', p_stream_id);
+    update pgqueue.streams  -- lock: stream
+    set message_numbers = format('pgqueue.seq_%s', stream_id),
+        publication_numbers = format('pgqueue.publication_%s', stream_id)
+    where stream_id = p_stream_id;
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
     execute format('create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq))',
                    p_stream_id);

@@ -56,7 +56,7 @@ begin
         if p_stream.schema is not null then  -- the schema may be newer than the schedule
             perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
         end if;
-        v_new.seq := nextval(('pgqueue.seq_' || p_stream.stream_id)::regclass);
+        v_new.seq := nextval(p_stream.message_numbers);
         insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
         values (v_new.seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,
                 _pgqueue.scheduled_headers(p_schedule));

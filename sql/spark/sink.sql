@@ -315,7 +315,7 @@ begin
         end loop;
     end if;
     perform _pgqueue.lock_publish(p_stream.stream_id);  -- before the publication id, as publish()
-    v_id := nextval(format('pgqueue.publication_%s', p_stream.stream_id)::regclass);
+    v_id := nextval(p_stream.publication_numbers);
     with chunk as (
         -- lock: chunk
         delete from pgqueue.staged_chunks where staged_id = any (array(select staged_id from unnest(p_chunks)))

@@ -25,7 +25,10 @@ create table if not exists pgqueue.streams (
     limited    boolean not null default false, -- sends fail when a consumer has its max_backlog before it
     keys_limited boolean not null default false, -- ... or its per_key_capacity of the message's key
     -- whether publishing has more to do than to publish
-    special    boolean generated always as (limited or keys_limited or bound) stored
+    special    boolean generated always as (limited or keys_limited or bound) stored,
+    -- its sequences: to find them by their names takes a twentieth of a send
+    message_numbers     regclass,
+    publication_numbers regclass
 );
 
 -- The streams to which messages are copied, by the topic of their key.
