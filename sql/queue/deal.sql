@@ -21,6 +21,7 @@ declare
     v_served pgqueue.served;
     v_looked bigint := 0;
     v_since  timestamptz;
+    v_slots  boolean;
 begin
     o_cursor := p_cursor;
     o_count := 0;
@@ -50,8 +51,11 @@ begin
         exit when o_ended or 2 * o_count > p_want or v_looked >= _pgqueue.limit_looks()
             or (o_count > 0 and p_consumer.ordering <> 'stream' and _pgqueue.has_ready_piece(o_cursor));
         p_cuts := p_cuts and o_count = 0;
-        if not (p_cuts and o_cursor.freed_from is null and _pgqueue.has_slot(o_cursor)) then
-            v_deal := _pgqueue.deal(p_consumer, o_cursor, p_claim_id, p_want - o_count, p_held + o_count, p_cuts);
+        v_slots := p_cuts and _pgqueue.has_slot(o_cursor);
+        if not v_slots or _pgqueue.may_have_freed(o_cursor) then
+            -- beside slots only messages of keys that are free: some of these may have waited for long
+            v_deal := _pgqueue.deal(p_consumer, o_cursor, case when not v_slots then p_claim_id end, p_want - o_count,
+                                    p_held + o_count, p_cuts, v_slots);
             o_cursor := v_deal.o_cursor;
             o_count := o_count + v_deal.o_claimed;
             v_looked := v_looked + v_deal.o_looked;
@@ -74,11 +78,13 @@ end $$;
 --   p_want      messages that the claim wants
 --   p_held      messages that it has already
 --   p_cuts      make slots of messages that were never delivered
+--   p_waiting   nothing of the front of the line
 -- Returns the cursor, how many messages it looked at, how many it claimed, and whether the claim ends there, as
 -- serve_ready() does.
 -- (More than 60 lines: whether the line is claimed whole, and what is dealt, follow from the same look at the pieces.)
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          p_claim_id bigint, p_want bigint, p_held bigint, p_cuts boolean,
+                                         p_waiting boolean default false,
                                          out o_cursor pgqueue.consumer_cursors, out o_looked bigint,
                                          out o_claimed bigint, out o_ended boolean)
 language plpgsql
@@ -139,7 +145,8 @@ begin
         return;
     end if;
 
-    if p_consumer.limits_keys or coalesce(cardinality(v_heads.keys), 0) < _pgqueue.limit_stock() then
+    if not p_waiting
+       and (p_consumer.limits_keys or coalesce(cardinality(v_heads.keys), 0) < _pgqueue.limit_stock()) then
         v_runs := _pgqueue.line_front(
             p_consumer, o_cursor,
             case when p_consumer.fair then _pgqueue.limit_looks()

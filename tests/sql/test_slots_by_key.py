@@ -414,6 +414,23 @@ def test_what_goes_back_comes_before_the_rest_of_its_key(
     checker.check(conn)
 
 
+def test_what_failed_does_not_wait_for_the_slots_of_other_keys(conn: Conn) -> None:
+    """A slot of a frequent key is free again after each claim of it."""
+    consumer(conn, ordering="key")
+    sent = send_keys(conn, "b" * 5 + "a" * 2000)
+    rows = receive(conn, 5)
+    assert seqs_of(rows) == sent[:5]
+    assert value(conn, "nack", held(rows), sent[4:5], seconds(0)) == 1
+    assert value(conn, "ack", held(rows)) == 4
+    found: list[int] = []
+    for _ in range(4):
+        rows = receive(conn, 5)
+        found += seqs_of(rows)
+        assert value(conn, "ack", held(rows)) == len(rows)
+    assert sent[4] in found
+    checker.check(conn)
+
+
 def test_some_of_a_slot_is_dead_lettered(conn: Conn) -> None:
     consumer(conn, ordering="key")
     sent = send_keys(conn, "aaab")
