@@ -201,8 +201,8 @@ begin
 end $$;
 
 -- Acknowledges a claimed slot by key that goes on with what comes next of its key: the slot is free then. Returns how
--- many messages it had; null when there is no such slot, or another session has just acknowledged some of it. Locks: the
--- slot.
+-- many messages it had; null when there is no such slot, or another session has just acknowledged some of it. Locks:
+-- the slot.
 create or replace function _pgqueue.go_on(p_claim_id bigint) returns bigint
 language plpgsql
 as $$
@@ -217,7 +217,8 @@ begin
     from (select message_count as acked from pgqueue.slots
           where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) o
     -- the token once more, which is judged again after a wait for another session that settles the claim (a condition
-    -- on ctid is not: PostgreSQL 15.5 would let the slot go on twice), and the count, which that session may have changed
+    -- on ctid is not: PostgreSQL 15.5 would let the slot go on twice); and the count, which that session may have
+    -- changed
     where s.slot & 1048575 = _pgqueue.place_in(p_claim_id) and s.token = _pgqueue.token_in(p_claim_id)
       and s.message_count = o.acked
     returning o.acked into v_count;
