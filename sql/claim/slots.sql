@@ -222,6 +222,7 @@ as $$
 declare
     v_place pgqueue.line_place := p_cursor.scan_from[1];
     v_run   pgqueue.consumer_messages;
+    v_rest  int8multirange;
     v_count bigint := 0;
 begin
     while v_count < p_want loop
@@ -238,6 +239,16 @@ begin
         exit when not found;
         if o_seqs is null then
             o_first := v_run;
+            if upper(v_run.seqs) - v_run.first_seq > v_run.message_count then  -- it may have messages on both sides of
+                v_rest := v_run.seqs * int8multirange(int8range(coalesce((     -- one that was returned
+                    select first_seq from pgqueue.consumer_messages
+                    where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = v_place.lane
+                      and line_no = v_run.line_no and first_seq between v_run.first_seq and upper(v_run.seqs)
+                    order by first_seq limit 1), upper(v_run.seqs)), null));
+                perform _pgqueue.store_run(v_run, v_rest);
+                v_run.seqs := v_run.seqs - v_rest;
+                v_run.message_count := _pgqueue.cardinality(v_run.seqs);
+            end if;
         end if;
         o_seqs := coalesce(o_seqs, '{}') + v_run.seqs;
         v_count := v_count + v_run.message_count;

@@ -241,6 +241,25 @@ def test_what_failed_comes_before_the_slots(conn: Conn, sent: list[int]) -> None
     assert seqs_of(receive(conn, 1)) == sent[2:3]
 
 
+def test_what_failed_between_free_slots_comes_before_later_ones(
+    conn: Conn, session: Session
+) -> None:
+    """The slot before it was rolled back: the line gets both sides of it as one run."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 8)
+    assert seqs_of(receive(conn, 1)) == sent[:1]
+    claiming = session()
+    claiming.execute("begin")
+    assert seqs_of(receive(claiming, 1)) == sent[1:2]
+    failed = receive(conn, 1)
+    assert seqs_of(failed) == sent[2:3]
+    claiming.execute("rollback")
+    clock.end_lease(conn, claim_of(failed))
+    found = seqs_of(receive(conn, 1))
+    checker.check(conn)
+    assert found + acked(conn, "s", "c", 1) == sent[1:]
+
+
 def test_a_delay_that_ends_is_noticed_beside_slots(conn: Conn, sent: list[int]) -> None:
     rows = receive(conn, 1)
     value(conn, "nack", claims_of(rows), None, seconds(3600))
