@@ -33,16 +33,6 @@ create or replace function _pgqueue.is_slot(p_claim_id bigint) returns boolean
 language sql immutable parallel safe
 as $$ select p_claim_id & 1 = 1 $$;
 
--- The first messages of a set: so many, or all if it has fewer.
-create or replace function _pgqueue.front(p_set int8multirange, p_count bigint) returns int8multirange
-language sql immutable parallel safe
-as $$
-    select case when p_count = 1 then int8multirange(int8range(lower(p_set), lower(p_set) + 1))
-                when p_set = int8multirange(range_merge(p_set)) then _pgqueue.below(p_set, lower(p_set) + p_count)
-                when _pgqueue.cardinality(p_set) <= p_count then p_set
-                else _pgqueue.below(p_set, _pgqueue.bound_of(p_set, p_count)) end
-$$;
-
 -- The claim that a claimed slot is, as a row of claims.
 create or replace function _pgqueue.claim_of(p_slot pgqueue.slots) returns pgqueue.claims
 language sql immutable
@@ -52,6 +42,38 @@ as $$
             p_slot.lease_until, p_slot.timeout, p_slot.message_count, p_slot.message_count, 0, null, p_slot.owner,
             false, null, null, null, null)::pgqueue.claims
 $$;
+
+-- Cuts a set of messages into what a slot has of it: the first p_size; as rest, those of more claims, in slots.parts
+-- parts; and what comes later, which is too much for a slot.
+create or replace function _pgqueue.cut_parts(p_seqs int8multirange, p_size bigint)
+returns table (first int8multirange, rest int8multirange[], parts int, later int8multirange)
+language sql immutable parallel safe
+as $$
+    -- one range takes no more room the longer it is
+    select _pgqueue.below(p_seqs, lower(p_seqs) + p_size),
+           nullif(array[p_seqs * int8multirange(int8range(
+                      lower(p_seqs) + p_size, lower(p_seqs) + 8 * p_size * _pgqueue.limit_parts()))],
+                  array['{}'::int8multirange]),
+           null::int,
+           p_seqs * int8multirange(int8range(lower(p_seqs) + 8 * p_size * _pgqueue.limit_parts(), null))
+    where p_seqs = int8multirange(range_merge(p_seqs))
+    union all
+    select int8multirange(variadic e[:p_size]),
+           nullif(array(select int8multirange(variadic e[no * p_size + 1:(no + 1) * p_size])
+                        from generate_series(c.parts, 1, -1) no), '{}'),
+           c.parts, int8multirange(variadic e[p_size * _pgqueue.limit_parts() + 1:])
+    from (select array(select int8range(n, n + 1)
+                       from (select generate_series(lower(r), upper(r) - 1) as n from unnest(p_seqs) r) n) as e
+          offset 0) a  -- (offset 0: the array is made once)
+    cross join lateral (
+        select ((least(cardinality(e), p_size * _pgqueue.limit_parts()) - 1) / p_size)::int as parts) c
+    where p_seqs <> int8multirange(range_merge(p_seqs))
+$$;
+
+-- What a slot goes on with; null: nothing.
+create or replace function _pgqueue.rest_of(p_slot pgqueue.slots) returns int8multirange
+language sql immutable parallel safe
+as $$ select range_agg(r) from unnest(p_slot.rest[:coalesce(p_slot.parts, 1)]) r $$;
 
 -- The runs that a slot is, as rows of consumer_messages: ready, or claimed, and by key a piece; and what comes next of
 -- its key, which waits. Of a slot with all keys, all but what is claimed is ready, in the line.
@@ -69,7 +91,7 @@ as $$
            case when not r.rest then p_slot.claimed_at end, null::jsonb,
            case when r.rest then p_slot.key end,
            case when not r.rest and (p_slot.whole is null or p_slot.token is not null) then p_slot.piece end
-    from unnest(array[false, true], array[p_slot.seqs, p_slot.rest]) r (rest, seqs)
+    from unnest(array[false, true], array[p_slot.seqs, _pgqueue.rest_of(p_slot)]) r (rest, seqs)
     -- a piece with an order stays one run: it is small, and two runs might have messages of one key
     cross join lateral (
         select * from _pgqueue.split_set(r.seqs) where r.rest or p_slot.message_count > _pgqueue.limit_piece_by_key()
@@ -210,9 +232,12 @@ declare
     v_count bigint;
 begin
     update pgqueue.slots s  -- lock: slot
-    set seqs = _pgqueue.front(rest, size),
-        message_count = case when size > 1 then least(size, _pgqueue.cardinality(rest)) else 1 end,
-        rest = nullif(rest - _pgqueue.front(rest, size), '{}'),
+    set seqs = case when parts > 0 then rest[parts] else _pgqueue.below(rest[1], lower(rest[1]) + size) end,
+        message_count = case when parts > 1 or size = 1 then size else least(size, _pgqueue.cardinality(rest[1])) end,
+        rest = case when parts > 1 then rest
+                    when parts is null then nullif(array[rest[1] - _pgqueue.below(rest[1], lower(rest[1]) + size)],
+                                                   array['{}'::int8multirange]) end,
+        parts = parts - 1,
         token = null, claimed_at = null, lease_until = null, timeout = null, owner = null
     from (select message_count as acked from pgqueue.slots
           where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) o

@@ -202,7 +202,7 @@ begin
               from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
               where c.consumer_id = v_id and c.live and not p_quick
               union all
-              select s.seqs + coalesce(s.rest, '{}') from pgqueue.slots s where s.consumer_id = v_id) r
+              select s.seqs + coalesce(_pgqueue.rest_of(s), '{}') from pgqueue.slots s where s.consumer_id = v_id) r
         where r.seqs && v_taken;
         v_taken := v_taken - coalesce(v_held, '{}');
     end if;

@@ -265,11 +265,10 @@ begin
              r (run_no, key, seqs, message_count, held, i)
         join source s using (run_no)
     ), single as materialized (
-        select *, case when message_count > most then _pgqueue.front(seqs, most) else seqs end as part,
-               case when message_count > p_size then _pgqueue.front(seqs, p_size) else seqs end as first
-        from (select *, p_size * _pgqueue.limit_parts()  -- more where that takes no more room
-                        * case when upper(seqs) - lower(seqs) = message_count then 8 else 1 end as most
-              from judged where single and not waits) j
+        select j.i, j.run_no, j.arrival_no, j.key, j.message_count, c.*
+        from judged j
+        cross join lateral _pgqueue.cut_parts(j.seqs, p_size) c
+        where j.single and not j.waits
     ), packed as (
         select *, sum(least(message_count, p_size)::int) over (partition by kind order by i)
                   - least(message_count, p_size) as before
@@ -289,15 +288,15 @@ begin
         where due is null
         group by kind, fresh, before / p_size
     ), laid as (
-        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, key, rest, size)
-        select nextval('pgqueue.claim_numbers'), l.arrival_no, p_consumer.consumer_id, l.priority, l.message_count,
-               l.seqs, l.piece, l.key, l.rest, p_size
+        insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, piece, key, rest, size,
+                                   message_count, seqs, parts)
+        select nextval('pgqueue.claim_numbers'), l.arrival_no, p_consumer.consumer_id, l.priority, l.piece, l.key,
+               l.rest, p_size, l.message_count, l.seqs, l.parts
         from (select p.i, p.arrival_no, s.priority, least(p.message_count, p_size) as message_count, p.first as seqs,
-                     p_cursor.last_line_no + 1 as piece, p.key,
-                     case when p.message_count > p_size then p.part - p.first end as rest
+                     p_cursor.last_line_no + 1 as piece, p.key, p.rest, p.parts
               from single p join source s using (run_no)
               union all
-              select p.i, p.arrival_no, s.priority, p.message_count, p.seqs, p.piece, null, null
+              select p.i, p.arrival_no, s.priority, p.message_count, p.seqs, p.piece, null, null, null
               from piece p join source s using (run_no) where p.fresh
               order by i) l
         returning slot
@@ -308,7 +307,7 @@ begin
         union all
         select p_consumer.consumer_id, p_cursor.last_line_no + 1, p_cursor.last_line_no + 1,
                sum(least(message_count, p_size)), array_remove(array_agg(key), null), min(arrival_no),
-               min(lower(seqs)), true
+               min(lower(first)), true
         from single having count(*) > 0
     ), dealt as (
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
@@ -333,7 +332,7 @@ begin
               union all
               select run_no, key, seqs - part from part where room < message_count
               union all
-              select run_no, key, seqs - part from single where message_count > most) w
+              select run_no, key, later from single where later <> '{}') w
         join source s using (run_no)
         cross join lateral _pgqueue.split_set(w.seqs) c
     )

@@ -169,8 +169,8 @@ begin
             returning claim_id
         ), slot as (
             -- lock: slot
-            delete from pgqueue.slots where consumer_id = p_consumer_id
-            returning message_count + coalesce(_pgqueue.cardinality(rest), 0) as message_count
+            delete from pgqueue.slots s where consumer_id = p_consumer_id
+            returning message_count + coalesce(_pgqueue.cardinality(_pgqueue.rest_of(s)), 0) as message_count
         )
         select array(select claim_id from ended union all select claim_id from lost),
                (select coalesce(sum(message_count), 0) from slot)

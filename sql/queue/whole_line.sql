@@ -135,7 +135,7 @@ declare
     v_from  pgqueue.line_place;
     v_run   pgqueue.consumer_messages;
     v_front int8multirange;
-    v_first int8multirange;
+    v_cut   record;
 begin
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
     delete from pgqueue.consumer_messages
@@ -149,20 +149,20 @@ begin
         return p_cursor;
     end if;
     -- the runs of one line_no interleave: they go by seq
-    v_front := _pgqueue.front(
-        _pgqueue.below(v_run.seqs, coalesce((select first_seq from pgqueue.consumer_messages
-                                             where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 1
-                                               and line_no = v_run.line_no and first_seq > v_run.first_seq
-                                             order by first_seq limit 1), upper(v_run.seqs))),
-        p_size * _pgqueue.limit_slots());
-    v_first := _pgqueue.front(v_front, p_size);
-    perform _pgqueue.store_run(v_run, v_run.seqs - v_front);
-    insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, message_count, seqs, piece, rest, size, whole)
-    values (nextval('pgqueue.claim_numbers'), v_run.arrival_no, p_cursor.consumer_id, v_run.priority,
-            _pgqueue.cardinality(v_first), v_first, v_piece, nullif(v_front - v_first, '{}'), p_size, true)
+    v_front := _pgqueue.below(v_run.seqs, coalesce((
+        select first_seq from pgqueue.consumer_messages
+        where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 1
+          and line_no = v_run.line_no and first_seq > v_run.first_seq
+        order by first_seq limit 1), upper(v_run.seqs)));
+    v_cut := c from _pgqueue.cut_parts(v_front, p_size) c;
+    perform _pgqueue.store_run(v_run, v_run.seqs - v_front + v_cut.later);
+    insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, piece, rest, size, whole, message_count, seqs,
+                               parts)
+    values (nextval('pgqueue.claim_numbers'), v_run.arrival_no, p_cursor.consumer_id, v_run.priority, v_piece,
+            v_cut.rest, p_size, true, _pgqueue.cardinality(v_cut.first), v_cut.first, v_cut.parts)
     returning slot into v_slot;
     insert into pgqueue.pieces (consumer_id, place, piece, message_count)
-    values (p_cursor.consumer_id, v_piece, v_piece, _pgqueue.cardinality(v_first));
+    values (p_cursor.consumer_id, v_piece, v_piece, _pgqueue.cardinality(v_cut.first));
     p_cursor.last_line_no := v_piece;
     p_cursor := _pgqueue.raise_slots(_pgqueue.begin_block_by_key(p_cursor, v_slot));
     p_cursor.slots_size := p_size;

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import psycopg
@@ -26,6 +26,11 @@ from tests.sql.limits import limit
 def numbers(multirange: Any) -> set[int]:
     """The elements of an int8multirange."""
     return {n for r in multirange or () for n in range(r.lower, r.upper)}
+
+
+def coming(slot: Any) -> list[set[int]]:
+    """What a slot goes on with, part by part."""
+    return [numbers(part) for part in reversed((slot.rest or [])[: slot.parts])]  # None: one range
 
 
 @dataclass
@@ -369,7 +374,10 @@ def check_slots_by_key(c: Consumer) -> None:
     """5 order: a slot has messages of its piece; what comes next of its key is in no other slot."""
     pieces: dict[int, list[Any]] = defaultdict(list)
     for slot in c.slots:
-        assert slot.rest is None or slot.size, f"{slot}"
+        parts = coming(slot)
+        assert bool(parts) == (slot.rest is not None), f"parts: {slot}"
+        assert {len(part) for part in parts[:-1]} <= {slot.size}, f"parts of another size: {slot}"
+        assert all(max(a) < min(b) for a, b in pairwise(parts)), f"parts out of order: {slot}"
         if slot.whole:
             check_whole(c, slot)
             continue
@@ -385,7 +393,7 @@ def check_slots_by_key(c: Consumer) -> None:
             assert slot.rest is None, f"of several keys, and goes on: {slot}"
             continue
         for slot in slots:
-            now, next_ = numbers(slot.seqs), numbers(slot.rest)
+            now, next_ = numbers(slot.seqs), set().union(*coming(slot))
             assert not next_ or max(now) < min(next_), f"out of order: {slot}"
             assert {c.keys.get(seq) for seq in now | next_} <= {slot.key, None}, f"key of {slot}"
         keys = Counter(slot.key for slot in slots if slot.key is not None)
@@ -398,7 +406,7 @@ def check_whole(c: Consumer, slot: Any) -> None:
     assert c.ordering == "stream", f"of all keys: {slot}"
     assert [piece.whole for piece in c.pieces.values()] == [True], f"other pieces: {c.pieces}"
     assert slot.piece in c.pieces, f"not known: {slot}"
-    now, next_ = numbers(slot.seqs), numbers(slot.rest)
+    now, next_ = numbers(slot.seqs), set().union(*coming(slot))
     assert not next_ or max(now) < min(next_), f"out of order: {slot}"
     (place,) = [f for f in c.scan_from if f[0] == 1]
     assert place[1:] <= (slot.arrival_no, min(now)), f"before {place}: {slot}"

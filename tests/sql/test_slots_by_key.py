@@ -384,6 +384,24 @@ def test_a_key_is_free_though_the_slot_of_another_goes_on(conn: Conn, promoted: 
     assert [row.key for row in receive(conn, 10)] == ["b"] * 3
 
 
+@pytest.mark.parametrize("keys", ["ab" * 101, "aab" * 70, "a" * 780])
+def test_a_slot_goes_on_claim_by_claim(conn: Conn, keys: str) -> None:
+    """Also when it has gone on with all that it had, and the rest of its key is dealt anew."""
+    consumer(conn, ordering="key")
+    key_of = dict(zip(send_keys(conn, keys), keys, strict=True))
+    got = defaultdict(list)
+    claims = []
+    while rows := receive(conn, 3):
+        assert {row.key for row in rows} == {key_of[rows[0].seq]}
+        got[rows[0].key] += seqs_of(rows)
+        claims.append(len(rows))
+        if len(claims) in (1, 2, 60, 61):
+            checker.check(conn)
+        value(conn, "ack", held(rows))
+    assert got == {k: [seq for seq in key_of if key_of[seq] == k] for k in set(keys)}
+    assert claims.count(3) >= len(claims) - 5
+
+
 @pytest.mark.parametrize("delay", [None, seconds(0), seconds(3600)])
 @pytest.mark.parametrize("how", ["nack", "defer"])
 @pytest.mark.parametrize("part", [True, False])
