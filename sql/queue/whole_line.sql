@@ -135,6 +135,7 @@ declare
     v_from  pgqueue.line_place;
     v_run   pgqueue.consumer_messages;
     v_front int8multirange;
+    v_count bigint;
     v_cut   record;
 begin
     select f.* into v_from from unnest(p_cursor.scan_from) f where f.lane = 1;
@@ -154,6 +155,10 @@ begin
         where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = 1
           and line_no = v_run.line_no and first_seq > v_run.first_seq
         order by first_seq limit 1), upper(v_run.seqs)));
+    v_count := _pgqueue.cardinality(v_front);
+    if v_count > p_size then  -- the last claim is filled from what comes next in the line
+        v_front := _pgqueue.below(v_front, _pgqueue.bound_of(v_front, v_count - v_count % p_size));
+    end if;
     v_cut := c from _pgqueue.cut_parts(v_front, p_size) c;
     perform _pgqueue.store_run(v_run, v_run.seqs - v_front + v_cut.later);
     insert into pgqueue.slots (slot, arrival_no, consumer_id, priority, piece, rest, size, whole, message_count, seqs,

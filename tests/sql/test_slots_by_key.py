@@ -237,6 +237,23 @@ def test_with_the_order_of_the_stream_a_slot_goes_on_over_gaps(conn: Conn, size:
     assert found + acked(conn, "s", "c", 7) == sent
 
 
+def test_with_the_order_of_the_stream_a_long_run_with_a_gap_is_cut_in_few_parts(conn: Conn) -> None:
+    """A run of few ranges may have all of a backlog."""
+    consumer(conn, ordering="stream")
+    for _ in range(2):
+        conn.execute(
+            "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{20000}'))"
+        )
+        with conn.transaction(force_rollback=True):
+            send_keys(conn, "x")
+    assert len(receive(conn, 3)) == 3
+    limit = one(conn, "select _pgqueue.limit_parts()")
+    assert (
+        one(conn, "select sum(message_count) from pgqueue.consumer_messages") == 40000 - 3 * limit
+    )
+    checker.check(conn)
+
+
 @pytest.mark.parametrize("how", ["nack", "defer", "expire", "another size", "dead_letter"])
 @pytest.mark.parametrize("part", [True, False])
 def test_the_order_of_the_stream_stays_whatever_becomes_of_a_slot(
