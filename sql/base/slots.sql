@@ -61,12 +61,12 @@ as $$
     select int8multirange(variadic e[:p_size]),
            nullif(array(select int8multirange(variadic e[no * p_size + 1:(no + 1) * p_size])
                         from generate_series(c.parts, 1, -1) no), '{}'),
-           c.parts, int8multirange(variadic e[p_size * _pgqueue.limit_parts() + 1:])
+           c.parts, p_seqs * int8multirange(int8range(upper(e[cardinality(e)]), null))
     from (select array(select int8range(n, n + 1)
-                       from (select generate_series(lower(r), upper(r) - 1) as n from unnest(p_seqs) r) n) as e
+                       from (select generate_series(lower(r), upper(r) - 1) as n from unnest(p_seqs) r
+                             limit p_size * _pgqueue.limit_parts()) n) as e
           offset 0) a  -- (offset 0: the array is made once)
-    cross join lateral (
-        select ((least(cardinality(e), p_size * _pgqueue.limit_parts()) - 1) / p_size)::int as parts) c
+    cross join lateral (select ((cardinality(e) - 1) / p_size)::int as parts) c
     where p_seqs <> int8multirange(range_merge(p_seqs))
 $$;
 
