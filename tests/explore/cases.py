@@ -80,6 +80,7 @@ class Case:
     ordering: str = "none"
     beside: str = ""  # retention, expiry, rollback, kill
     warm: bool = False  # the messages were taken, and are ready
+    limited: bool = False  # the consumer has a setting: no slots, and each claim locks the consumer
     conn: psycopg.Connection[Any] | None = None
     stream: str = ""
     stream_id: int = 0
@@ -150,8 +151,9 @@ class Case:
             self.ask("select pgqueue.set_retention(%s, p_messages => 1)", stream)
         ((self.consumer_id,),) = self.ask(
             "select pgqueue.create_consumer(%s, 'c', 'earliest', %s,"
-            " p_settings => '{\"max_deliver_count\": 3}')",
+            " p_settings => %s)",
             stream, self.ordering,
+            json.dumps({"max_deliver_count": 3} | ({"max_in_flight": 100} if self.limited else {})),
         )  # fmt: skip
         if self.has("group", "leases", "read"):
             self.ask("select pgqueue.create_group(%s, 'g', 2, 'earliest')", stream)

@@ -43,14 +43,14 @@ MUTANTS = [
         "_pgqueue.lock_claim",
         "for update skip locked",
         "",
-        Case(("ack_one", "receive"), ordering="stream", beside="expiry"),
+        Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
         "expire: a claim that is being settled is released too",
         "_pgqueue.expire",
         "for update skip locked",
         "",
-        Case(("ack_one", "receive"), ordering="stream", beside="expiry"),
+        Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
         "slots: claimed ones are put back, too",
@@ -71,6 +71,6 @@ MUTANTS = [
         "_pgqueue.lock_claim",
         "if p_and_consumer then",
         "if false then",
-        Case(("nack", "receive"), ordering="stream"),
+        Case(("nack", "receive"), ordering="stream", limited=True),
     ),
 ]
