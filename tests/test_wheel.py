@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -163,8 +164,7 @@ def test_the_sdist_passes_its_tests_alone(folder: Path, tmp_path):
     In this environment, and with what the sdist holds: no checkout, no git.
     """
     (sdist,) = folder.glob("spark_pgqueue-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     (there,) = tmp_path.glob("spark_pgqueue-*")
     some = ("tests/unit/test_maps.py", "tests/unit/test_docs.py", "tests/sql/test_settle.py")
     environment = {"PYTHONPATH": str(there), "PGQUEUE_TEST_VERSIONS": "18"}
