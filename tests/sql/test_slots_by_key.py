@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -237,21 +238,21 @@ def test_with_the_order_of_the_stream_a_slot_goes_on_over_gaps(conn: Conn, size:
     assert found + acked(conn, "s", "c", 7) == sent
 
 
-def test_with_the_order_of_the_stream_a_long_run_with_a_gap_is_cut_in_few_parts(conn: Conn) -> None:
-    """A run of few ranges may have all of a backlog."""
+def test_with_the_order_of_the_stream_a_claim_is_filled_where_a_run_ends(conn: Conn) -> None:
     consumer(conn, ordering="stream")
-    for _ in range(2):
-        conn.execute(
-            "select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{20000}'))"
-        )
-        with conn.transaction(force_rollback=True):
-            send_keys(conn, "x")
-    assert len(receive(conn, 3)) == 3
-    limit = one(conn, "select _pgqueue.limit_parts()")
-    assert (
-        one(conn, "select sum(message_count) from pgqueue.consumer_messages") == 40000 - 3 * limit
-    )
-    checker.check(conn)
+    sent = send_keys(conn, "abcd")
+    assert value(conn, "ack", held(receive(conn, 3))) == 3
+    sent += send_keys(conn, "efghi")
+    assert seqs_of(receive(conn, 3)) == sent[3:6]
+
+
+def test_what_a_slot_has_is_cut_without_a_look_at_all_of_a_long_run(conn: Conn) -> None:
+    """A run of few ranges may have all of a backlog."""
+    cut = "_pgqueue.cut_parts('{[1,1000000),[1000001,2000000)}', 3)"
+    [[[plan]]] = conn.execute(f"explain (analyze, format json) select * from {cut}".encode())
+    looked = [int(n) for n in re.findall(r"'Actual Rows': (\d+)", str(plan))]
+    assert max(looked) == 3 * one(conn, "select _pgqueue.limit_parts()")
+    assert one(conn, f"select _pgqueue.cardinality(later) from {cut}") == 1999998 - max(looked)
 
 
 @pytest.mark.parametrize("how", ["nack", "defer", "expire", "another size", "dead_letter"])
