@@ -24,6 +24,7 @@ set local check_function_bodies = off;
 \ir tables/history.sql
 \ir tables/capture.sql
 \ir upgrade.sql
+\ir migrations/2.sql
 \ir tables/indexes.sql
 \ir base/limits.sql
 \ir base/sets.sql

@@ -2,14 +2,14 @@
 
     python -m tests.sql.freeze
 
-writes the file of this checkout's version, at the commit that becomes its release. From then on the
-file stays as it is: `test_upgrade.py` installs it, uses it, and upgrades it.
+writes the file of this checkout's version, at the commit that becomes its release, and refuses to
+replace one. The file stays as it is, which `DIGESTS` in `test_upgrade.py` records: the test
+installs it, uses it, and upgrades it.
 """
 
 from __future__ import annotations
 
 import lzma
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,25 +32,12 @@ def _file(version: int) -> Path:
     return VERSIONS / f"{version}.sql.xz"
 
 
-def _tags(file: Path) -> list[str]:
-    """The releases that have the file."""
-
-    def git(*words: str) -> list[str]:
-        done = subprocess.run(
-            ["git", *words], cwd=VERSIONS, check=True, text=True, stdout=subprocess.PIPE
-        )
-        return done.stdout.split()
-
-    commit = git("log", "-1", "--format=%H", "--", file.name)
-    return git("tag", "--list", "v*", "--contains", *commit) if commit else []
-
-
 def main() -> None:
     file = _file(schema.expected_version())
     VERSIONS.mkdir(exist_ok=True)
-    if tags := _tags(file):
-        sys.exit(f"{file.name} is part of the release {tags[0]}: a change of the schema is a new "
-                 "version, see 'A migration' in sql/changing.md")  # fmt: skip
+    if file.exists():
+        sys.exit(f"{file.name} is kept: a change of the schema is a new version, see 'A migration' "
+                 "in sql/changing.md. Before its release, delete the file first.")  # fmt: skip
     text = schema.script(transaction=False).encode()
     file.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
     print(f"{file}: {file.stat().st_size:,} bytes")

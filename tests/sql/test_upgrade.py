@@ -7,6 +7,7 @@ column has another name, a stream has one more, and a function one more argument
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import threading
@@ -23,12 +24,16 @@ from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
 
-MIGRATION = """
--- From version 1: words that explain themselves.
+DIGESTS = {1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64"}
+"""SHA-256 of each file of `versions/`."""
+
+THIS = schema.expected_version()
+MIGRATION = f"""
+-- From version {THIS}: words that explain themselves.
 do $$
 begin
-    if not exists (select from pgqueue.installed where version = 1)
-       or exists (select from pgqueue.installed where version = 2) then
+    if not exists (select from pgqueue.installed where version = {THIS})
+       or exists (select from pgqueue.installed where version = {THIS + 1}) then
         return;
     end if;
     alter table pgqueue.consumer_cursors rename column dealt_until to dealt_up_to;
@@ -54,12 +59,13 @@ def make_next_version(folder: Path) -> None:
 
     for file in folder.rglob("*.sql"):
         file.write_text(re.sub(r"\bdealt_until\b", "dealt_up_to", file.read_text()))
-    change("schema.sql", "pgqueue.version = 1;", "pgqueue.version = 2;")
-    change("install.sql", "\\ir upgrade.sql\n", "\\ir upgrade.sql\n\\ir migrations/2.sql\n")
+    migration = f"migrations/{THIS + 1}.sql"
+    change("schema.sql", f"pgqueue.version = {THIS};", f"pgqueue.version = {THIS + 1};")
+    last = f"\\ir migrations/{THIS}.sql\n"
+    change("install.sql", last, f"{last}\\ir {migration}\n")
     change("tables/streams.sql", "    bound ", COLOUR)
     change("functions/positions.sql", "pause(p_stream text, p_consumer text)", PAUSE)
-    (folder / "migrations").mkdir()
-    (folder / "migrations" / "2.sql").write_text(MIGRATION)
+    (folder / migration).write_text(MIGRATION)
 
 
 @pytest.fixture
@@ -87,6 +93,22 @@ def install_released(conn: Conn, version: int) -> None:
     with conn.transaction():
         conn.execute("set local standard_conforming_strings = on")
         conn.execute(freeze.sql_of(version).encode(), prepare=False)
+
+
+def test_a_released_version_stays_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And `freeze` replaces none, wherever it runs: a tag of git is not asked."""
+    for version, digest in DIGESTS.items():
+        monkeypatch.setattr(schema, "expected_version", lambda version=version: version)
+        with pytest.raises(SystemExit, match="is kept: a change of the schema is a new version"):
+            freeze.main()
+        kept = (freeze.VERSIONS / f"{version}.sql.xz").read_bytes()
+        assert hashlib.sha256(kept).hexdigest() == digest
+    assert sorted(DIGESTS) == freeze.released(), "a new version is recorded in DIGESTS"
+    monkeypatch.setattr(freeze, "VERSIONS", tmp_path)
+    freeze.main()
+    assert freeze.sql_of(max(DIGESTS)) == schema.script(transaction=False)
 
 
 @pytest.mark.all_versions
@@ -129,9 +151,9 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
 def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
     use(old, empty_url, internals.insert_messages)
     make_anew(conn)
-    assert schema.installed_version(old) == 1
+    assert schema.installed_version(old) == THIS
     schema.install(old)
-    assert schema.installed_version(old) == 2
+    assert schema.installed_version(old) == THIS + 1
     colours = old.execute("select colour from pgqueue.streams order by name").fetchall()
     assert colours == [("blue b",), ("blue j",), ("blue s",)]
     upgraded, fresh = catalogue(old), catalogue(conn)

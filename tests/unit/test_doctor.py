@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue.command_line import cli, doctor
-from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.printable import printable
 from tests.sql import clock
@@ -40,7 +40,7 @@ def test_a_database_in_order(url):
     for name in ("psycopg", "pyarrow", "adbc_driver_postgresql", "Postgres", "permissions"):
         assert found[name].status == "ok"
         assert found[name].advice is None
-    assert found["schema pgqueue"].found == "version 1"
+    assert found["schema pgqueue"].found == f"version {schema.expected_version()}"
     assert "host=" in found["Postgres"].found
 
 
