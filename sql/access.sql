@@ -51,7 +51,7 @@ as $$
         ('{revive_messages}', '{admin}', null),
         -- ... into a table
         ('{open_table, open_table_write, begin_table_batch}', '{producer}', '{plan}'),
-        ('{apply_table_batch}', '{producer}', '{caller}'),
+        ('{apply_table_batch}', '{producer}', '{caller, digits}'),
         ('{drop_table_write}', '{producer}', null),
         -- looking
         ('{peek}', '{consumer, admin}', '{probe, loop}'),
@@ -119,6 +119,8 @@ as $$
         ('no_jit', '{jit = off}'),
         -- a name is written in one way, whatever the role sets: it is stored, and compared
         ('names', '{quote_all_identifiers = off}'),
+        -- the text of a float is the shortest one that is read back as the same float
+        ('digits', '{extra_float_digits = 1}'),
         -- sets of messages are joined whole
         ('hash',   '{enable_hashjoin = on}'),
         ('whole',  '{enable_hashjoin = on, enable_nestloop = off}'),

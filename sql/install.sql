@@ -109,6 +109,7 @@ set local check_function_bodies = off;
 \ir spark/unstage.sql
 \ir spark/sink.sql
 \ir spark/actions.sql
+\ir spark/table_fit.sql
 \ir spark/table_plan.sql
 \ir spark/table_sink.sql
 \ir spark/table_apply.sql

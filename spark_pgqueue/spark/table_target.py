@@ -83,6 +83,7 @@ class TableTarget:
                 "merge_keys": options.merge_keys and list(options.merge_keys),
                 "sequence_by": options.sequence_by,
                 "delete_when": options.delete_when,
+                "allow_rounding": options.allow_rounding and list(options.allow_rounding),
             }
         )
         self._name = ""

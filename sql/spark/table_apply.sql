@@ -11,8 +11,9 @@
 -- Returns true; false when this batch (of a batch write: or a later one) was written before, and nothing was done.
 -- Errors: PQ003; 42501; PQ008 when the table was changed since rows were staged, or rows are missing: a later write of
 -- the batch, maintain() or a crash of Postgres took them; PQ010 as of publish_staged; 21000 when a key is there twice
--- and no column says which row is the last; those of the table, its constraints and triggers. Locks: the table, against
--- changes of its columns; those of begin_table_batch(); the rows that it writes, in the order of the keys.
+-- and no column says which row is the last; 22001 for text that the table would cut or round; those of the table, its
+-- constraints and triggers. Locks: the table, against changes of its columns; those of begin_table_batch(); the rows
+-- that it writes, in the order of the keys.
 create or replace function pgqueue.apply_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
                                                      p_chunks bigint[], p_rows bigint,
                                                      p_path text default current_setting('search_path'))
@@ -24,6 +25,8 @@ declare
     v_statements text[];
     v_statement  text;
     v_rows       bigint;
+    v_changed    text;
+    v_zone       text := current_setting('TimeZone');
 begin
     begin
         v_name := parse_ident(p_table);
@@ -46,13 +49,19 @@ begin
     if v_statements is null then
         return false;
     end if;
-    execute v_statements[1] into v_rows using p_chunks;
+    perform set_config('TimeZone', 'UTC', true);
+    execute v_statements[1] into v_rows, v_changed using p_chunks;
+    perform set_config('TimeZone', v_zone, true);
     if v_rows <> p_rows then
         raise exception 'batch % of sink % is not complete: % of % staged rows for table % are there', p_batch, p_sink,
                         v_rows, p_rows, p_table
             using errcode = 'PQ008',
                   hint = 'Staged rows are not logged: a crash of Postgres or a failover empties them. Nothing was '
                          'written; run the batch again.';
+    elsif v_changed <> '' then
+        raise exception 'table % would cut or round text of column %', p_table, v_changed
+            using errcode = '22001',
+                  hint = 'Make the column of the table wider, or let allow_rounding of open_table() name it.';
     end if;
     if v_statements[2] is not null then
         execute v_statements[2] into v_rows using p_chunks;

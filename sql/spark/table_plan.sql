@@ -45,51 +45,6 @@ begin
     return v_table;
 end $$;
 
--- The type of a column of the table of staged rows, as format_type() writes it, for a type of Spark as its simpleString
--- does; null: it is refused.
-create or replace function _pgqueue.staged_type(p_type text) returns text
-language sql immutable
-as $$
-    select t.staged || case when p_type like 'array<%' then '[]' else '' end
-    from (values ('boolean', 'boolean'), ('tinyint', 'smallint'), ('smallint', 'smallint'), ('int', 'integer'),
-                 ('bigint', 'bigint'), ('float', 'real'), ('double', 'double precision'), ('date', 'date'),
-                 ('decimal[(][0-9]+,-?[0-9]+[)]', 'numeric'),
-                 ('(string|char|varchar)( collate .*|[(][0-9]+[)])?', 'text'),
-                 ('binary', 'bytea'), ('timestamp', 'timestamp with time zone'),
-                 ('timestamp_ntz', 'timestamp without time zone'),
-                 ('interval (day|hour|minute|second)( to (hour|minute|second))?', 'interval'))
-         t (pattern, staged)
-    where coalesce(substring(p_type from '^array<(.*)>$'), p_type) ~ ('^' || t.pattern || '$')
-$$;
-
--- The types that take staged values of a type as they are. Any type takes text, by its own input.
-create or replace function _pgqueue.taking_types(p_staged text, p_scale int) returns text[]
-language sql immutable
-as $$
-    select case
-        when p_staged in ('smallint', 'integer', 'bigint')
-            then '{smallint, integer, bigint, numeric, real, double precision, oid}'
-        when p_staged in ('real', 'double precision') then '{real, double precision, numeric}'
-        when p_staged = 'numeric' and p_scale <= 0
-            then '{numeric, real, double precision, smallint, integer, bigint}'
-        when p_staged = 'numeric' then '{numeric, real, double precision}'
-        when p_staged = 'date' then '{date, timestamp without time zone}'
-        else array[p_staged] end::text[]
-$$;
-
--- The type below a domain, and its modifier.
-create or replace function _pgqueue.base_type(p_type oid, p_typmod int, out o_type pg_type, out o_typmod int)
-language plpgsql stable
-as $$
-begin
-    select * into o_type from pg_type where oid = p_type;
-    o_typmod := p_typmod;
-    while o_type.typtype = 'd' loop
-        o_typmod := o_type.typtypmod;
-        select * into o_type from pg_type where oid = o_type.typbasetype;
-    end loop;
-end $$;
-
 -- The number of a name in a list: the name as it is, or the only one that differs in case alone; null: there is none.
 create or replace function _pgqueue.place_of(p_name text, p_names text[]) returns int
 language sql immutable
@@ -101,21 +56,21 @@ $$;
 
 -- A column of a write: how it is staged, and how its values become those of the table's column. Numbers and times get
 -- their precision before rows are compared. Text gets no length, because a cast cuts silently and an insert does not.
--- Returns an object with name, attnum, staged and cast, which is null where the types are the same. Errors: PQ003 for a
--- column that the table has not, does not take, or whose values would change on the way.
-create or replace function _pgqueue.written_column(p_table pg_class, p_name text, p_type text) returns jsonb
+--   p_use        p_merge_keys or p_sequence_by, where that names the column; null: it has a plain value
+--   p_may_round  whether p_allow_rounding names it
+-- Returns an object with name, attnum, staged, cast, which is null where the types are the same, and changes, of
+-- text_changes(). Errors: PQ003 for a column that the table has not, does not take, or would round.
+create or replace function _pgqueue.written_column(p_table pg_class, p_name text, p_type text, p_use text,
+                                                   p_may_round boolean) returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_names   text[] := array(select attname::text from pg_attribute
-                              where attrelid = p_table.oid and attnum > 0 and not attisdropped order by attnum);
-    v_staged  text := _pgqueue.staged_type(p_type);
-    v_found   pg_attribute;
-    v_base    record;
-    v_item    pg_type;
-    v_target  text;
-    v_scale   int := case when p_type like '%decimal(%' then substring(p_type from ',(-?[0-9]+)[)]')::int else 0 end;
-    v_cast    text;
+    v_names  text[] := array(select attname::text from pg_attribute
+                             where attrelid = p_table.oid and attnum > 0 and not attisdropped order by attnum);
+    v_staged text := _pgqueue.staged_type(p_type);
+    v_found  pg_attribute;
+    v_to     record;
+    v_fit    text;
 begin
     select * into v_found from pg_attribute
     where attrelid = p_table.oid and attname = v_names[_pgqueue.place_of(p_name, v_names)];
@@ -131,32 +86,31 @@ begin
         raise exception 'column % of table % is generated, and takes no values', p_name, _pgqueue.sql_name(p_table.oid)
             using errcode = 'PQ003', column = 'p_columns', hint = 'Drop the column from the DataFrame.';
     end if;
-    v_base := _pgqueue.base_type(v_found.atttypid, v_found.atttypmod);
-    v_item := case when v_staged like '%[]'
-                   then (_pgqueue.base_type((v_base.o_type).typelem, -1)).o_type else v_base.o_type end;
-    v_target := format_type(v_item.oid, null);
-    if v_staged not in ('text', 'text[]')
-       and v_target <> all (_pgqueue.taking_types(rtrim(v_staged, '[]'), v_scale))
-       or v_staged like '%[]' and ((v_base.o_type).typcategory <> 'A' or v_item.oid is null) then
+    v_to := _pgqueue.stored_type(v_found.atttypid, v_found.atttypmod);
+    v_fit := _pgqueue.fit(p_type, v_to.o_item, v_to.o_typmod, v_to.o_dims);
+    if v_fit is null then
         raise exception 'column % is %, and must fit column % of table %, which is %', p_name, p_type, v_found.attname,
                         _pgqueue.sql_name(p_table.oid), format_type(v_found.atttypid, v_found.atttypmod)
             using errcode = 'PQ003', column = 'p_columns',
                   hint = format('Cast it in Spark to the type of the column. Values that would change on the way are '
                                 'refused. A string becomes what the column holds: cast(%s as string).', p_name);
-    elsif v_target = 'numeric' and v_base.o_typmod >= 4
-          and v_scale > (((v_base.o_typmod - 4) & 2047) # 1024) - 1024 then
-        raise exception 'column % is %, and column % of table % is %, which would round its values', p_name, p_type,
-                        v_found.attname, _pgqueue.sql_name(p_table.oid),
-                        format_type((v_base.o_type).oid, v_base.o_typmod)
-            using errcode = 'PQ003', column = 'p_columns',
-                  hint = 'Round it in Spark, with a cast to a decimal of as many places; or change the column.';
+    elsif v_fit = 'rounds' and (p_use is not null or not p_may_round) then
+        raise exception 'column % is %, and column % of table % is %, which would round its values%', p_name, p_type,
+                        v_found.attname, _pgqueue.sql_name(p_table.oid), v_to.o_full,
+                        case p_use when 'p_merge_keys' then ': two keys of p_merge_keys could become one'
+                                   when 'p_sequence_by' then ': by p_sequence_by, an older row could stay'
+                                   else '' end
+            using errcode = 'PQ003', column = concat_ws(', ', coalesce(p_use, 'p_columns'), 'p_allow_rounding'),
+                  hint = format('Make the column of the table %s. Or let Spark cast to a type whose values the column '
+                                'holds as they are.', v_staged)
+                         || case when p_use is null then format(' Or let p_allow_rounding name %s.', p_name)
+                                 else ' What p_allow_rounding allows is not for keys and sequences.' end;
     end if;
-    select format_type((v_base.o_type).oid, case when coalesce(e.typcategory, (v_base.o_type).typcategory) in ('S', 'V')
-                                                 then -1 else v_base.o_typmod end)
-    into v_cast
-    from (select) one left join pg_type e on (v_base.o_type).typcategory = 'A' and e.oid = (v_base.o_type).typelem;
-    return jsonb_build_object('name', v_found.attname, 'attnum', v_found.attnum, 'staged', v_staged,
-                              'cast', nullif(v_cast, v_staged));
+    return jsonb_build_object('name', v_found.attname, 'attnum', v_found.attnum, 'staged', v_staged)
+        || jsonb_strip_nulls(jsonb_build_object(
+               'cast', _pgqueue.written_cast(v_staged, v_to.o_full, v_to.o_base, v_to.o_item, v_to.o_dims),
+               'changes', case when v_staged like 'text%' and not p_may_round
+                               then _pgqueue.text_changes(v_to.o_item, v_to.o_typmod, v_to.o_dims) end));
 end $$;
 
 -- How the values of a key are compared: as the unique index of these columns does. The operators have their schema,
@@ -194,7 +148,7 @@ begin
                                                 from pg_collation l where l.oid = k.collation), ''))
         from unnest(p_attnums) with ordinality a (attnum, n)
         join pg_attribute f on f.attrelid = p_table.oid and f.attnum = a.attnum
-        cross join lateral _pgqueue.base_type(f.atttypid, -1) b
+        cross join lateral _pgqueue.stored_type(f.atttypid, -1) b
         left join lateral (
             select (v_index.indclass::oid[])[i.i - 1] as opclass, (v_index.indcollation::oid[])[i.i - 1] as collation
             from generate_series(1, v_index.indnkeyatts) i (i) where v_index.indkey[i.i - 1] = a.attnum) x on true
@@ -202,7 +156,7 @@ begin
         left join lateral (
             select o.opcfamily as opfamily, o.opcintype from pg_opclass o
             where o.oid = x.opclass
-               or (x.opclass is null and o.opcdefault and o.opcintype = (b.o_type).oid
+               or (x.opclass is null and o.opcdefault and o.opcintype = b.o_base
                    and o.opcmethod = (select oid from pg_am where amname = 'btree'))) c on true
         order by a.n);
 end $$;
@@ -265,11 +219,12 @@ declare
     v_order   jsonb[];
     v_gone    int;
     v_last    int;
+    v_round   int[];
     v_columns jsonb[];
     v_plan    jsonb;
 begin
     select * into v_given from jsonb_to_record(p_given)
-        g ("table" text, columns jsonb, merge_keys text[], sequence_by text, delete_when text);
+        g ("table" text, columns jsonb, merge_keys text[], sequence_by text, delete_when text, allow_rounding text[]);
     v_table := _pgqueue.target_table(v_given."table");
     v_names := array(select c ->> 'name' from jsonb_array_elements(v_given.columns) with ordinality u (c, n)
                      order by n);
@@ -278,9 +233,14 @@ begin
     v_keys := array(select _pgqueue.option_column(v_names, k, 'p_merge_keys')
                     from unnest(v_given.merge_keys) with ordinality u (k, n) order by n);
     perform _pgqueue.check_places(v_keys, v_last, v_gone, v_given.columns);
+    v_round := array(select _pgqueue.option_column(v_names, r, 'p_allow_rounding')
+                     from unnest(v_given.allow_rounding) r);
     v_columns := array(
         select case when n = v_gone then jsonb_build_object('staged', 'boolean')
-                    else _pgqueue.written_column(v_table, c ->> 'name', c ->> 'type') end
+                    else _pgqueue.written_column(v_table, c ->> 'name', c ->> 'type',
+                                                 case when n = any (v_keys) then 'p_merge_keys'
+                                                      when n = v_last then 'p_sequence_by' end,
+                                                 n = any (v_round)) end
         from jsonb_array_elements(v_given.columns) with ordinality u (c, n) order by n);
     if (select count(*) <> count(distinct c ->> 'attnum') from unnest(v_columns) c where c ? 'attnum') then
         raise exception 'two columns of the DataFrame are one column of table %: %', _pgqueue.sql_name(v_table.oid),

@@ -7,7 +7,7 @@
 -- Checks a write to a table, before rows are staged: the target, the columns, the unique index, and rights.
 --   p_target  an object: table, with its schema, quoted as in SQL; columns, a list of objects with name and type, as
 --             Spark's simpleString writes it; and, each null or missing without a merge, merge_keys, sequence_by and
---             delete_when, as the options of the sink
+--             delete_when; and allow_rounding, null or missing for none: as the options of the sink
 --   p_role    who writes
 -- Returns the name of the table as SQL, and the number of this write, which tasks name when they stage: a later try of
 -- the batch has a higher number. Errors: PQ003; 42501 when the role may not write the table. Locks nothing.
@@ -28,10 +28,12 @@ begin
     if jsonb_typeof(p_target) is distinct from 'object' or jsonb_typeof(p_target -> 'columns') is distinct from 'array'
        or exists (select from jsonb_array_elements(p_target -> 'columns') c
                   where coalesce(c ->> 'name', '') = '' or c ->> 'type' is null)
-       or coalesce(jsonb_typeof(p_target -> 'merge_keys') not in ('array', 'null'), false)
-       or jsonb_path_exists(p_target, 'strict $.merge_keys[*] ? (@.type() != "string")', silent => true) then
-        raise exception 'p_target is an object with table, columns with name and type, and a list merge_keys of '
-                        'names of columns, not %',
+       or exists (select from unnest('{merge_keys, allow_rounding}'::text[]) l (name)
+                  where jsonb_typeof(p_target -> l.name) not in ('array', 'null')
+                     or jsonb_path_exists(p_target -> l.name, 'strict $[*] ? (@.type() != "string")', silent => true))
+    then
+        raise exception 'p_target is an object with table, columns with name and type, and lists merge_keys and '
+                        'allow_rounding of names of columns, not %',
                         coalesce(left(p_target::text, 100), 'null') using errcode = 'PQ003', column = 'p_target';
     elsif not exists (select from pg_roles where rolname = p_role) or p_role is null then
         raise exception 'p_role is a role of this server, not %', coalesce(quote_literal(p_role), 'null')
@@ -116,11 +118,11 @@ end $$;
 --   p_sink, p_batch  as of publish_staged
 --   p_table          the name that open_table() returned
 --   p_rows           how many rows the batch has
--- Returns the statements that write the rows of the chunks $1: the first counts them, the second finds a key that is
--- there twice where that would go unnoticed (else it is null). Null, and nothing is done, when the batch was done
--- before. Errors: PQ003; 42501 for the sink of another role; PQ008 when the target was changed since rows were staged,
--- or the write is gone; PQ010 as of publish_staged. Locks: the batch, against another commit of it; for a merge the
--- target, against other merges.
+-- Returns the statements that write the rows of the chunks $1: the first counts them, and names the columns whose text
+-- would change, for which the time zone is to be UTC; the second finds a key that is there twice where that would go
+-- unnoticed (else it is null). Null, and nothing is done, when the batch was done before. Errors: PQ003; 42501 for the
+-- sink of another role; PQ008 when the target was changed since rows were staged, or the write is gone; PQ010 as of
+-- publish_staged. Locks: the batch, against another commit of it; for a merge the target, against other merges.
 create or replace function pgqueue.begin_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
                                                      p_rows bigint) returns text[]
 language plpgsql
@@ -196,9 +198,10 @@ declare
     v_last    int := p_plan -> 'sequence';
     v_key     record := _pgqueue.key_parts(p_plan);
     v_chunks  text := format('pgqueue.%I s where s.chunk operator(pg_catalog.=) any ($1)', p_staged);
-    v_rows    text := (  -- staged rows, in the target's types
+    v_rows    text := (  -- staged rows, in the target's types; last is the sequence as it was staged
         select format('(select %s from %s) n',
-                      string_agg(format('s.c%s%s as c%1$s', n, '::' || (c ->> 'cast')), ', ' order by n), v_chunks)
+                      string_agg(format('s.c%s%s as c%1$s', n, '::' || (c ->> 'cast')), ', ' order by n)
+                      || case when v_last is null then '' else format(', s.c%s as last', v_last) end, v_chunks)
         from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     v_stored  text := 't.' || quote_ident(p_plan -> 'columns' -> (v_last - 1) ->> 'name');
     v_winners text := v_rows;
@@ -212,14 +215,17 @@ begin
            string_agg(format('%1$I = excluded.%1$I', c ->> 'name'), ', ' order by n) filter (where not c ? 'key')
     into v_names, v_values, v_set
     from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n) where n is distinct from v_gone;
-    v_found := array['select count(*) from ' || v_chunks, null];
+    select array[format('select count(*), concat_ws('', '', null%s) from %s',
+                        string_agg(format(', case when bool_or(%s) then %L end', format(c ->> 'changes', 's.c' || n),
+                                          c ->> 'name'), '' order by n), v_chunks), null]
+    into v_found from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n) where c ? 'changes';
     if not p_plan ? 'keys' then
         return v_found || format('insert into %s (%s) select %s from %s', p_plan ->> 'relation', v_names, v_values,
                                  v_rows);
     elsif v_last is not null then
         -- of the rows of a key the last one, and of equal ones a delete
-        v_winners := format('(select distinct on (%s) n.* from %s order by %s, n.c%s desc%s) n', v_key.o_columns,
-                            v_rows, v_key.o_order, v_last, ', n.c' || v_gone || ' desc nulls last');
+        v_winners := format('(select distinct on (%s) n.* from %s order by %s, n.last desc%s) n', v_key.o_columns,
+                            v_rows, v_key.o_order, ', n.c' || v_gone || ' desc nulls last');
     elsif v_gone is not null then
         v_found[2] := format('select 1 from %s group by %s having count(*) operator(pg_catalog.>) 1 limit 1', v_rows,
                              v_key.o_columns);

@@ -43,6 +43,7 @@ VALUES = {
     "table": "stats", "columns": "seq", "where": "seq > 1", "group": "g",
     "consumers": "c", "action": "ack", "txnAppId": "a", "txnVersion": "1",
     "compareRepeats": "count", "mergeKeys": "id", "sequenceBy": "at", "deleteWhen": "gone",
+    "allowRounding": "amount",
     "archive": "auto", "archiveOptions": "{}", "typed": "failfast",
 }  # fmt: skip
 

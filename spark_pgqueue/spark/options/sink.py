@@ -85,6 +85,13 @@ class SinkOptions(Connecting):
         "default no row is deleted.",
         needs=("table", "mergeKeys"),
     )
+    allow_rounding: tuple[str, ...] | None = option(
+        names,
+        "names of columns of the DataFrame, with commas between them",
+        "The columns whose values the table may round or cut, such as a double in a numeric(10,2). "
+        "Never one of mergeKeys or sequenceBy. By default a column that could round is refused.",
+        needs=("table",),
+    )
     txn_app_id: str | None = option(
         a_name,
         "a name",
@@ -126,12 +133,14 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "option consumers is for rows that are sent, and with option action no row is",
             hint="remove consumers; option consumer names the consumer whose messages these are",
         )
-    for name, needed in (
-        ("mergeKeys", options.merge_keys),
-        ("sequenceBy", options.sequence_by),
-        ("deleteWhen", options.delete_when),
+    table, keys = ("table", options.table), ("mergeKeys", options.merge_keys)
+    for name, needed, others in (
+        ("mergeKeys", options.merge_keys, (table,)),
+        ("sequenceBy", options.sequence_by, (table, keys)),
+        ("deleteWhen", options.delete_when, (table, keys)),
+        ("allowRounding", options.allow_rounding, (table,)),
     ):
-        for other, there in (("table", options.table), ("mergeKeys", options.merge_keys)):
+        for other, there in others:
             if needed is not None and there is None:
                 raise PgQueueError(
                     f"option {name} needs option {other}",
@@ -163,6 +172,7 @@ SINK_NAMES = {
     "p_merge_keys": "option mergeKeys",
     "p_sequence_by": "option sequenceBy",
     "p_delete_when": "option deleteWhen",
+    "p_allow_rounding": "option allowRounding",
     "p_consumers": "option consumers",
     "p_sink": "option txnAppId",
     "p_batch": "option txnVersion",
