@@ -50,7 +50,7 @@ as $$
         ('{settle_messages}', '{consumer}', '{plan, probe, loop}'),
         ('{revive_messages}', '{admin}', null),
         -- ... into a table
-        ('{open_table, open_table_write, begin_table_batch}', '{producer}', '{plan}'),
+        ('{open_table, open_table_write, begin_table_batch}', '{producer}', '{plan, names}'),
         ('{apply_table_batch}', '{producer}', '{caller, digits}'),
         ('{drop_table_write}', '{producer}', null),
         -- looking
