@@ -1,12 +1,14 @@
-"""HTTP for `pgqueue metrics` and `pgqueue web`: the standard library's server, with checks.
+"""HTTP for `pgqueue metrics` and `pgqueue web`: h11 reads requests and writes answers.
 
 A connection has one request, and what two readers could read in two ways is refused. So nothing can
 be smuggled past a proxy that reads a request otherwise than this server.
+
+The connections and their limits are our own: uvicorn, hypercorn, granian, waitress, cheroot and
+aiohttp wait without end for a body that arrives a byte at a time, and most of them for headers.
 """
 
 from __future__ import annotations
 
-import io
 import ipaddress
 import json
 import re
@@ -14,20 +16,25 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.utils import formatdate
+from importlib.util import find_spec
 from socket import AF_INET6, socket
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import BoundedSemaphore, Lock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
+
+if TYPE_CHECKING:
+    import h11
 
 MAX_BODY = 64 << 10  # bytes of a request
 MOST_CONNECTIONS = 32  # at a time, each with a thread
 READ_SECONDS = 10.0  # for a whole request
-_REQUEST_LINE = re.compile(rb"[A-Z]+ /[!-~]* HTTP/1\.[01]\r?\n")
+SEND_SECONDS = 30.0  # for a whole answer
 
 
 class Address(NamedTuple):
@@ -93,7 +100,7 @@ class Request(NamedTuple):
     body: bytes
 
 
-class Server(ThreadingHTTPServer):
+class Server(ThreadingTCPServer):
     """Answers requests, each in a thread of its own; at most `MOST_CONNECTIONS` at a time.
 
     Args:
@@ -103,6 +110,10 @@ class Server(ThreadingHTTPServer):
             for other names are refused: a foreign page whose name resolves to this server could
             read the answers (DNS rebinding).
         headers: the headers of every answer.
+
+    Raises:
+        PgQueueError: h11 is not installed.
+        OSError: it cannot listen there.
     """
 
     daemon_threads = True
@@ -117,6 +128,11 @@ class Server(ThreadingHTTPServer):
         names: tuple[str, ...] = (),
         headers: dict[str, str] | None = None,
     ):
+        if find_spec("h11") is None:
+            raise PgQueueError(
+                "serving HTTP needs the package h11, which spark-pgqueue[web] brings",
+                hint=how_to_install("web"),
+            )
         if ":" in where.host:
             self.address_family: int = AF_INET6
         self.answer = answer
@@ -170,126 +186,108 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BaseRequestHandler):
+    """Reads a request with h11, and answers it."""
+
+    request: socket
     server: Server  # type: ignore[assignment]
-    raw_requestline: bytes
-    protocol_version = "HTTP/1.1"
-    server_version = "pgqueue"
-    sys_version = ""
-    timeout = 30  # seconds for which a client may be slow to read the answer
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(_Reading(self.connection))
+    def handle(self) -> None:
+        import h11
 
-    def parse_request(self) -> bool:
-        """Read the request line and the headers; refuse them, if they are not plain."""
-        self.command, self.requestline = "", ""
-        self.request_version = self.protocol_version
-        if not _REQUEST_LINE.fullmatch(self.raw_requestline):
-            why = "the request line is not METHOD /path HTTP/1.1"
-        elif not super().parse_request():
-            return False
-        else:
-            why = self._ambiguity()
-        if why is not None:
-            self._send(as_json({"error": why}, 400))
-        return why is None
+        http = h11.Connection(h11.SERVER)
+        try:
+            request = self._read(http)
+            answer = request if isinstance(request, Answer) else self._answer(request)
+        except h11.RemoteProtocolError as error:  # its text repeats what was sent
+            answer = as_json({"error": "this is not HTTP/1.1"}, error.error_status_hint)
+        self._send(http, answer)
 
-    def handle_expect_100(self) -> bool:
-        """Say nothing before the answer: bodies are small."""
-        return True
+    def _read(self, http: h11.Connection) -> Request | Answer:
+        """The request; or the answer to one that is refused."""
+        import h11
 
-    def _ambiguity(self) -> str | None:
-        """What another reader of this request may read otherwise; None for nothing."""
-        headers = self.headers
-        values = [value for value in headers.values() if "\r" in value or "\n" in value]
-        # The parser takes a line that begins with "From " for the begin, or the end, of a mail.
-        if headers.defects or headers.get_unixfrom() or headers.get_payload() or values:
-            return "a line of the headers is not Name: value"
-        if len(headers.get_all("Host", [])) > 1:
-            return "there are two Host"
-        if "Transfer-Encoding" in headers:
-            return "Transfer-Encoding is not supported"
-        lengths = headers.get_all("Content-Length", [])
-        if self.command == "POST":
-            if len(lengths) != 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
-                return "there must be one Content-Length"
-        elif lengths not in ([], ["0"]):
-            return f"{self.command} has no body"
-        return None
-
-    def do_GET(self) -> None:
-        self._handle(b"")
-
-    do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"])
-        if length > MAX_BODY:
-            self._send(as_json({"error": "a body of at most 64 kB is needed"}, 413))
-            return
-        body = self.rfile.read(length)
-        if len(body) < length:
-            self._send(as_json({"error": "the body is shorter than Content-Length"}, 400))
-            return
-        self._handle(body)
-
-    def _handle(self, body: bytes) -> None:
-        if not self.server.may_be_called(self.headers.get("Host")):
-            error = "this name is not the server's: say --allow-host NAME, if it is"
-            self._send(as_json({"error": error}, 421))
-            return
-        path, _, query = self.path.partition("?")
-        request = Request(
-            "GET" if self.command == "HEAD" else self.command,
-            path,
+        until = time.monotonic() + READ_SECONDS
+        received, body, request = b"", b"", None
+        while not isinstance(event := http.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Request):
+                request = event
+                if refusal := _refusal(request, received):
+                    return refusal
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif event is not h11.NEED_DATA or (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("the client went away, or takes too long")
+            else:
+                self.request.settimeout(left)
+                received += (data := self.request.recv(4096))
+                http.receive_data(data)
+        assert request is not None
+        path, _, query = request.target.decode().partition("?")
+        return Request(
+            "GET" if request.method == b"HEAD" else request.method.decode(),
+            f"/{path.lstrip('/')}",
             dict(parse_qsl(query, keep_blank_values=True)),
-            {name.lower(): value for name, value in self.headers.items()},
+            {name.decode(): value.decode("latin-1") for name, value in request.headers},
             body,
         )
+
+    def _answer(self, request: Request) -> Answer:
+        if not self.server.may_be_called(request.headers.get("host")):
+            error = "this name is not the server's: say --allow-host NAME, if it is"
+            return as_json({"error": error}, 421)
         try:
-            answer = self.server.answer(request)
+            return self.server.answer(request)
         except Exception as error:
             log(error)
-            answer = as_json({"error": "it failed; the server's log says why"}, 500)
-        self._send(answer)
+            return as_json({"error": "it failed; the server's log says why"}, 500)
 
-    def _send(self, answer: Answer) -> None:
-        self.connection.settimeout(self.timeout)
-        self.send_response(answer.status)
-        self.send_header("Connection", "close")  # and the handler closes it
-        self.send_header("Content-Type", answer.kind)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        for name, value in self.server.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.body)
+    def _send(self, http: h11.Connection, answer: Answer) -> None:
+        import h11
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scraper that polls every few seconds would fill a disk."""
+        headers = {
+            "Connection": "close",  # and socketserver closes it
+            "Date": formatdate(usegmt=True),
+            "Content-Type": answer.kind,
+            "Content-Length": str(len(answer.body)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            **self.server.headers,
+        }
+        head = h11.Response(status_code=answer.status, headers=[*headers.items()])
+        sent = http.send(head) or b""
+        with suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
+            sent += http.send(h11.Data(data=answer.body)) or b""
+        self.request.settimeout(SEND_SECONDS)
+        self.request.sendall(sent)
 
 
-class _Reading(io.RawIOBase):
-    """Reads a request from a connection, within a time for all of it."""
+def _refusal(request: h11.Request, received: bytes) -> Answer | None:
+    """The answer to what h11 reads, and another reader might read otherwise; None for the rest.
 
-    def __init__(self, connection: socket):
-        self._connection = connection
-        self._until = time.monotonic() + READ_SECONDS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request takes too long")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+    Args:
+        request: the request, whose lines and equal lengths h11 has joined.
+        received: its bytes, to the end of its headers or further.
+    """
+    lines = re.split(rb"\n\r?\n", received, maxsplit=1)[0]
+    headers = dict(request.headers)
+    length = int(headers.get(b"content-length", 0))
+    why, status = "", 400
+    if request.method not in (b"GET", b"HEAD", b"POST"):
+        why, status = "the method is not GET, HEAD or POST", 501
+    elif not request.target.startswith(b"/") or request.http_version not in (b"1.0", b"1.1"):
+        why = "the request line is not METHOD /path HTTP/1.1"
+    elif re.search(rb"\n[ \t]", lines):
+        why = "a line of the headers is not Name: value"
+    elif b"transfer-encoding" in headers:
+        why = "Transfer-Encoding is not supported"
+    elif request.method != b"POST":
+        why = "only POST has a body" if length else ""
+    elif len(re.findall(rb"\ncontent-length:", lines, re.IGNORECASE)) != 1:
+        why = "there must be one Content-Length"
+    elif length > MAX_BODY:
+        why, status = "a body of at most 64 kB is needed", 413
+    return as_json({"error": why}, status) if why else None
 
 
 class Shared:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -122,6 +123,32 @@ def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: 
         run(pgqueue, *command, cwd=tmp_path, PGQUEUE_URL=empty_url)
     received = run(pgqueue, "receive", "s", "c", cwd=tmp_path, PGQUEUE_URL=empty_url)
     assert "hello" in received
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+def test_http_is_served_with_the_extra_web(folder: Path, python: Path, empty_url: str, tmp_path):
+    """Without it: figures as text, and an error that says what to install."""
+    wheel = next(folder.glob("spark_pgqueue-*.whl"))
+    pgqueue = python.with_name("pgqueue")
+    run(pgqueue, "install", cwd=tmp_path, PGQUEUE_URL=empty_url)
+    assert "pgqueue_up 1" in run(pgqueue, "metrics", cwd=tmp_path, PGQUEUE_URL=empty_url)
+    command = (pgqueue, "metrics", "--listen", ":0", "--url", empty_url)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "spark-pgqueue[web]" in done.stderr) == (1, True), done.stderr
+
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    run(*pip(python), "install", "--quiet", f"{wheel}[web]", cwd=tmp_path)
+    command = (python.with_name("pgqueue"), *command[1:])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = process.stderr.readline().split()[2].rstrip(",")
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                assert "pgqueue_up 1" in answer.read().decode()
+        finally:
+            process.kill()
 
 
 def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):

@@ -147,10 +147,10 @@ class Page:
             error = "this page is read-only"
             return as_json({"error": error, "hint": "start it with --allow-actions"}, 403)
         given = request.headers.get("x-pgqueue-token", "")
-        origin = request.headers.get("origin")
+        host, origin = request.headers.get("host"), request.headers.get("origin")
         if (
             not secrets.compare_digest(given.encode(), self._token.encode())
-            or origin not in (None, f"http://{request.headers.get('host')}")
+            or origin not in (None, f"http://{host}", f"https://{host}")  # a proxy adds TLS
             or request.headers.get("content-type") != "application/json"
         ):
             error = "only this server's own page may act"

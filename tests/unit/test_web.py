@@ -333,6 +333,8 @@ def test_another_page_cannot_act(page: Any, queue: Client) -> None:
         {"X_Pgqueue_Token": "x" * 43},
         {"X_Pgqueue_Token": "é"},
         {"Origin": "http://evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://localhost"},
         {"Origin": "null"},
         {"Content_Type": "text/plain"},
         {"Content_Type": "application/x-www-form-urlencoded"},
@@ -340,6 +342,9 @@ def test_another_page_cannot_act(page: Any, queue: Client) -> None:
         assert act(page, **headers)[0] == 403, headers
     assert act(page, Host="evil.example")[0] == 421
     assert not queue.consumers()[0].paused
+    for scheme in ("http", "https"):  # a proxy in front may add TLS
+        headers = {"Host": "localhost:1", "Origin": f"{scheme}://localhost:1"}
+        assert act(page, **headers)[0] == 200, headers
     assert act(page)[0] == 200
     assert queue.consumers()[0].paused
 

@@ -1,0 +1,194 @@
+"""`pgqueue web` and `pgqueue metrics --listen` as programs: signals, ports, and raw requests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import spark_pgqueue
+from tests.unit.test_serving import HIDDEN, HOST, rest_of
+
+PROGRAMS = {"web": "/api/look", "metrics": "/metrics"}
+"""The programs, each with a path that asks the database."""
+WITHOUT = "import sys; sys.modules['h11'] = None; import spark_pgqueue.__main__ as m; m.main()"
+
+
+class Program(NamedTuple):
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=20)
+
+    def send(self, text: str) -> str:
+        with self.connect() as conn:
+            conn.sendall(text.encode("latin-1"))
+            return rest_of(conn)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """The exit code, and what it printed on standard error after its first line."""
+        self.process.send_signal(number)
+        said = self.process.communicate(timeout=20)[1]
+        return self.process.returncode, said
+
+
+@contextmanager
+def running(url: str, name: str, listen: str, *more: str) -> Iterator[Program]:
+    command = [sys.executable, "-m", "spark_pgqueue", name, "--listen", listen, *more]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PGQUEUE_URL": url}
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert said.startswith("Listening at http://"), said
+            assert "s3cr3t" not in said
+            host, _, port = said.split("http://")[1].split("/")[0].rpartition(":")
+            yield Program(process, host.strip("[]"), int(port))
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def start(url: str, conn: psycopg.Connection) -> Iterator[Callable[..., Program]]:
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+    with ExitStack() as stack:
+        yield lambda name, listen=":0", *more: stack.enter_context(
+            running(make_conninfo(url, password="s3cr3t"), name, listen, *more)
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_ends_by_a_signal_also_while_it_is_asked(
+    start: Callable[..., Program], name: str, number: int
+) -> None:
+    """A client that has a connection does not keep it."""
+    program = start(name)
+    with program.connect():
+        assert program.send(f"GET {PROGRAMS[name]} HTTP/1.0\r\n{HOST}\r\n").startswith(
+            "HTTP/1.1 200 "
+        )
+        code, said = program.end(number)
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]  # type: ignore[index]
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_port_that_is_taken_is_an_error(
+    start: Callable[..., Program], url: str, name: str
+) -> None:
+    program = start("metrics")
+    command = [sys.executable, "-m", "spark_pgqueue", name, "--url", url]
+    done = subprocess.run(
+        [*command, "--listen", str(program.port)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_listens_on_ipv6(start: Callable[..., Program], name: str) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    program = start(name, "[::1]:0")
+    assert program.host == "::1"
+    answer = program.send(f"GET {PROGRAMS[name]} HTTP/1.1\r\nHost: [::1]:{program.port}\r\n\r\n")
+    assert answer.startswith("HTTP/1.1 200 ")
+
+
+def test_a_program_refuses_what_its_server_refuses(start: Callable[..., Program]) -> None:
+    """One of each kind over the wire; test_serving.py has them all."""
+    program = start("web", ":0", "--allow-actions", "--allow-host", "queue.example")
+    look, act = "GET /api/look HTTP/1.1\r\n", f"POST /api/action HTTP/1.1\r\n{HOST}"
+    length = "Content-Length: 2\r\n"
+    for text, status in (
+        (f"{look}Host: queue.example\r\nConnection: keep-alive\r\n\r\n{HIDDEN}", 200),
+        (f"GET / HTTP/1.1\r\n{HOST}\r\n", 200),
+        (f"HEAD / HTTP/1.1\r\n{HOST}\r\n", 200),
+        (f"OPTIONS /api/action HTTP/1.1\r\n{HOST}Origin: http://evil.example\r\n\r\n", 501),
+        (f"{look}Host: evil.example\r\n\r\n", 421),
+        (f"{look}{HOST}Host: evil.example\r\n\r\n", 400),
+        (f"{look}{HOST}X: a\x00b\r\n\r\n", 400),
+        (f"GET /\x1b HTTP/1.1\r\n{HOST}\r\n", 400),
+        (f"{look}{HOST}{length}\r\n{{}}", 400),
+        (f"{act}{length}Transfer-Encoding: chunked\r\n\r\n{{}}", 400),
+        (f"{act}Content-Length: 65537\r\n\r\n", 413),
+        (f"{act}Origin: http://evil.example\r\n{length}\r\n{{}}", 403),
+    ):
+        answer = program.send(text)
+        assert answer.startswith(f"HTTP/1.1 {status} "), (text, answer)
+        assert answer.count("HTTP/1.1 ") == 1, (text, answer)
+        assert "Connection: close" in answer
+        assert "Access-Control" not in answer
+        assert "s3cr3t" not in answer
+        head, _, body = answer.partition("\r\n\r\n")
+        assert (body == "") == text.startswith("HEAD"), head
+    assert program.end()[1] == "", "it logs no request"
+
+
+@pytest.mark.slow
+def test_slow_clients_keep_nobody_out_for_long(start: Callable[..., Program]) -> None:
+    """More than there is room for, that send a byte now and then: of a head, or of a body."""
+    head = f"GET / HTTP/1.1\r\n{HOST}X: "
+    body = f"POST / HTTP/1.1\r\n{HOST}Content-Length: 60000\r\n\r\n"
+    program = start("metrics")
+    ask = f"GET /metrics HTTP/1.1\r\n{HOST}\r\n"
+    with ExitStack() as stack:
+        slow = [stack.enter_context(program.connect()) for _ in range(40)]
+        for number, each in enumerate(slow):
+            each.sendall(("", head, body)[number % 3].encode())
+        assert program.send(ask).startswith("HTTP/1.1 503 ")
+        end = time.monotonic() + 40
+        while not (answer := program.send(ask)).startswith("HTTP/1.1 200 "):
+            assert time.monotonic() < end, answer
+            for each in slow:
+                try:
+                    each.sendall(b"x")
+                except OSError:
+                    continue
+            time.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    "command", [["web", "--listen", ":0"], ["metrics", "--listen", ":0"]], ids=" ".join
+)
+def test_without_its_extra_it_says_what_to_install(
+    url: str, conn: psycopg.Connection, command: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *command, "--url", url],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "spark-pgqueue[web]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["metrics"], ["metrics", "--grafana"], ["web", "--help"]])
+def test_the_rest_needs_no_extra(url: str, conn: psycopg.Connection, command: list[str]) -> None:
+    more = ["--url", url] if command == ["metrics"] else []
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *command, *more], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_the_command_line_loads_no_http(url: str) -> None:
+    code = "import sys, spark_pgqueue.__main__; assert 'h11' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
