@@ -297,10 +297,10 @@ def _lost(value: Any) -> str | None:
     if inspect.isawaitable(value) or isinstance(value, Future):
         if inspect.iscoroutine(value):
             value.close()  # else Python warns that it was never awaited
-        return f"a {type(value).__name__} that nobody waits for"
+        return f"what nobody waits for: {type(value).__name__}"
     if _is_exception(value):
         kind = value if isinstance(value, type) else type(value)
-        return f"an exception that nobody raised, {kind.__qualname__}"
+        return f"an exception that nobody raises: {kind.__name__}"
     return _undone(value)
 
 
@@ -313,7 +313,7 @@ def _undone(value: Any) -> str | None:
     if isinstance(value, Iterator | AsyncIterator) and not any(
         hasattr(type(value), name) for name in _HANDLES
     ):
-        return f"a {type(value).__name__} that nobody iterates over"
+        return f"an iterator that nobody reads: {type(value).__name__}"
     return None
 
 
