@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from functools import cache
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, partial
 
 import psycopg
+
+from spark_pgqueue import Reject, Retry
 
 
 @cache
@@ -56,3 +59,66 @@ def upper(message, connection=None):
 def upper_all(messages):
     """Something to keep of a batch."""
     return [upper(message) for message in messages]
+
+
+def fail_if_bad(message):
+    """Fails by what the message says."""
+    if message.data == "bad":
+        raise Retry("no")
+
+
+# What comes back is not the end of the work
+
+
+def note_later(message):
+    """A decorated coroutine function."""
+    return note_async(message)
+
+
+note_by_partial = partial(note_later)
+
+
+class note_awaitable:
+    """A class whose objects are awaited."""
+
+    def __init__(self, message):
+        self._message = message
+
+    def __await__(self):
+        return note_async(self._message).__await__()
+
+
+def note_in_a_map(message):
+    """Nobody iterates."""
+    return map(note, [message])
+
+
+async def _retry():
+    return Retry("no")
+
+
+def retry_later(message):
+    """A verdict, after a wait."""
+    return _retry()
+
+
+def rejected(message):
+    """The class of a verdict."""
+    return Reject
+
+
+@contextmanager
+def wrapping(message):
+    """For the option wrap."""
+    yield
+
+
+async def wrap_later(message):
+    """The same, to be awaited."""
+    return wrapping(message)
+
+
+@asynccontextmanager
+async def wrapping_async(message):
+    """Entered by `async with`."""
+    yield

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psycopg import AsyncConnection
 
+from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
@@ -304,10 +305,14 @@ class AsyncGroup:
     async def run(self, *given: Any, **named: Any) -> int:
         async with self._lines.waiting() as line:
             group = self._method(line.client)
+            group._call = calls = calling.OnLoop(asyncio.get_running_loop())
             line.stop = group.stop
             self._running.add(group)
             try:
                 return await line.call(partial(group.run, *given, **named))
+            except asyncio.CancelledError:
+                calls.cancel()
+                raise
             finally:
                 self._running.discard(group)
 

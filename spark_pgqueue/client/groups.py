@@ -7,12 +7,14 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 
+from spark_pgqueue import calling
 from spark_pgqueue.client import reading
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.client.messages import StoredMessage
@@ -57,6 +59,8 @@ class Group:
         self._name = name
         self._another = another
         self._stopped = threading.Event()
+        self._call: Callable[..., Any] = calling.call
+        """Calls the handler."""
 
     def run(
         self,
@@ -84,7 +88,8 @@ class Group:
             2
 
         Args:
-            handler: called with at least one message, and the connection.
+            handler: called with at least one message, and the connection. A coroutine function is
+                awaited, by the asynchronous client in the caller's loop.
             worker: a name that no other process has; by default a generated name.
             lease: how long after a process died other workers take over its partitions.
             max_messages: about how many messages a call of the handler gets.
@@ -95,13 +100,18 @@ class Group:
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown group, PQ006 a consumer that is no
-                group, PQ003 a value out of range. Errors of the handler are raised as they are.
+                group, PQ003 a value out of range; a handler that takes something else, or whose body
+                would not run. Errors of the handler are raised as they are, also if it returns them.
         """
+        calling.check("handler", handler, ["a list of messages", "a connection"])
         name = worker or f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         seconds = _FOR_EVER if wait is None else wait.total_seconds()
         self._is_handling = False
         count, pause = 0, 0.1
-        with _Leases(self._another(), self._stream, self._name, name, lease) as leases:
+        with ExitStack() as stack:
+            stack.callback(calling.end_loop)
+            leases = _Leases(self._another(), self._stream, self._name, name, lease)
+            stack.enter_context(leases)
             look = _Look(self._statements, leases, max_messages)
             while not self._stopped.is_set():
                 try:
@@ -155,7 +165,7 @@ class Group:
         with self._statements.turn, self._statements.transaction():
             if share.messages:
                 self._is_handling = True
-                handler(share.messages, self._statements.connection())
+                self._call(handler, share.messages, self._statements.connection())
                 self._is_handling = False
             self._statements.rows(
                 "select count(pgqueue.commit_offset(l, %s::bigint[])) from"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.worker.options import Options
@@ -52,21 +53,57 @@ class Hooks:
 
     def __init__(self, of: str, options: Options):
         self._of = of
-        self._on_success = options.on_success
-        self._on_failure = options.on_failure
-        self._is_batch = options.batch is not None
+        self._options = options
+
+    def started(self) -> None:
+        """Call the hook for the begin of a run. Its error is raised, as that of `stopped`."""
+        if self._options.on_start is not None:
+            calling.call(self._options.on_start)
+
+    async def started_async(self) -> None:
+        """As `started`, in the running loop."""
+        if self._options.on_start is not None:
+            await calling.call_async(self._options.on_start)
+
+    def stopped(self) -> None:
+        """Call the hook for the end of a run."""
+        if self._options.on_stop is not None:
+            calling.call(self._options.on_stop)
+
+    async def stopped_async(self) -> None:
+        """As `stopped`, in the running loop."""
+        if self._options.on_stop is not None:
+            await calling.call_async(self._options.on_stop)
 
     def after(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
         """Call the hook for an outcome; `result` is the handler's return value, or its error."""
-        if outcome in (DeliveryState.done, DeliveryState.settled) or isinstance(outcome, Result):
-            hook = self._on_success
-        else:
-            hook = self._on_failure if isinstance(outcome, Retry | Reject) else None
-        if hook is not None:
+        if hook := self._hook_of(outcome):
             try:
-                hook(list(messages) if self._is_batch else messages[0], result)
-            except Exception:
-                logger.exception("%s: a hook failed", name_of(self._of, messages))
+                calling.call(hook, self._given(messages), result)
+            except BaseException as error:  # also what would end the thread
+                self._tell_of(messages, hook, error)
+
+    async def after_async(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
+        """As `after`, in the running loop."""
+        if hook := self._hook_of(outcome):
+            try:
+                await calling.call_async(hook, self._given(messages), result)
+            except BaseException as error:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                self._tell_of(messages, hook, error)
+
+    def _hook_of(self, outcome: Outcome) -> Callable[[Any, Any], Any] | None:
+        if outcome in (DeliveryState.done, DeliveryState.settled) or isinstance(outcome, Result):
+            return self._options.on_success
+        return self._options.on_failure if isinstance(outcome, Retry | Reject) else None
+
+    def _given(self, messages: Sequence[Message]) -> Any:
+        return messages[0] if self._options.batch is None else list(messages)
+
+    def _tell_of(self, messages: Sequence[Message], hook: Any, error: BaseException) -> None:
+        name = "on_success" if hook is self._options.on_success else "on_failure"
+        logger.error("%s: a hook failed: %s", name_of(self._of, messages), name, exc_info=error)
 
 
 class Attempt:
@@ -100,12 +137,14 @@ class Attempt:
             the outcome for the messages; and the handler's return value, or its error.
         """
         given = list(messages) if self._is_batch else messages[0]
+        result = None
         try:
-            with self._wrap(given) if self._wrap else nullcontext():
+            with ExitStack() as stack:
+                calling.enter(stack, self._wrap, given)
                 if self._is_transactional:
                     return self._in_transaction(claim_id, messages, given)
-                result = self._handler(given)
-                return of_result(result), result
+                result = calling.call(self._handler, given)
+            return of_result(result), result
         except BaseException as error:  # also SystemExit, which would end the thread
             return failed(self.of, messages, error), error
 
@@ -114,9 +153,10 @@ class Attempt:
         return False
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if there is one, and the thread's loop."""
         if self._client is not None:
             self._client.close()
+        calling.end_loop()
 
     def _in_transaction(
         self, claim_id: int, messages: Sequence[Message], given: Any
@@ -128,7 +168,7 @@ class Attempt:
             client = self._client = self._client or connect(self._url)
             with client.transaction():
                 conn = client._statements.connection()
-                result = self._handler(given, conn)
+                result = calling.call(self._handler, given, conn)
                 seqs = None if self._is_batch else [message.seq for message in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
                 if client._statements.row(ACK, ack)[0] < len(messages):
@@ -215,10 +255,3 @@ def name_of(of: str, messages: Sequence[Message]) -> str:
     first = messages[0]
     said = "message" if len(messages) == 1 else f"{len(messages)} messages from"
     return f"{of}: {said} {first.seq} (delivery {first.deliver_count})"
-
-
-def is_async(handler: Callable[..., Any]) -> bool:
-    """Whether a handler is to be awaited."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004
-    )

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from spark_pgqueue.calling import check, is_async, name_of
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.worker.attempts import is_async
 from spark_pgqueue.worker.options import Options
 
 
@@ -21,7 +21,7 @@ class ByName:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.__qualname__: str = getattr(function, "__qualname__", repr(function))
+        self.__qualname__: str = name_of(function)
 
     def __call__(self, message: Message, *connection: Any) -> Any:
         fields = json.loads(message.data)
@@ -41,13 +41,15 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     """A handler that calls a function with the fields of a message.
 
     Raises:
-        PgQueueError: the function takes no arguments by name, or messages come in batches.
+        PgQueueError: the function takes no arguments by name, its body would not run, or messages
+            come in batches.
     """
+    check("handler", function)
     if options.batch is not None:
         raise PgQueueError("keywords are of one message: give no batch")
     parameters = [*inspect.signature(function).parameters.values()][options.transactional :]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
              inspect.Parameter.VAR_KEYWORD)  # fmt: skip
     if not parameters or any(each.kind not in named for each in parameters):
-        raise PgQueueError(f"{function.__qualname__} takes no arguments by name")
+        raise PgQueueError(f"{name_of(function)} takes no arguments by name")
     return (AsyncByName if is_async(function) else ByName)(function)

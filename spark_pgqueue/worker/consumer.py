@@ -14,13 +14,14 @@ from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
+from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.worker.attempts import Attempt, Hooks, is_async
+from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.poller import Poller
@@ -132,7 +133,7 @@ class Consumer:
             PgQueueError: an option is not allowed, PQ001 unknown stream, PQ002 unknown consumer,
                 the first connection could not be made, or an error that no message caused.
         """
-        if is_async(handler):
+        if calling.is_async(handler):
             return asyncio.run(self.run_async(handler, **options))
         chosen = options_of(options)
         check_handler(handler, chosen)
@@ -145,8 +146,14 @@ class Consumer:
                 return attempt if chosen.processes is None else Child(attempt, chosen.timeout)
 
             executor = Threads(queue, chosen.slots, attempt, hooks, timeout)
-            with stopped_by_signals(poller.stop, wake.writable):
-                poller.run(executor)
+            try:
+                with stopped_by_signals(poller.stop, wake.writable):
+                    poller.run(executor)
+            finally:
+                try:
+                    hooks.stopped()
+                finally:
+                    calling.end_loop()
         return poller.handled
 
     async def run_async(self, handler: Callable[..., Any], **options: Any) -> int:
@@ -169,8 +176,10 @@ class Consumer:
             as `run`. The errors are the same, too.
         """
         chosen = options_of(options)
-        check_handler(handler, chosen)
-        if not is_async(handler):
+        # A function that only decorates one that is awaited returns something to await.
+        is_async = calling.is_async(handler) or calling.is_async(inspect.unwrap(handler))
+        check_handler(handler, chosen, is_async=is_async)
+        if not is_async:
             raise PgQueueError(
                 "handler must be awaited: an async function", hint="for others there is `run`"
             )
@@ -185,10 +194,12 @@ class Consumer:
                     await asyncio.shield(kept)
                 except asyncio.CancelledError:
                     poller.stop(0)
+                    executor.cancel_start()
                     await kept
                     raise
                 finally:
                     await executor.join()
+                    await hooks.stopped_async()
         return poller.handled
 
     def listen(self, **options: Any) -> Iterator[Message]:
@@ -254,7 +265,7 @@ class Consumer:
     def _polling(
         self, options: Options, hooks: Hooks
     ) -> Generator[tuple[Poller, JobQueue, WakeEvent], None, None]:
-        """A poller and its queue for one run, and the hooks around the run."""
+        """A poller and its queue for one run."""
         wake = WakeEvent()
         queue = JobQueue(wake)
         poller = Poller(
@@ -266,8 +277,6 @@ class Consumer:
         finally:
             self._pollers.discard(poller)
             wake.close()
-            if options.on_stop is not None:
-                options.on_stop()
 
 
 class _Nobody:
@@ -320,26 +329,31 @@ def options_of(given: dict[str, Any]) -> Options:
     return Options(**given)
 
 
-def check_handler(handler: Any, options: Options) -> None:
+def check_handler(handler: Any, options: Options, *, is_async: bool | None = None) -> None:
     """Refuse a handler that no call would reach: each message would become a dead letter.
 
+    Args:
+        handler: the handler.
+        options: the worker's options.
+        is_async: whether the handler is awaited in a loop; None for what can be seen of it.
+
     Raises:
-        PgQueueError: it is no function, or does not take what it is called with.
+        PgQueueError: it is no function, its body would not run, or it does not take what it is
+            called with; or the option wrap is not for it.
     """
-    if not callable(handler):
-        raise PgQueueError(f"handler must be a function, not {type(handler).__name__}")
     given = ["a list of messages" if options.batch is not None else "a message"]
     if options.transactional:
         given.append("a connection")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):  # of some functions in C nobody knows it
-        return
-    try:
-        signature.bind(*given)
-    except TypeError as error:
-        name = getattr(handler, "__name__", type(handler).__name__)
+    calling.check(
+        "handler",
+        handler,
+        given,
+        hint="with the option transactional, it takes a connection, too; with batch, a list",
+    )
+    is_async = calling.is_async(handler) if is_async is None else is_async
+    if not is_async and calling.kind_of(options.wrap) == "asynchronous context manager":
         raise PgQueueError(
-            f"the handler {name}{signature} is called with {' and '.join(given)}: {error}",
-            hint="with the option transactional, it takes a connection, too; with batch, a list",
-        ) from None
+            f"wrap must return a context manager: {calling.name_of(options.wrap)} returns an"
+            " asynchronous one",
+            hint="that is for a handler that is awaited: an async function",
+        )

@@ -11,10 +11,10 @@ class Executor(Protocol):
     """Threads, or tasks, that work on the jobs of a queue."""
 
     def start(self) -> None:
-        """Start the threads, before the first job is put.
+        """Start the threads, and call the hook for that, before the first job is put.
 
         Raises:
-            PgQueueError: a thread or process could not be started.
+            PgQueueError: a thread or process could not be started. The hook's error is raised, too.
         """
         ...
 

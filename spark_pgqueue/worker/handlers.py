@@ -9,6 +9,7 @@ from contextlib import closing
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from spark_pgqueue.calling import name_of
 from spark_pgqueue.client import arguments
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -110,7 +111,7 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
     """
     workers = [Consumer(url, each.stream, each.consumer) for each in handled]
     for each in handled:
-        name = getattr(each.function, "__qualname__", repr(each.function))
+        name = name_of(each.function)
         logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
     stops: list[float | None] = []
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
 from spark_pgqueue.postgres.errors import PgQueueError
 
 MOST = 10_000
 """The highest number of slots, and of messages of a batch."""
 
-Wrap = Callable[[Any], AbstractContextManager[Any]]
+_HOOKS: dict[str, list[str]] = {
+    "on_start": [],
+    "on_success": ["a message", "a result"],
+    "on_failure": ["a message", "an error"],
+    "on_stop": [],
+    "wrap": ["a message"],
+}
+"""The options that are functions, and what each is called with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +45,7 @@ class Options:
     on_success: Callable[[Any, Any], Any] | None = None
     on_failure: Callable[[Any, BaseException], Any] | None = None
     on_stop: Callable[[], Any] | None = None
-    wrap: Wrap | None = None
+    wrap: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         arguments.number("concurrency", self.concurrency, 1, MOST)
@@ -53,10 +60,9 @@ class Options:
                 raise PgQueueError(f"{name} must be longer than 0, not {value}")
         arguments.patience("grace", self.grace)
         arguments.maybe(arguments.patience, "wait", self.wait)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.startswith(("on_", "wrap")) and not (value is None or callable(value)):
-                raise PgQueueError(f"{field.name} must be a function, not {type(value).__name__}")
+        for name, given in _HOOKS.items():
+            if getattr(self, name) is not None:
+                calling.check(name, getattr(self, name), given, is_wrap=name == "wrap")
         if self.processes is not None and self.concurrency != 1:
             raise PgQueueError(
                 "concurrency is of threads, or of tasks: a process has one call at a time",

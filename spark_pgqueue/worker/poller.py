@@ -141,8 +141,6 @@ class Poller:
         self._timeout = (self._options.visibility_timeout or timeout).total_seconds()
         self._slots = 1 if self._ordering == "stream" else self._options.slots
         self._executor.start()
-        if self._options.on_start is not None:
-            self._options.on_start()
         self._idle_since = clock.now()
 
     def _poll(self) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psycopg
 
+from spark_pgqueue import calling
 from spark_pgqueue.postgres.connection import connect_async
 from spark_pgqueue.worker.attempts import ACK, Hooks, LostConnections, failed, json_of, lost
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
-
-AsyncHandler = Callable[..., Awaitable[Any]]
 
 
 class Tasks:
@@ -35,7 +35,7 @@ class Tasks:
         self,
         of: str,
         queue: JobQueue,
-        handler: AsyncHandler,
+        handler: Callable[..., Any],
         options: Options,
         hooks: Hooks,
         url: str | None,
@@ -47,13 +47,22 @@ class Tasks:
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: Future[None] | None = None
         self._is_over = False
         self._url = url
         self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
         self._losses = LostConnections(of)
 
     def start(self) -> None:
-        """See `Executor`."""
+        """See `Executor`. Another thread than the loop's calls it."""
+        hook = self._hooks.started_async()
+        self._starting = asyncio.run_coroutine_threadsafe(hook, self._loop)
+        self._starting.result()
+
+    def cancel_start(self) -> None:
+        """End the hook on_start, if it still runs."""
+        if self._starting is not None:
+            self._starting.cancel()
 
     def feed(self) -> None:
         """See `Executor`. Another thread than the loop's calls it."""
@@ -103,7 +112,7 @@ class Tasks:
         messages = next(calls, None)
         while messages is not None:
             outcome, result = await self._call(job.claim.claim_id, messages)
-            self._hooks.after(messages, outcome, result)
+            await self._hooks.after_async(messages, outcome, result)
             try:
                 messages = calls.send(outcome)
             except StopIteration:
@@ -114,13 +123,14 @@ class Tasks:
         given = messages[0] if options.batch is None else list(messages)
         seconds = None if options.timeout is None else options.timeout.total_seconds()
         time = asyncio.timeout(seconds)
+        result = None
         try:
-            async with time:
-                with options.wrap(given) if options.wrap else nullcontext():
-                    if options.transactional:
-                        return await self._in_transaction(claim_id, messages, given)
-                    result = await self._handler(given)
-                    return of_result(result), result
+            async with time, AsyncExitStack() as stack:
+                await calling.enter_async(stack, options.wrap, given)
+                if options.transactional:
+                    return await self._in_transaction(claim_id, messages, given)
+                result = await calling.call_async(self._handler, given)
+            return of_result(result), result
         except TimeoutError as error:
             if time.expired():
                 return Retry(reason=f"timed out after {options.timeout}"), error
@@ -138,7 +148,7 @@ class Tasks:
         try:
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
-                result = await self._handler(given, conn)
+                result = await calling.call_async(self._handler, given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
                 cursor = await conn.execute(ACK, ack)

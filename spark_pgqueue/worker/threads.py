@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from spark_pgqueue import calling
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.verdicts import Outcome
@@ -56,6 +57,7 @@ class Threads:
             attempts.start()
         for attempts in ready:
             self._add(attempts)
+        self._hooks.started()
 
     def feed(self) -> None:
         """See `Executor`: the threads wait for the queue themselves."""
@@ -115,3 +117,4 @@ class Threads:
                         break
         finally:
             attempts.close()
+            calling.end_loop()  # of the hooks, where the attempts are processes

@@ -183,7 +183,7 @@ def of_result(value: Any) -> Outcome:
 
 def of_error(error: BaseException) -> Verdict:
     """The verdict that an error of a handler stands for."""
-    if isinstance(error, Verdict):
+    if isinstance(error, Retry | Reject | Defer):
         return error
     return Retry(reason=f"{type(error).__name__}: {clean(str(error))}".rstrip(": "))
 

@@ -20,6 +20,7 @@ PACKAGE = "spark_pgqueue"
 FLOORS = (
     ("printable", "version"),
     ("postgres",),
+    ("calling",),
     ("client", "archive", "servers", "serving", "tracing"),
     ("worker", "spark", "watching", "metrics", "airflow"),
     ("web",),

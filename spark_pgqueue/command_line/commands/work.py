@@ -145,9 +145,8 @@ def _counted(each: Handling, given: dict[str, Any]) -> tuple[Handling, list[Base
     failures: list[BaseException] = []
     before = options.get("on_failure")
 
-    def count(messages: Any, error: BaseException) -> None:
+    def count(messages: Any, error: BaseException) -> Any:
         failures.append(error)
-        if before is not None:
-            before(messages, error)
+        return None if before is None else before(messages, error)
 
     return each._replace(options={**options, "on_failure": count}), failures

@@ -1,0 +1,324 @@
+"""Calling functions of the user: the one rule for handlers, hooks and whatever else is called.
+
+A call is over when its body has run. What can never be called like that is refused by `check`,
+before the first message. Otherwise what comes back decides: something to await is awaited, an
+exception counts as raised, and work that nobody would do is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+_PLAIN = (str, int, float, bool, type(None))
+# An iterator that is one of these is a way to what was done: an open file, a cursor.
+_HANDLES = ("__enter__", "__aenter__", "fetchone")
+_MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
+
+
+@contextlib.contextmanager
+def _manager() -> Iterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def _async_manager() -> AsyncIterator[None]:
+    yield
+
+
+# Each function that contextlib's decorators make has the code of these.
+_MADE = {
+    _manager.__code__: "context manager",
+    _async_manager.__code__: "asynchronous context manager",
+}
+
+_loops = threading.local()
+
+
+def name_of(function: Any) -> str:
+    """The name of something that is called."""
+    bare = _bare(function)
+    return getattr(function, "__qualname__", None) or getattr(bare, "__qualname__", repr(bare))
+
+
+def kind_of(function: Any) -> str:
+    """What a call gives: "coroutine", "generator", "asynchronous generator", "context manager",
+    "asynchronous context manager", or else "".
+    """
+    bare = _bare(function)
+    if isinstance(bare, type):
+        is_async = hasattr(bare, "__aenter__") and not hasattr(bare, "__enter__")
+        return "asynchronous context manager" if is_async else ""
+    if inspect.isasyncgenfunction(bare):
+        return "asynchronous generator"
+    if inspect.isgeneratorfunction(bare):
+        return "generator"
+    # Of the function as it was given, too: a mark may be on either.
+    if inspect.iscoroutinefunction(bare) or inspect.iscoroutinefunction(function):
+        return "coroutine"
+    return _MADE.get(bare.__code__, "") if isinstance(bare, FunctionType) else ""
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call gives something to await, as far as one can tell before it."""
+    return kind_of(function) == "coroutine"
+
+
+def check(
+    name: str,
+    function: Any,
+    given: Iterable[str] | None = None,
+    *,
+    hint: str | None = None,
+    is_wrap: bool = False,
+) -> None:
+    """Refuse what no call would run.
+
+    Args:
+        name: the option, for the error.
+        function: what is to be called.
+        given: what each argument of a call is, for the error; None if that is not known.
+        hint: for arguments that do not fit.
+        is_wrap: whether a call has to return a context manager.
+
+    Raises:
+        PgQueueError: it is no function, its body would not run, or it does not take the arguments.
+    """
+    if not callable(function):
+        raise PgQueueError(f"{name} must be a function, not {type(function).__name__}")
+    kind = kind_of(function)
+    if kind.endswith("generator") or (kind.endswith("manager") and not is_wrap):
+        way_out = "decorate it with @contextlib.contextmanager" if is_wrap else "leave out yield"
+        raise PgQueueError(
+            f"{name} must be a function whose body runs when it is called:"
+            f" {name_of(function)} returns a{'n' * kind.startswith('a')} {kind}",
+            hint=way_out,
+        )
+    if given is not None:
+        _check_arguments(name, function, list(given), hint)
+
+
+def call(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function in this thread. A coroutine runs in a loop that the thread keeps, see
+    `end_loop`.
+
+    Returns:
+        what the function has returned in the end; as `returned`.
+    """
+    return _done(function, returned(function(*given)))
+
+
+async def call_async(function: Callable[..., Any], *given: Any) -> Any:
+    """As `call`, in the running loop."""
+    return _done(function, await returned_async(function(*given)))
+
+
+class OnLoop:
+    """Calls as `call` does, but a coroutine runs in a loop of another thread.
+
+    Args:
+        loop: that loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._running: Future[Any] | None = None
+
+    def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
+        value = function(*given)
+        if inspect.isawaitable(value):
+            self._running = asyncio.run_coroutine_threadsafe(returned_async(value), self._loop)
+            value = self._running.result()
+        return _done(function, returned(value))
+
+    def cancel(self) -> None:
+        """Cancel the coroutine that runs."""
+        if self._running is not None:
+            self._running.cancel()
+
+
+def returned(value: Any) -> Any:
+    """The value that a call has in the end, after a wait for what came back.
+
+    Raises:
+        BaseException: the exception that came back.
+        PgQueueError: the value is to be awaited, and a loop is running in this thread.
+    """
+    while True:
+        if isinstance(value, Future):
+            value = value.result()
+        elif inspect.isawaitable(value):
+            value = _loop().run(_awaited(value))
+        else:
+            return _raised(value)
+
+
+async def returned_async(value: Any) -> Any:
+    """As `returned`, in the running loop."""
+    while True:
+        if isinstance(value, Future):
+            value = asyncio.wrap_future(value)
+        if not inspect.isawaitable(value):
+            return _raised(value)
+        value = await value
+
+
+def end_loop() -> None:
+    """End the loop of this thread, if `call` made one, and is not running in it."""
+    loop = getattr(_loops, "kept", None)
+    if loop is not None and not loop.get_loop().is_running():
+        _loops.kept = None
+        loop.close()
+
+
+def enter(stack: contextlib.ExitStack, wrap: Callable[..., Any] | None, given: Any) -> None:
+    """Enter the context manager that the option wrap returns for a message.
+
+    Raises:
+        PgQueueError: it returned something else, or one that is asynchronous.
+    """
+    if wrap is not None:
+        manager = returned(wrap(given))
+        if not isinstance(manager, contextlib.AbstractContextManager):
+            raise _no_manager(wrap, manager)
+        stack.enter_context(manager)
+
+
+async def enter_async(
+    stack: contextlib.AsyncExitStack, wrap: Callable[..., Any] | None, given: Any
+) -> None:
+    """As `enter`, in the running loop, where an asynchronous context manager will do, too."""
+    if wrap is not None:
+        manager = await returned_async(wrap(given))
+        if isinstance(manager, contextlib.AbstractContextManager):
+            stack.enter_context(manager)
+        elif isinstance(manager, contextlib.AbstractAsyncContextManager):
+            await stack.enter_async_context(manager)
+        else:
+            raise _no_manager(wrap, manager)
+
+
+def _bare(function: Any) -> Any:
+    """The function that a partial, a method or an object with `__call__` calls in the end."""
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, MethodType | staticmethod):
+            function = function.__func__
+        else:
+            inner = getattr(type(function), "__call__", None)  # noqa: B004
+            known = isinstance(inner, FunctionType | MethodType | partial)
+            if isinstance(function, FunctionType | type) or not known:
+                return function
+            function = inner
+
+
+def _check_arguments(name: str, function: Any, given: list[str], hint: str | None) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions in C nobody knows it
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise PgQueueError(
+            f"the {name} {name_of(function)}{signature} is called with"
+            f" {' and '.join(given) or 'nothing'}: {error}",
+            hint=hint,
+        ) from None
+
+
+def _loop() -> asyncio.Runner:
+    """The loop of this thread."""
+    with contextlib.suppress(RuntimeError):  # no loop runs
+        asyncio.get_running_loop()
+        raise PgQueueError(
+            "a coroutine cannot run here: this thread runs a loop already",
+            hint="await run_async, or use the asynchronous client",
+        )
+    if getattr(_loops, "kept", None) is None:
+        _loops.kept = asyncio.Runner()
+    return _loops.kept
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _is_exception(value: Any) -> bool:
+    return isinstance(value, BaseException) or (
+        isinstance(value, type) and issubclass(value, BaseException)
+    )
+
+
+def _raised(value: Any) -> Any:
+    """A value, unless it is an exception, which is raised."""
+    if _is_exception(value):
+        raise value
+    return value
+
+
+def _done(function: Callable[..., Any], value: Any) -> Any:
+    """A value that a function returned, unless it says that not all of the work was done.
+
+    Raises:
+        PgQueueError: it is, or contains, what nobody would run.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    within = ()
+    if isinstance(value, dict):
+        within = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        within = value
+    why = _undone(value) or next(
+        (f"in a {type(value).__name__}, {why}" for each in within if (why := _lost(each))), None
+    )
+    if why:
+        raise PgQueueError(
+            f"{name_of(function)} returned {why}", hint="do the work, and return its result"
+        )
+    return value
+
+
+def _lost(value: Any) -> str | None:
+    """Why an element of what was returned is not the result of work."""
+    if isinstance(value, _PLAIN):
+        return None
+    if inspect.isawaitable(value) or isinstance(value, Future):
+        if inspect.iscoroutine(value):
+            value.close()  # else Python warns that it was never awaited
+        return f"what nobody waits for: {type(value).__name__}"
+    if _is_exception(value):
+        kind = value if isinstance(value, type) else type(value)
+        return f"an exception that nobody raises: {kind.__name__}"
+    return _undone(value)
+
+
+def _undone(value: Any) -> str | None:
+    """What a value is that stands for work which has not begun; None for every other value."""
+    if isinstance(value, FunctionType | MethodType | partial):
+        return "a function that nobody calls"
+    if isinstance(value, _MANAGERS):
+        return "a context manager that nobody enters"
+    if isinstance(value, Iterator | AsyncIterator) and not any(
+        hasattr(type(value), name) for name in _HANDLES
+    ):
+        return f"an iterator that nobody reads: {type(value).__name__}"
+    return None
+
+
+def _no_manager(wrap: Callable[..., Any], found: Any) -> PgQueueError:
+    return PgQueueError(
+        f"wrap must return a context manager: {name_of(wrap)} returned a {type(found).__name__}",
+        hint="an asynchronous one is for a handler that is awaited",
+    )

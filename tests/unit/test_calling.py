@@ -1,0 +1,624 @@
+"""Whatever the user gives to be called: its body runs, or the call has failed, or it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue import Consumer, Defer, PgQueueError, Reject, Retry
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker.handlers import handlings, run_all
+from tests import handlers
+from tests.sql import checker
+
+NOW = timedelta(0)
+
+ran: list[Any] = []
+"""What the bodies were called with."""
+
+
+@pytest.fixture
+def queue(url) -> Iterator[spark_pgqueue.Client]:
+    """A client, with a stream "s" and its consumer "c", of which a failed message dies."""
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
+        client.create_stream("s")
+        client.create_consumer("s", "c", settings={"max_deliver_count": 1})
+        client.create_group("s", "g", partitions=1)
+        ran.clear()
+        yield client
+        checker.check(conn)
+
+
+# The kinds of functions. All take what any place calls them with.
+
+
+def body(given: Any = None, connection: Any = None, **fields: Any) -> None:
+    ran.append(given)
+
+
+async def coroutine(given: Any = None, connection: Any = None, **fields: Any) -> None:
+    await asyncio.sleep(0)
+    body(given)
+
+
+def generator(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+    yield body(given)
+
+
+async def async_generator(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+    yield body(given)
+
+
+class Methods:
+    """Each kind of method, of each kind of function."""
+
+    def plain(self, given: Any = None, connection: Any = None, **fields: Any) -> None:
+        body(given)
+
+    async def awaited(self, given: Any = None, connection: Any = None, **fields: Any) -> None:
+        await coroutine(given)
+
+    def generated(self, given: Any = None, connection: Any = None, **fields: Any) -> Any:
+        yield body(given)
+
+    static = staticmethod(coroutine)
+    static_generator = staticmethod(async_generator)
+
+    @classmethod
+    async def of_class(cls, given: Any = None, connection: Any = None, **fields: Any) -> None:
+        await coroutine(given)
+
+
+class Awaitable:
+    """Awaited, its body runs."""
+
+    def __init__(self, given: Any):
+        self._given = given
+
+    def __await__(self) -> Any:
+        return coroutine(self._given).__await__()
+
+
+class Endless:
+    """An iterator of Python code."""
+
+    def __iter__(self) -> Endless:
+        return self
+
+    def __next__(self) -> None:
+        body()
+
+
+def object_of(function: Callable[..., Any]) -> Any:
+    """An object that is called as the function."""
+    parameters = "(self, given=None, connection=None, **fields):"
+    source = f"def __call__{parameters} return f(given)"
+    if inspect.iscoroutinefunction(function):
+        source = f"async def __call__{parameters} return await f(given)"
+    elif inspect.isgeneratorfunction(function):
+        source = f"def __call__{parameters} yield f(given)"
+    elif inspect.isasyncgenfunction(function):
+        source = f"async def __call__{parameters} yield f(given)"
+    made: dict[str, Any] = {"f": function}
+    exec(source, made)
+    return type("Object", (), {"__call__": made["__call__"]})()
+
+
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As most decorators do it: a function that calls another, and returns what that returns."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return function(*given, **named)
+
+    return call
+
+
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same without a sign of what is within."""
+    return lambda given=None, connection=None, **fields: function(given)
+
+
+def giving(value: Callable[[Any], Any]) -> list[Callable[..., Any]]:
+    """Functions that return a value: one that is called, one that is awaited, and a decorated."""
+
+    def function(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+        return value(given)
+
+    async def awaited(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+        return value(given)
+
+    return [function, awaited, decorated(awaited)]
+
+
+async def started(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+    return asyncio.create_task(coroutine(given))
+
+
+THREAD = ThreadPoolExecutor(1)
+METHODS = Methods()
+
+RUN: list[Callable[..., Any]] = [
+    body,
+    coroutine,
+    functools.partial(body),
+    functools.partial(coroutine),
+    functools.partial(functools.partial(METHODS.awaited)),
+    METHODS.plain,
+    METHODS.awaited,
+    Methods.static,
+    Methods.of_class,
+    object_of(body),
+    object_of(coroutine),
+    functools.partial(object_of(coroutine)),
+    decorated(body),
+    decorated(coroutine),
+    decorated(decorated(METHODS.awaited)),
+    functools.partial(decorated(coroutine)),
+    undecorated(coroutine),
+    object_of(undecorated(coroutine)),
+    started,
+    *giving(coroutine),
+    *giving(Awaitable),
+    *giving(lambda given: THREAD.submit(body, given)),
+]
+"""Their bodies run, unless an async place refuses them."""
+
+REFUSED: list[Callable[..., Any]] = [
+    generator,
+    async_generator,
+    functools.partial(generator),
+    functools.partial(functools.partial(async_generator)),
+    METHODS.generated,
+    Methods.static_generator,
+    object_of(generator),
+    functools.partial(object_of(async_generator)),
+    contextmanager(generator),
+    asynccontextmanager(async_generator),
+    functools.partial(contextmanager(generator)),
+]
+"""No call runs their bodies, and one can see it before."""
+
+UNDONE: dict[str, list[Callable[..., Any]]] = {
+    "an iterator that nobody reads: generator": [*giving(generator), decorated(generator)],
+    "an iterator that nobody reads: async_generator": giving(async_generator),
+    "an iterator that nobody reads: map": giving(lambda given: map(body, [given])),
+    "an iterator that nobody reads: Endless": giving(lambda given: Endless()),
+    "in a list, what nobody waits for: coroutine": giving(lambda given: [coroutine(given)]),
+    "in a dict, an iterator that nobody reads: generator": giving(
+        lambda given: {"a": generator(given)}
+    ),
+    "in a tuple, an exception that nobody raises: Retry": giving(lambda given: (1, Retry())),
+    "in a list, an exception that nobody raises: OSError": giving(lambda given: [OSError]),
+    "a function that nobody calls": [
+        *giving(lambda given: lambda: body(given)),
+        *giving(lambda given: functools.partial(body, given)),
+        *giving(lambda given: METHODS.plain),
+    ],
+    "a context manager that nobody enters": giving(contextmanager(generator)),
+}
+"""Only what they return says that their bodies have not run."""
+
+VERDICTS: dict[tuple[str, str | None, str | None], list[Callable[..., Any]]] = {
+    ("dead", "max deliveries", "no"): giving(lambda given: Retry("no")),
+    ("dead", "max deliveries", None): giving(lambda given: Retry),
+    ("dead", "never", None): giving(lambda given: Reject("never")),
+    ("dead", "rejected", None): giving(lambda given: Reject),
+    ("delayed", None, None): giving(lambda given: Defer(timedelta(hours=1))),
+    ("dead", "max deliveries", "ValueError: 7"): giving(lambda given: ValueError(7)),
+    ("dead", "max deliveries", "ValueError"): giving(lambda given: ValueError),
+    ("dead", "max deliveries", "StopIteration"): giving(lambda given: StopIteration())[:1],
+    ("dead", "max deliveries", "SystemExit: 3"): giving(lambda given: SystemExit(3)),
+}
+"""What they return becomes of the message, as if they had raised it."""
+
+DONE: list[Callable[..., Any]] = [
+    *giving(lambda given: body(given) or {"a": [1]}),
+    *giving(lambda given: body(given) or object()),
+    *giving(lambda given: body(given) or Path("/dev/null").open()),
+    *giving(lambda given: body(given) or [object(), iter]),
+]
+"""Their work is done, whatever they return."""
+
+
+# The places where a handler is called
+
+
+def in_threads(url: str, handler: Any, **options: Any) -> int:
+    return Consumer(url, "s", "c").run(handler, wait=NOW, **options)
+
+
+def in_tasks(url: str, handler: Any, **options: Any) -> int:
+    return asyncio.run(Consumer(url, "s", "c").run_async(handler, wait=NOW, **options))
+
+
+def by_keyword(url: str, handler: Any, **options: Any) -> int:
+    mark = spark_pgqueue.handler("s", "c", keywords=True, wait=NOW, **options)
+    (handling,) = handlings(mark(_fresh(handler)))
+    return sum(run_all(url, [handling]))
+
+
+def _fresh(handler: Any) -> Any:
+    """A decorator marks what it is given; no other test is to find the mark."""
+    return functools.partial(handler)
+
+
+@contextmanager
+def wrap(message: Any) -> Iterator[None]:
+    yield
+
+
+HANDLING: dict[str, tuple[Callable[..., int], dict[str, Any]]] = {
+    "threads": (in_threads, {}),
+    "threads, batch": (in_threads, {"batch": 5}),
+    "threads, transactional": (in_threads, {"transactional": True}),
+    "threads, transactional batch": (in_threads, {"transactional": True, "batch": 5}),
+    "threads, wrapped": (in_threads, {"wrap": wrap}),
+    "tasks": (in_tasks, {}),
+    "tasks, batch": (in_tasks, {"batch": 5}),
+    "tasks, transactional": (in_tasks, {"transactional": True}),
+    "tasks, transactional batch": (in_tasks, {"transactional": True, "batch": 5}),
+    "keywords": (by_keyword, {}),
+    "keywords, transactional": (by_keyword, {"transactional": True}),
+}
+
+
+@pytest.mark.parametrize("place", HANDLING)
+def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
+    work, options = HANDLING[place]
+
+    def outcome_of(handler):
+        ran.clear()
+        seq = queue.send("s", json.dumps({"connection": 1}))
+        try:
+            count = work(url, handler, **options)
+        except PgQueueError as error:
+            said = str(error)
+            (refused,) = queue.receive("s", "c").messages
+            queue.cancel("s", "c", [seq])
+            assert (refused.deliver_count, ran) == (1, []), handler
+            return said
+        found = queue.outcome("s", "c", seq)
+        assert count == (found.state == "done"), handler
+        assert queue.stats("s")[0].claimed == 0, handler
+        assert len(ran) == count, handler
+        if found.state == "delayed":
+            queue.cancel("s", "c", [seq])
+        return found
+
+    for handler in [*RUN, *DONE]:
+        found = outcome_of(handler)
+        if isinstance(found, str):
+            assert place.startswith("tasks"), (handler, found)
+            assert "handler must be awaited: an async function" in found
+            assert handler not in (coroutine, Methods.of_class)
+        else:
+            assert found.state == "done", (handler, found)
+    for handler in REFUSED:
+        said = outcome_of(handler)
+        assert isinstance(said, str), handler
+        assert "handler must be a function whose body runs when it is called: " in said
+        assert re.search("returns an? ", said), said
+    for why, functions in UNDONE.items():
+        for handler in functions:
+            found = outcome_of(handler)
+            if not (isinstance(found, str) and "must be awaited" in found):
+                assert (found.state, found.reason) == ("dead", "max deliveries"), handler
+                assert f"returned {why}" in found.error, found.error
+    for expected, functions in VERDICTS.items():
+        for handler in functions:
+            found = outcome_of(handler)
+            if not (isinstance(found, str) and "must be awaited" in found):
+                assert (found.state, found.reason, found.error) == expected, found
+
+
+# In processes, where a handler travels by pickle
+
+
+def handler_in_process(queue, url, monkeypatch, handler):
+    """The outcome of a message, and how often it was written down by a body."""
+    monkeypatch.setenv("PGQUEUE_TEST_HANDLERS", url)
+    seq = queue.send("s", "x")
+    count = Consumer(url, "s", "c").run(handler, processes=1, wait=NOW)
+    found = queue.outcome("s", "c", seq)
+    assert count == (found.state == "done")
+    return found
+
+
+PROCESSED = {
+    "note_later": ("done", None),
+    "note_by_partial": ("done", None),
+    "note_awaitable": ("done", None),
+    "note_in_a_map": ("dead", "returned an iterator that nobody reads: map"),
+    "retry_later": ("dead", "no"),
+    "rejected": ("dead", None),
+}
+
+
+def test_a_handler_in_a_process_runs_or_has_failed(queue, url, conn, monkeypatch):
+    conn.execute("create table done (seq bigint, key text, count int)")
+    for name, (state, said) in PROCESSED.items():
+        found = handler_in_process(queue, url, monkeypatch, getattr(handlers, name))
+        assert found.state == state, (name, found)
+        assert (said or "") in (found.error or ""), name
+        assert conn.execute("delete from done").rowcount == (state == "done"), name
+    for handler in (generator, functools.partial(async_generator)):
+        with pytest.raises(PgQueueError, match=r"handler must be a function whose body runs"):
+            handler_in_process(queue, url, monkeypatch, handler)
+
+
+# Hooks
+
+
+HOOKS = ["on_start", "on_success", "on_failure", "on_stop"]
+
+
+@contextmanager
+def wrapping(given: Any) -> Iterator[None]:
+    ran.append("enter")
+    yield
+    ran.append("leave")
+
+
+@asynccontextmanager
+async def wrapping_async(given: Any) -> Any:
+    await asyncio.sleep(0)
+    ran.append("enter")
+    yield
+    await asyncio.sleep(0)
+    ran.append("leave")
+
+
+async def wrap_later(given: Any) -> Any:
+    return wrapping(given)
+
+
+class Span:
+    """An asynchronous context manager that is a class."""
+
+    def __init__(self, given: Any):
+        pass
+
+    async def __aenter__(self) -> None:
+        ran.append("enter")
+
+    async def __aexit__(self, *_: object) -> None:
+        ran.append("leave")
+
+
+async def handle_async(message: Any) -> None:
+    handle(message)
+
+
+def handle(message: Any) -> None:
+    if message.data == "bad":
+        raise Retry("no")
+
+
+WAYS: dict[str, tuple[Callable[..., int], Any, dict[str, Any]]] = {
+    "threads": (in_threads, handle, {}),
+    "processes": (in_threads, handlers.fail_if_bad, {"processes": 1}),
+    "tasks": (in_tasks, handle_async, {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_runs_or_its_error_is_told_or_it_is_refused(queue, url, way, caplog):
+    work, handler, options = WAYS[way]
+    kinds = RUN if way != "processes" else [coroutine, undecorated(coroutine), *RUN[-3:]]
+    for function in kinds:
+        ran.clear()
+        queue.send_batch("s", ["good", "bad"])
+        if function in (started, *giving(coroutine)) and way != "tasks":
+            continue
+        assert work(url, handler, **dict.fromkeys(HOOKS, function), **options) == 1
+        assert len(ran) == 4, function
+    assert "a hook failed" not in caplog.text
+    for name in HOOKS:
+        for function in REFUSED:
+            with pytest.raises(PgQueueError, match=f"^{name} must be a function whose body runs"):
+                work(url, handler, **{name: function}, **options)
+        with pytest.raises(PgQueueError, match=f"^the {name} .* is called with "):
+            work(url, handler, **{name: lambda a, b, c: None}, **options)
+    queue.send("s", "good")
+    for why in [*UNDONE, "Retry", "ValueError: 7"]:
+        functions = giving(lambda given: ValueError(7) if "7" in why else Retry())  # noqa: B023
+        for function in UNDONE.get(why, functions):
+            caplog.clear()
+            queue.send("s", "good")
+            assert work(url, handler, on_success=function, **options) >= 1
+            assert "a hook failed: on_success" in caplog.text
+            assert why in caplog.text, function
+            with pytest.raises((PgQueueError, Retry, ValueError)):
+                work(url, handler, on_start=function, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrap_is_entered_or_the_message_has_failed_or_it_is_refused(queue, url, way):
+    work, handler, options = WAYS[way]
+    here = [wrapping, functools.partial(wrapping), decorated(wrapping), wrap_later]
+    there = [wrapping_async, functools.partial(wrapping_async), Span]
+    if way == "processes":
+        here, there = [handlers.wrapping, handlers.wrap_later], [handlers.wrapping_async]
+    for function in here + there * (way == "tasks"):
+        ran.clear()
+        queue.send("s", "good")
+        assert work(url, handler, wrap=function, **options) == 1, function
+        assert way == "processes" or ran == ["enter", "leave"], function
+    for function in there * (way != "tasks"):
+        queue.send("s", "good")
+        with pytest.raises(PgQueueError, match=r"wrap must return a context manager: .* asynchr"):
+            work(url, handler, wrap=function, **options)
+        assert queue.receive("s", "c").ack() == 1
+    for function in (generator, async_generator, functools.partial(generator)):
+        with pytest.raises(PgQueueError, match=r"^wrap must be a function whose body runs"):
+            work(url, handler, wrap=function, **options)
+    if way == "processes":
+        return
+    for function, said in (
+        (lambda message: None, "returned a NoneType"),
+        (lambda message: Reject("odd"), None),
+        *(((undecorated(wrapping_async), "returned a _Async"),) if way == "threads" else ()),
+    ):
+        seq = queue.send("s", "good")
+        assert work(url, handler, wrap=function, **options) == 0
+        found = queue.outcome("s", "c", seq)
+        assert found.state == "dead"
+        assert (said or "") in (found.error or "")
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_a_wrap_that_swallows_an_error_leaves_the_message_done(queue, url, way):
+    work, handler, options = WAYS[way]
+    queue.send_batch("s", ["bad", "good"])
+    assert work(url, handler, wrap=lambda message: suppress(Retry), **options) == 2
+
+
+# Groups
+
+
+def in_group(url: str, handler: Any) -> int:
+    with spark_pgqueue.connect(url) as queue:
+        return queue.group("s", "g").run(handler, wait=timedelta(milliseconds=20))
+
+
+def in_async_group(url: str, handler: Any) -> int:
+    async def work() -> int:
+        async with await spark_pgqueue.connect_async(url) as queue:
+            group = await queue.group("s", "g")
+            return await group.run(handler, wait=timedelta(milliseconds=20))
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("work", [in_group, in_async_group])
+def test_the_handler_of_a_group_runs_or_its_error_ends_the_run(queue, url, work):
+    for handler in RUN:
+        if handler is started and work is in_group:
+            continue
+        ran.clear()
+        queue.send("s", "x")
+        assert work(url, handler) == 1, handler
+        assert len(ran) == 1
+    queue.send("s", "x")
+    ran.clear()
+    for handler in REFUSED:
+        with pytest.raises(PgQueueError, match=r"handler must be a function whose body runs"):
+            work(url, handler)
+    for why, functions in UNDONE.items():
+        for handler in functions:
+            with pytest.raises(PgQueueError, match=f"returned {why}"):
+                work(url, handler)
+    for handler in giving(lambda given: Retry("no")):
+        with pytest.raises(Retry):
+            work(url, handler)
+    with pytest.raises(PgQueueError, match=r"the handler .* is called with a list of messages and"):
+        work(url, lambda messages: None)
+    assert not ran
+    assert work(url, body) == 1, "no message was passed over"
+    assert len(ran) == 1
+
+
+def test_a_groups_coroutine_runs_in_the_loop_of_its_caller_and_is_cancelled_with_it(queue, url):
+    loops: list[asyncio.AbstractEventLoop] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def handle(messages: Any, conn: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def work() -> None:
+        async with await spark_pgqueue.connect_async(url) as client:
+            group = await client.group("s", "g")
+            running = asyncio.create_task(group.run(handle))
+            await begun.wait()
+            assert loops == [asyncio.get_running_loop()]
+            running.cancel()
+            await ended.wait()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    queue.send("s", "x")
+    asyncio.run(work())
+    assert in_group(url, body) == 1, "what was cancelled was undone"
+
+
+# Loops
+
+
+def test_a_thread_keeps_one_loop_for_all_that_it_awaits_and_ends_it(queue, url):
+    loops = set()
+
+    async def note(*_: Any) -> None:
+        loops.add(asyncio.get_running_loop())
+
+    queue.send_batch("s", ["x"] * 5)
+    assert in_threads(url, undecorated(note), on_success=note) == 5
+    (loop,) = loops
+    assert loop.is_closed()
+
+
+def test_async_hooks_run_in_the_loop_of_the_run(queue, url):
+    loops = []
+
+    async def note(*_: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    queue.send("s", "x")
+    assert in_tasks(url, note, on_start=note, on_success=note, on_stop=note) == 1
+    assert len(loops) == 4
+    assert len(set(loops)) == 1
+
+
+def test_a_run_that_is_cancelled_does_not_wait_for_its_first_hook(url, queue):
+    async def work() -> None:
+        begun = asyncio.Event()
+
+        async def start() -> None:
+            begun.set()
+            await asyncio.sleep(600)
+
+        run = asyncio.create_task(Consumer(url, "s", "c").run_async(coroutine, on_start=start))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_sync_run_in_a_thread_with_a_loop_says_what_it_cannot_do(queue, url):
+    async def work() -> None:
+        with pytest.raises(PgQueueError, match="this thread runs a loop already"):
+            Consumer(url, "s", "c").run(body, on_start=coroutine)
+        queue.send("s", "x")
+        assert Consumer(url, "s", "c").run(undecorated(coroutine), wait=NOW) == 1
+
+    asyncio.run(work())
+
+
+def test_an_exception_that_is_no_verdict_of_ours_is_a_failure(queue, url, caplog):
+    """Also one of the base class: nothing would become of its message."""
+    from spark_pgqueue.worker.verdicts import Verdict
+
+    seq = queue.send("s", "x")
+    with caplog.at_level(logging.WARNING):
+        assert in_threads(url, lambda message: Verdict("odd", None)) == 0
+    assert queue.outcome("s", "c", seq).state == "dead"
