@@ -248,10 +248,6 @@ def read_json(text: str) -> Any:
     return value
 
 
-def _loads(text: str) -> Any:
-    return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
-
-
 def _number(text: str) -> Decimal:
     """A number as numeric holds it: 131,072 digits before the point, and 16,383 behind it."""
     number = Decimal(text)
@@ -262,6 +258,9 @@ def _number(text: str) -> Decimal:
         if number and number.adjusted() >= 131072:
             raise ValueError("a number that is too large")
     return number
+
+
+_loads = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_number).decode
 
 
 def _shallow(text: str) -> str:
