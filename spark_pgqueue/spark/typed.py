@@ -1,14 +1,16 @@
 """The executor's side of column value: payloads as columns, from JSON into Arrow.
 
-Arrow's parser reads nearly all batches. It has no notion of messages that do not fit, so a batch
-that it refuses is halved, and a few messages are read one by one. Both ways make the same of a
-message.
+What fits is decided by `sql/base/schemas.sql`. Two ways read: a converter in Python, which reads
+exactly what the server takes, one message at a time; and Arrow's parser, which is quick, and takes
+more than the server. So Arrow's result counts only where nothing in a batch is read in two ways;
+else the batch is halved, and in the end a few messages are left to the converter.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -21,14 +23,33 @@ if TYPE_CHECKING:
 VALUE = "value"
 """The column's name."""
 
-_LARGEST_FLOAT = 3.40282356e38
-"""From here on, a number is not rounded to a finite float any more."""
+DAY = (
+    "(([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-((0[13578]|1[02])-(0[1-9]|[12][0-9]"
+    "|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]"
+    "|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+MOMENT = DAY + "[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?"
+ZONED = MOMENT + "(Z|[+-](0[0-9]|1[0-4]):?[0-5][0-9])"
+BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+"""The texts that fit a type, as in `sql/base/schemas.sql`."""
 
-_UNFIT = (ValueError, ArithmeticError, RecursionError)
+LARGEST = {"float": Decimal("3.40282356e38"), "double": Decimal("1.7976931348623158e308")}
+"""Below this, a number fits the type: it is rounded to a finite one."""
+
+_DOUBTFUL = r"\\u0000|[0-9]{300}|[:,\[ \t\r\n]-?(?:NaN|Inf|[0-9]+(?:[.][0-9]+)?[eE][-+]?[0-9]{4})"
+"""What Arrow takes anywhere in a text, and the server may refuse."""
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TOKEN = re.compile(_STRING.pattern + r'|[][{}"]|[^][{}"]+', re.DOTALL)
+
+_UNFIT = (ValueError, ArithmeticError)
 """What Python, and Arrow, raise for a value that does not fit."""
 
 _FEW = 8
-"""Up to so many messages are read one by one."""
+"""Up to so many messages are read one by one: Arrow takes longer to begin."""
+
+_LEVELS = 64
+"""Deeper than any schema."""
 
 
 def stored(names: list[str], constant: dict[str, Any]) -> list[str]:
@@ -61,7 +82,7 @@ def typed(batch: pa.RecordBatch, target: pa.Schema, stream: str) -> pa.Array:
     convert, rows = converter(type_), []
     for place, text in enumerate(batch["data"].to_pylist()):
         try:
-            rows.append(convert(json.loads(text, parse_float=Decimal)))
+            rows.append(convert(read_json(text)))
         except _UNFIT:
             if "data" not in target.names:
                 raise PgQueueError(
@@ -76,42 +97,90 @@ def typed(batch: pa.RecordBatch, target: pa.Schema, stream: str) -> pa.Array:
 
 
 def _parsed(texts: pa.StringArray, type_: pa.StructType) -> pa.Array | None:
-    """Payloads, by Arrow's parser; None where it refuses one of them."""
+    """Payloads, by Arrow's parser; None where it might not read one of them as the server does."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    from pyarrow import json as arrow_json
 
     # For anything else than an object the parser fails, or crashes.
-    objects = pc.call_function(
-        "match_substring_regex", [texts], pc.MatchSubstringOptions(r"^[ \t\r\n]*\{")
-    )
-    if objects.true_count < len(texts):
+    if not _all_match(texts, r"^[ \t\r\n]*\{"):
         return None
     joined = pc.call_function(
         "binary_join", [pa.ListArray.from_arrays([0, len(texts)], texts), "\n"]
     )
+    if _any_match(joined, _DOUBTFUL):
+        return None
     lines = joined[0].as_buffer()
-    wire = pa.schema([field.with_type(_wire(field.type)) for field in type_])
+    # Arrow reads a decimal from a number, and from more texts than the server takes. So texts are
+    # read as texts, and numbers also as what Arrow reads from numbers alone.
+    parsed = _parse(lines, len(texts), type_, pa.string())
+    numbers = _decimals(type_) if parsed is None else None
+    if numbers is not None and _parse(lines, len(texts), numbers, pa.float64()) is not None:
+        parsed = _parse(lines, len(texts), type_, None)
+    try:
+        return None if parsed is None or not _fits(parsed, type_) else parsed.cast(type_)
+    except _UNFIT:
+        return None
+
+
+def _parse(
+    lines: pa.Buffer, count: int, type_: pa.StructType, decimals: pa.DataType | None
+) -> pa.StructArray | None:
+    """Lines of JSON in the types that Arrow's parser reads, see _wire; None where it refuses."""
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
+
+    wire = _wire(type_, decimals)
     try:
         table = arrow_json.read_json(
             pa.BufferReader(lines),
             # One block: so line feeds within a message are of no account.
             arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1),
-            arrow_json.ParseOptions(explicit_schema=wire, unexpected_field_behavior="ignore"),
+            arrow_json.ParseOptions(
+                explicit_schema=pa.schema(list(wire)), unexpected_field_behavior="ignore"
+            ),
         )
-        if len(table) == len(texts):
-            (struct,) = table.select(wire.names).to_struct_array().chunks
-            return None if _has_infinity(struct) else struct.cast(type_)
-    except (
-        *_UNFIT,
-        NotImplementedError,
-    ):  # (older versions of Arrow read no decimals from numbers)
-        pass
-    return None
+    except (*_UNFIT, NotImplementedError):  # (older Arrow reads no decimals from numbers)
+        return None
+    if len(table) != count:
+        return None
+    (struct,) = table.select([field.name for field in wire]).to_struct_array().chunks
+    return struct
+
+
+def _wire(type_: pa.DataType, decimals: pa.DataType | None) -> pa.DataType:
+    """The type that Arrow's parser reads, to be cast: it takes numbers for dates, for example.
+
+    Args:
+        type_: the type.
+        decimals: that of decimals; None: decimals of more digits than the precision.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_wire(field.type, decimals)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_wire(type_.value_type, decimals)))
+    if pa.types.is_decimal(type_):
+        return decimals or pa.decimal256(76, type_.scale)
+    return pa.string() if pa.types.is_temporal(type_) else type_
+
+
+def _decimals(type_: pa.DataType) -> pa.DataType | None:
+    """The part of a type that has decimals; None: there are none."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(type_):
+        parts = [(field, _decimals(field.type)) for field in type_]
+        fields = [pa.field(field.name, part) for field, part in parts if part is not None]
+        return pa.struct(fields) if fields else None
+    if pa.types.is_list(type_):
+        part = _decimals(type_.value_type)
+        return None if part is None else pa.list_(part)
+    return type_ if pa.types.is_decimal(type_) else None
 
 
 def _is_exact(type_: pa.DataType) -> bool:
-    """Whether Arrow's parser reads the type as `converter` does."""
+    """Whether Arrow's parser reads the type."""
     import pyarrow as pa
 
     if pa.types.is_nested(type_):
@@ -119,32 +188,105 @@ def _is_exact(type_: pa.DataType) -> bool:
     return not (pa.types.is_binary(type_) or pa.types.is_float32(type_))
 
 
-def _has_infinity(array: pa.Array) -> bool:
-    """Whether a number had more digits than a double has."""
+def _fits(array: pa.Array, type_: pa.DataType) -> bool:
+    """Whether all that Arrow's parser read fits the type; its cast looks at the rest."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_struct(array.type):
-        return any(_has_infinity(array.field(i)) for i in range(array.type.num_fields))
-    if pa.types.is_list(array.type):
-        return _has_infinity(array.values)
-    is_double = pa.types.is_float64(array.type)
-    return is_double and pc.call_function("is_inf", [array]).true_count > 0
-
-
-def _wire(type_: pa.DataType) -> pa.DataType:
-    """The type that Arrow's parser reads, to be cast: it takes numbers for dates, for example, and
-    decimals of more digits than the precision.
-    """
-    import pyarrow as pa
-
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_wire(field.type)) for field in type_])
+        columns = zip(array.flatten(), type_, strict=True)
+        return all(
+            _fits(column, field.type) and (field.nullable or column.null_count <= array.null_count)
+            for column, field in columns
+        )
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_wire(type_.value_type)))
-    if pa.types.is_decimal(type_):
-        return pa.decimal256(76, type_.scale)
-    return pa.string() if pa.types.is_temporal(type_) else type_
+        return _fits(array.flatten(), type_.value_type)
+    if pa.types.is_string(array.type):
+        words = text_of(type_)
+        return words is None or _all_match(array, f"^({words})$")
+    if pa.types.is_float64(type_):
+        sizes = pc.call_function("abs", [array])
+        most = pa.scalar(float(LARGEST["double"]))
+        return not pc.call_function("greater_equal", [sizes, most]).true_count
+    return True
+
+
+def _all_match(texts: pa.Array, regex: str) -> bool:
+    """Whether all texts that are not null match."""
+    return _matches(texts, regex) == len(texts) - texts.null_count
+
+
+def _any_match(texts: pa.Array, regex: str) -> bool:
+    return _matches(texts, regex) > 0
+
+
+def _matches(texts: pa.Array, regex: str) -> int:
+    import pyarrow.compute as pc
+
+    options = pc.MatchSubstringOptions(regex)
+    return pc.call_function("match_substring_regex", [texts], options).true_count
+
+
+def read_json(text: str) -> Any:
+    """The value of a text that is JSON, as jsonb reads it; numbers as Decimal.
+
+    Raises:
+        ValueError: jsonb cannot hold it.
+        ArithmeticError: so, for a number.
+    """
+    try:
+        value = _loads(text)
+    except RecursionError:
+        value = _loads(_shallow(text))
+    if "\\u" in text:
+        for each in _STRING.findall(text):
+            if "\\u" in each:
+                found = json.loads(each)
+                if "\0" in found:
+                    raise ValueError("U+0000")
+                found.encode()  # raises for half of a surrogate pair
+    return value
+
+
+def _number(text: str) -> Decimal:
+    """A number as numeric holds it: 131,072 digits before the point, and 16,383 behind it."""
+    number = Decimal(text)
+    if len(text) > 300 or "e" in text or "E" in text or not number.is_finite():
+        exponent = number.as_tuple().exponent
+        if not (isinstance(exponent, int) and -16383 <= exponent < 1 << 30):
+            raise ValueError("a number that is too long")
+        if number and number.adjusted() >= 131072:
+            raise ValueError("a number that is too large")
+    return number
+
+
+_loads = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_number).decode
+
+
+def _shallow(text: str) -> str:
+    """A text with empty objects and arrays in place of those that are deeper than any schema.
+
+    Python's parser calls itself for each level, and fails after some. Members that no column names
+    may be as deep as they like.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    open_: list[list[str]] = [[]]
+    for token in _TOKEN.findall(text):
+        if token in "[{":
+            open_.append([token])
+        elif token in "]}":
+            inner = "".join(open_.pop()) + token
+            if len(open_) > _LEVELS:
+                inner = "[]" if isinstance(_loads(inner), list) else "{}"
+            if not open_:
+                raise ValueError("more is closed than is opened")
+            open_[-1].append(inner)
+        else:
+            open_[-1].append(token)
+    (whole,) = open_  # or more is opened than is closed
+    return "".join(whole)
 
 
 def converter(type_: pa.DataType) -> Callable[[Any], Any]:
@@ -165,16 +307,32 @@ def converter(type_: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_integer(type_):
         return _whole(type_.bit_width)
     if pa.types.is_floating(type_):
-        most = _LARGEST_FLOAT if pa.types.is_float32(type_) else float("inf")
-        return lambda given: _below(most, float(_a((int, Decimal), given)))
-    if pa.types.is_temporal(type_):
-        text = pa.string()
-        return lambda given: pa.scalar(_a(str, given), text).cast(type_).value
-    if pa.types.is_binary(type_):
-        return lambda given: base64.b64decode(_a(str, given), validate=True)
+        most = LARGEST["float" if pa.types.is_float32(type_) else "double"]
+        return lambda given: float(_between(-most, _a(Decimal, given), most))
     if pa.types.is_boolean(type_):
         return lambda given: _a(bool, given)
-    return _text
+    words = text_of(type_)
+    if words is None:
+        return lambda given: _a(str, given)
+    regex, text = re.compile(words), pa.string()
+    if pa.types.is_binary(type_):
+        return lambda given: base64.b64decode(_matching(regex, given), validate=True)
+    return lambda given: pa.scalar(_matching(regex, given), text).cast(type_).value
+
+
+def text_of(type_: pa.DataType) -> str | None:
+    """A regular expression for the texts that fit a type; None: any."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(type_):
+        before, behind = type_.precision - type_.scale, type_.scale
+        whole = "(0%s)" % (f"|[1-9][0-9]{{0,{before - 1}}}" if before else "")
+        return f"-?{whole}" + (f"([.][0-9]{{1,{behind}}})?" if behind else "")
+    if pa.types.is_date(type_):
+        return DAY
+    if pa.types.is_timestamp(type_):
+        return ZONED if type_.tz else MOMENT
+    return BASE64 if pa.types.is_binary(type_) else None
 
 
 def _struct(type_: pa.StructType) -> Callable[[Any], dict[str, Any]]:
@@ -194,43 +352,43 @@ def _struct(type_: pa.StructType) -> Callable[[Any], dict[str, Any]]:
 
 
 def _decimal(type_: pa.Decimal128Type) -> Callable[[Any], Decimal]:
-    import pyarrow as pa
-
     exact = Context(prec=type_.precision, traps=[Inexact, InvalidOperation])
-    unit = Decimal(1).scaleb(-type_.scale)
+    unit, regex = Decimal(1).scaleb(-type_.scale), re.compile(text_of(type_) or "")
 
     def convert(given: Any) -> Decimal:
         if isinstance(given, str):
-            return pa.scalar(given, pa.string()).cast(_wire(type_)).cast(type_).as_py()
-        return exact.quantize(Decimal(_a((int, Decimal), given)), unit)
+            given = Decimal(_matching(regex, given))
+        return exact.quantize(_a(Decimal, given), unit)
 
     return convert
 
 
 def _whole(bits: int) -> Callable[[Any], int]:
+    most = Decimal(1 << bits - 1)
+
     def convert(given: Any) -> int:
-        number = _a((int, Decimal), given)
-        if not -(1 << bits - 1) <= number < 1 << bits - 1 or number != int(number):
+        number = _between(-most - 1, _a(Decimal, given), most)
+        if number != int(number):
             raise ValueError
         return int(number)
 
     return convert
 
 
-def _text(given: Any) -> str:
-    if not _a(str, given).isascii():
-        given.encode()  # raises for half of a surrogate pair
-    return given
-
-
-def _below(most: float, number: float) -> float:
-    if abs(number) >= most:
+def _between(least: Decimal, number: Decimal, most: Decimal) -> Decimal:
+    if not least < number < most:
         raise ValueError
     return number
 
 
-def _a(types: type | tuple[type, ...], given: Any) -> Any:
-    """The value, if it is of one of the types; true and false are no numbers."""
-    if not isinstance(given, types) or (isinstance(given, bool) and types is not bool):
+def _matching(regex: re.Pattern[str], given: Any) -> str:
+    if not regex.fullmatch(_a(str, given)):
+        raise ValueError
+    return given
+
+
+def _a(type_: type, given: Any) -> Any:
+    """The value, if it is of the type."""
+    if not isinstance(given, type_):
         raise ValueError
     return given
