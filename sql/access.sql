@@ -77,7 +77,7 @@ as $$
         ('{create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times}', '{admin}', null),
         -- housekeeping
         ('{maintain, maintain_all, recover}', '{admin}', null),
-        ('{is_restored}', '{observer, admin}', null),
+        ('{is_restored, numbers_behind}', '{observer, admin}', null),
         -- for the owner of the schema alone
         ('{create_roles}', null, '{caller}'),
         -- only called by the functions above

@@ -36,6 +36,7 @@ set local check_function_bodies = off;
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql
+\ir log/numbers.sql
 \ir log/archive.sql
 \ir log/offsets.sql
 \ir log/reading.sql

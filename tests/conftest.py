@@ -259,6 +259,9 @@ def _database(server: Server, template: str) -> Iterator[str]:
         # The files as they are: to log each page takes longer, and lets the log grow.
         copy = f"create database {name} template {template} strategy file_copy"
         conn.execute(copy)  # type: ignore[arg-type]
+    if template != "template0":
+        with connection.connect(server.url_of(name)) as conn:
+            conn.execute("select _pgqueue.note_server()")  # a copy of a database is not the one
     yield server.url_of(name)
     with connection.connect(server.url) as conn:
         conn.execute(f"drop database if exists {name} with (force)")  # type: ignore[arg-type]

@@ -176,6 +176,9 @@ def _postgres(url: str | None) -> Iterator[Check]:
                 restored = _restored(conn)
                 if restored:
                     yield restored
+                numbers = _numbers(conn)
+                if numbers:
+                    yield numbers
                 yield from _foreign_rights(conn)
                 yield from _retention(conn)
                 yield from _health(conn)
@@ -192,20 +195,35 @@ def _schema(conn: psycopg.Connection) -> Check:
 def _restored(conn: psycopg.Connection) -> Check | None:
     """Whether the database was restored; None when the role may not ask, or it is not known."""
     with conn.transaction():
-        row = conn.execute(_MAY_ASK).fetchone()
-        if row is None:
+        if conn.execute(_MAY_ASK, ["is_restored"]).fetchone() is None:
             return None
         (restored,) = conn.execute("select pgqueue.is_restored()").fetchone() or (False,)
     if restored:
         advice = "before producers come back: pgqueue recover (or select pgqueue.recover())"
-        found = "restored, or promoted: another server or timeline than was noted"
+        found = "restored, copied or promoted: another server, timeline or database than was noted"
         return Check("warn", "incarnation", found, advice)
     return Check("ok", "incarnation", "the server and the timeline that were noted")
 
 
+def _numbers(conn: psycopg.Connection) -> Check | None:
+    """Whether a sequence is behind its rows; None when the role may not ask."""
+    with conn.transaction():
+        if conn.execute(_MAY_ASK, ["numbers_behind"]).fetchone() is None:
+            return None
+        behind = conn.execute(
+            "select sequence, last_number, highest from pgqueue.numbers_behind()"
+        ).fetchall()
+    if not behind:
+        return Check("ok", "numbers", "each sequence is beyond its rows")
+    (sequence, last, highest), more = behind[0], len(behind) - 1
+    found = f"{sequence} is at {last}, behind {highest}" + (f", and {more} more" if more else "")
+    advice = "restored or replicated without the values of sequences: keep producers out,"
+    return Check("fail", "numbers", found, f"{advice} and run pgqueue recover")
+
+
 _MAY_ASK = """
 select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-where n.nspname = 'pgqueue' and p.proname = 'is_restored'
+where n.nspname = 'pgqueue' and p.proname = %s
 and pg_catalog.has_function_privilege(p.oid, 'execute')
 """
 

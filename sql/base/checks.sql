@@ -217,23 +217,36 @@ begin
     end if;
 end $$;
 
--- The server and its timeline, which change with a standby's promotion and with a restore; nulls where the role may not
--- ask.
-create or replace function _pgqueue.server(out system_identifier bigint, out timeline int)
+-- Where this database is: the server and its timeline, which change with a standby's promotion and with a restore; the
+-- database's OID, which a dump does not keep; and since when the data directory is what it is: a base backup and a
+-- copied directory have files of their own, made later, and a copied volume does not. Nulls where the role may not ask:
+-- for the files it must be a superuser, or have pg_stat_file. For a standby, which is a copy, the files are null too.
+create or replace function _pgqueue.server(out system_identifier bigint, out timeline int, out database oid,
+                                           out files_since timestamptz)
 language plpgsql stable
 as $$
 begin
+    database := (select oid from pg_database where datname = current_database());
     select s.system_identifier into system_identifier from pg_control_system() s;
     if pg_is_in_recovery() then
         select c.timeline_id into timeline from pg_control_checkpoint() c;
     else
         timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;
+        files_since := (pg_stat_file('PG_VERSION')).change;  -- of the inode: nobody writes this file after initdb
     end if;
 exception when insufficient_privilege or feature_not_supported then
     null;
 end $$;
 
--- Whether this database is on another server or timeline than was noted, see is_restored().
+-- Notes where this database is, for is_elsewhere().
+create or replace function _pgqueue.note_server() returns void
+language sql
+as $$
+    insert into pgqueue.servers (system_identifier, timeline, database, files_since)
+    select s.system_identifier, s.timeline, s.database, s.files_since from _pgqueue.server() s
+$$;
+
+-- Whether this database is somewhere else than was noted, see is_restored().
 create or replace function _pgqueue.is_elsewhere() returns boolean
 language plpgsql stable
 as $$
@@ -242,5 +255,6 @@ declare
     v_now   record := _pgqueue.server();
 begin
     select * into v_noted from pgqueue.servers order by server_no desc limit 1;
-    return coalesce(v_noted.system_identifier <> v_now.system_identifier or v_noted.timeline <> v_now.timeline, false);
+    return coalesce(v_noted.system_identifier <> v_now.system_identifier or v_noted.timeline <> v_now.timeline
+                    or v_noted.database <> v_now.database or v_noted.files_since <> v_now.files_since, false);
 end $$;

@@ -329,6 +329,7 @@ begin
     if not found and exists (select from pgqueue.retention where stream_id = p_stream_id) then
         return;
     end if;
+    perform _pgqueue.check_numbers('stream ' || p_stream_id, _pgqueue.sequences_of(p_stream_id));
     o_dead := _pgqueue.trim_dead(p_stream_id);
     v_trim := _pgqueue.trim(p_stream_id);
     o_count := v_trim.o_count;

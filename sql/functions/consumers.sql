@@ -96,6 +96,8 @@ begin
         v_regex := _pgqueue.topic_regex('p_topic', p_topic);
     end if;
     perform _pgqueue.check_condition(p_where);
+    perform _pgqueue.check_numbers('consumers, or of stream ' || quote_literal(p_stream),
+                                   array_append(_pgqueue.sequences_of(v_stream.stream_id), 'consumers_consumer_id_seq'));
     v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
 
     perform _pgqueue.lock_stream_for(v_settings, v_stream.stream_id);

@@ -68,6 +68,7 @@ begin
     end if;
     v_settings := _pgqueue.checked_settings('stream', p_settings);
     perform _pgqueue.check_schema(p_kind, null, v_settings);
+    perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
         'with made as (insert into pgqueue.streams (name, kind) values ($2 ->> 0, $2 ->> 1) '
@@ -98,9 +99,14 @@ end $$;
 create or replace function _pgqueue.make_tables(p_stream_id int, p_kind text) returns void
 language plpgsql
 as $$
+declare
+    v_name text;
 begin
-    execute format('create sequence pgqueue.seq_%s', p_stream_id);
-    execute format('create sequence pgqueue.publication_%s cache 1', p_stream_id);
+    -- a copy of these sequences without their value gives negative numbers, see log/numbers.sql
+    foreach v_name in array _pgqueue.sequences_of(p_stream_id) loop
+        execute format('create sequence pgqueue.%I minvalue -1000000000000000 start with -1000000000000000', v_name);
+        perform setval(format('pgqueue.%I', v_name)::regclass, 0);
+    end loop;
     update pgqueue.streams  -- lock: stream
     set message_numbers = format('pgqueue.seq_%s', stream_id),
         publication_numbers = format('pgqueue.publication_%s', stream_id)

@@ -1,8 +1,24 @@
 -- From version 1 (0.1.0). Keeps what consumers are owed, and settles claims that were made before.
 do $$
+declare
+    v_name      text;
+    v_stream_id int;
 begin
     if not exists (select from pgqueue.installed where version = 1)
        or exists (select from pgqueue.installed where version = 2) then
         return;
     end if;
+    -- the sequences of streams: a copy without their values gives negative numbers, see log/numbers.sql
+    for v_name, v_stream_id in
+        select format('pgqueue.%s_%s', n, stream_id), stream_id
+        from pgqueue.streams cross join unnest('{seq,publication}'::text[]) n
+    loop
+        execute format('alter sequence %s minvalue -1000000000000000 start with -1000000000000000', v_name);
+        -- never used: it goes on with 1, unless there are rows, as in a copy without the values of sequences
+        execute format('select setval(%1$L, case when n then seqstart else 0 end, not n) '
+                       'from %1$s cross join lateral (select exists (select from pgqueue.publications '
+                       'where stream_id = %2$s) or exists (select from pgqueue.trims where stream_id = %2$s)) r (n) '
+                       'cross join pg_sequence where seqrelid = %1$L::regclass and not is_called', v_name, v_stream_id);
+    end loop;
+    alter table pgqueue.servers add column database oid, add column files_since timestamptz;
 end $$;

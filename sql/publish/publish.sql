@@ -35,7 +35,7 @@ end $$;
 
 -- Makes messages visible: the last step of every statement that publishes.
 --   p_key  see check_keys()
--- Returns p_count. Locks: the publish lock, shared (notify takes its global lock at commit).
+-- Returns p_count. Errors: PQ011 after a restore without the values of sequences. Locks: the publish lock, shared (notify takes its global lock at commit).
 create or replace function _pgqueue.publish(p_stream pgqueue.streams, p_seqs int8multirange, p_count bigint,
                                             p_priority int,
                                             p_deliver_at timestamptz, p_consumers int[],
@@ -45,6 +45,7 @@ language plpgsql
 as $$
 declare
     v_entries pgqueue.key_backlog[];
+    v_id      bigint;
 begin
     if p_stream.special then  -- (each question costs a little, and nearly all streams need none of these)
         if p_stream.limited then
@@ -58,13 +59,17 @@ begin
     if not _pgqueue.try_lock_publish(p_stream.stream_id) then
         perform _pgqueue.lock_publish(p_stream.stream_id);
     end if;
+    v_id := nextval(p_stream.publication_numbers);
+    if v_id < 1 or lower(p_seqs) < 1 then
+        perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name));
+    end if;
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority,
                                       seqs, consumers, expires_at)
-    values (nextval(p_stream.publication_numbers), p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id,
+    values (v_id, p_count, clock_timestamp(), p_deliver_at, p_stream.stream_id,
             p_priority, p_seqs, p_consumers, p_expires_at);
     if p_stream.special then
         insert into pgqueue.key_backlog
-        select e.consumer_id, e.key, e.seq, currval(p_stream.publication_numbers) from unnest(v_entries) e;
+        select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
         if p_stream.bound and p_consumers is null then
             perform _pgqueue.route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);
         end if;

@@ -66,7 +66,7 @@ begin
                                      select consumer_id from pgqueue.consumers
                                      where stream_id = p_stream.stream_id and name = any (p_schedule.consumers)) end);
     exception when others then
-        if left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+        if left(sqlstate, 2) in ('40', '53', '55', '57', '58') or sqlstate in ('PQ011', '23505') then
             raise;  -- no fault of the schedule's: later it will do
         end if;
         v_new.seq := null;

@@ -130,8 +130,12 @@ create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors)
 language plpgsql
 as $$
 declare
-    v_id int := p_cursor.consumer_id;
+    v_id        int := p_cursor.consumer_id;
+    v_stream_id int := (select stream_id from pgqueue.consumers where consumer_id = v_id);
 begin
+    -- what is published now would never be taken
+    perform _pgqueue.refuse_behind('stream ' || v_stream_id)
+    where p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1;
     p_cursor.looked_at := clock_timestamp();
     p_cursor.scan_from := '{}';
     p_cursor.scan_lanes_from := -2147483648;

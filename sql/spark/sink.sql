@@ -10,8 +10,8 @@ as $$ select nextval('pgqueue.write_numbers') $$;
 -- Takes new numbers of a stream for messages that the caller writes and stages, or publishes, in this transaction. It
 -- writes them into pgqueue.written (stream_id, seq, key, data, data_bytes, headers), which takes no other numbers.
 --   p_count  1 to 10,000,000
--- Returns p_count numbers, nearly always one range. Errors: PQ001, PQ003. Locks: the numbers of the stream, until it
--- returns.
+-- Returns p_count numbers, nearly always one range. Errors: PQ001, PQ003, PQ011. Locks: the numbers of the stream,
+-- until it returns.
 create or replace function pgqueue.reserve(p_stream_id int, p_count int) returns int8multirange
 language plpgsql
 as $$
@@ -24,6 +24,7 @@ begin
             using errcode = 'PQ003', column = 'p_count', hint = 'Write and stage messages part by part.';
     end if;
     v_set := _pgqueue.set_of_taken(_pgqueue.take_seqs(v_stream_id, p_count));
+    perform _pgqueue.refuse_behind('stream ' || p_stream_id) where lower(v_set) < 1;
     insert into pgqueue.reservations (stream_id, xid, seqs) values (p_stream_id, pg_current_xact_id(), v_set);
     perform _pgqueue.note_reserved(p_stream_id, v_set);
     return v_set;
@@ -316,6 +317,8 @@ begin
     end if;
     perform _pgqueue.lock_publish(p_stream.stream_id);  -- before the publication id, as publish()
     v_id := nextval(p_stream.publication_numbers);
+    perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name)) 
+    where v_id < 1 or exists (select from unnest(p_chunks) w where lower(w.seqs) < 1);
     with chunk as (
         -- lock: chunk
         delete from pgqueue.staged_chunks where staged_id = any (array(select staged_id from unnest(p_chunks)))

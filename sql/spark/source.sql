@@ -103,6 +103,7 @@ begin
         claimed := messages - p_start_messages;
     elsif not v_consumer.paused then
         v_claim.claim_id := _pgqueue.new_reader_claim_id();
+        perform _pgqueue.refuse_behind('claims') where v_claim.claim_id <= v_reader.last_claim;
         if p_max_bytes is null then
             v_fill := _pgqueue.fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000),
                                     p_upto_publication);

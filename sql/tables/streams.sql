@@ -58,6 +58,8 @@ create table if not exists pgqueue.servers (
     server_no         bigint      generated always as identity primary key,
     system_identifier bigint,
     timeline          int,
+    database          oid,          -- a dump that is restored in the same server has another one
+    files_since       timestamptz,  -- the data directory is what it is since then; null: not known
     noted_at          timestamptz not null default clock_timestamp()
 );
 
@@ -73,7 +75,7 @@ begin
 end $$;
 
 -- The messages. Each stream has a partition, made by create_stream: messages_<stream_id>, with primary key (seq) and
--- the checks of the stream's kind. Its sequences are seq_<stream_id> and publication_<stream_id>.
+-- the checks of the stream's kind. Its sequences are seq_<stream_id> and publication_<stream_id>: see log/numbers.sql.
 create table if not exists pgqueue.messages (
     seq         bigint      not null,
     inserted_at timestamptz not null default statement_timestamp(),

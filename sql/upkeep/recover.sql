@@ -17,6 +17,14 @@ create or replace function pgqueue.is_restored() returns boolean
 language sql stable
 as $$ select _pgqueue.is_elsewhere() $$;
 
+-- Lists the sequences that are behind their rows: restored or replicated without their values.
+-- Sends, and calls that would rely on such a number, fail (PQ011) until recover() has moved them.
+-- Returns the sequence, the number that it gave out last, and the highest number that a row has. No row: all is well.
+-- Reads tables whole. Locks nothing.
+create or replace function pgqueue.numbers_behind() returns table (sequence text, last_number bigint, highest bigint)
+language sql
+as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest $$;
+
 -- Begins a new incarnation of each stream, after a restore or a promotion.
 -- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
 -- that has read other publications with the same numbers would skip them. A call without need harms nobody.
@@ -43,6 +51,7 @@ begin
             using errcode = 'lock_not_available',
                   hint = 'Stop producers, call recover(), and let them come back. Nothing was changed.';
     end if;
+    perform _pgqueue.move_numbers();  -- first: what follows needs some itself
     perform _pgqueue.await(
         'a stream',
         'select count(*) from (select from pgqueue.streams order by stream_id for update) s',  -- lock: stream
@@ -59,8 +68,7 @@ begin
     perform _pgqueue.pass_over_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
     -- their files may be another server's now
     delete from pgqueue.archive_attempts;
-    insert into pgqueue.servers (system_identifier, timeline)
-    select s.system_identifier, s.timeline from _pgqueue.server() s;
+    perform _pgqueue.note_server();
 end $$;
 
 -- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
@@ -93,6 +101,11 @@ begin
         quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name), _pgqueue.cardinality(v_missing);
 end $$;
 
--- The installation notes the server once; later, recover() does.
-insert into pgqueue.servers (system_identifier, timeline)
-select s.system_identifier, s.timeline from _pgqueue.server() s where not exists (select from pgqueue.servers);
+-- The installation notes the server once; later, recover() does. What version 1 did not note is added.
+do $$
+begin
+    perform _pgqueue.note_server() where not exists (select from pgqueue.servers);
+    perform _pgqueue.note_server()
+    from (select * from pgqueue.servers order by server_no desc limit 1) s
+    where s.database is null and not _pgqueue.is_elsewhere();
+end $$;

@@ -58,15 +58,18 @@ def owed(conn: Conn) -> dict[str, dict[int, str]]:
     }
 
 
-def use(conn: Conn, url: str, write: Callable[[Conn, int, int], list[int]]) -> Known:
+def use(
+    conn: Conn, url: str, write: Callable[[Conn, int, int], list[int]], made: int | None = None
+) -> Known:
     """Leave every state behind that there is.
 
     Args:
         conn: of a database with the schema, and without streams.
         url: the same database.
         write: writes messages of a stream that nobody sees, as `internals.insert_messages` does.
+        made: what `make_streams` returned; None: it makes the streams.
     """
-    stream = make_streams(conn)
+    stream = made or make_streams(conn)
     orderings = {**dict.fromkeys(("reader", "untouched"), "none"), **{o: o for o in ORDERINGS}}
     known = Known(
         stream,

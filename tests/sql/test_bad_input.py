@@ -839,6 +839,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "schema_version": "has no arguments",
         "create_roles": "has no arguments",
         "is_restored": "has no arguments",
+        "numbers_behind": "has no arguments",
         "recover": "has no arguments",
         "last_publication": "0 for an unknown stream",
         "open_streams": "has no arguments",

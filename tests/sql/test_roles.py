@@ -173,6 +173,7 @@ CALLERS = {
     "maintain": "admin",
     "maintain_all": "admin",
     "is_restored": "observer admin",
+    "numbers_behind": "observer admin",
     "recover": "admin",
 }
 FUNCTIONS = {

@@ -1,0 +1,164 @@
+-- Numbers: each sequence gives out numbers that rows keep, and so it must be beyond all of them. Logical replication
+-- carries the rows and no sequence, and so may a restore of some tables, or of data alone. A number that is given out
+-- again is an error at best. At worst nobody notices: what is published with a number that all consumers have passed is
+-- never delivered.
+--
+--   * number_holders() and numbers() say where a sequence must be beyond, for all sequences. recover() moves those that
+--     are behind, and numbers_behind() lists them, for doctor.
+--   * The sequences of a stream begin with negative numbers where nobody has set them. So in a copy that has the tables
+--     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison.
+--   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
+--     consumer's look for hidden work (look_anew), claims of readers, maintain(). reserved_... and room_... are left
+--     out: rows keep none of their values, and of maintain_turns only the next value matters.
+
+-- Where numbers are kept that are not the identity of a table. (Those are found in the catalogue, see numbers().)
+--   numbers  the sequence; %s: the id of a stream
+--   quick    whether the query reads a few rows of an index
+--   query    returns the highest number, or null; %1$s: the id of the stream
+create or replace function _pgqueue.number_holders() returns table (numbers text, quick boolean, query text)
+language sql immutable
+as $$
+    values
+        ('seq_%s', true, 'select 0'),
+        ('seq_%s', true, 'select max(seq) from pgqueue.messages_%1$s'),
+        ('seq_%s', true, 'select upper(seqs) - 1 from pgqueue.trims where stream_id = %1$s'),
+        ('seq_%s', true, 'select max(case when closed_at is null then lo - 1 else hi - 1 end) from pgqueue.segments '
+                         'where stream_id = %1$s and opened_at is not null'),
+        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.publications where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.reservations where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.staged_chunks where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.dead_messages where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.consumer_messages m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.slots m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.archived_messages m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.claims m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.skips m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(m.seq) from pgqueue.newest_of_keys m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(m.seq) from pgqueue.key_backlog m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(m.seq) from pgqueue.group_partitions m '
+                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, 'select max(seq) from pgqueue.dedup_keys where stream_id = %1$s'),
+        ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s'),
+        ('publication_%s', true, 'select 0'),
+        ('publication_%s', true, 'select max(publication_id) from pgqueue.publications where stream_id = %1$s'),
+        ('publication_%s', true, 'select upper(publication_ids) - 1 from pgqueue.trims where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(m.next_publication) - 1 from pgqueue.consumer_cursors m '
+                                 'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('publication_%s', true, 'select below - 1 from pgqueue.decided where stream_id = %1$s'),
+        ('publication_%s', true, 'select next_below - 1 from pgqueue.decided where stream_id = %1$s'),
+        ('publication_%s', true, 'select trim_from - 1 from pgqueue.retention where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(greatest(closed_publication, last_publication)) from pgqueue.segments '
+                                 'where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(last_publication) from pgqueue.incarnations where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(publication_id) from pgqueue.archive_publications where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s'),
+        ('publication_%s', false, 'select max(upper(m.publication_ids)) - 1 from pgqueue.consumer_gaps m '
+                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('publication_%s', false, 'select max(m.publication_id) from pgqueue.key_backlog m '
+                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        -- claims of readers; those of workers have the last bits of a number, and random ones
+        ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.claims where reader is not null'),
+        ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 from pgqueue.readers'),
+        ('claim_numbers', false, 'select max(slot) from pgqueue.slots'),
+        ('claim_numbers', false, 'select max(greatest(slots_low, slots_block, slots_from, slots_more)) '
+                                 'from pgqueue.consumer_cursors'),
+        ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
+        ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
+        ('write_numbers', false, 'select max(write_no) from pgqueue.table_writes'),
+        ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
+        -- ids that others keep of consumers, also of one that was dropped
+        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '
+                                             'unnest(consumers) c'),
+        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.archive_publications cross join lateral '
+                                             'unnest(consumers) c'),
+        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.staged_chunks cross join lateral '
+                                             'unnest(consumers) c'),
+        ('streams_stream_id_seq', false, 'select max(to_stream_id) from pgqueue.bindings')
+$$;
+
+-- The sequences, each with the number that it gave out last and the highest one that a row keeps (null: no row does).
+-- The number of an identity is in its table, and in each table that has a column of that name.
+--   p_names  these sequences only, without the schema; null: all
+--   p_quick  asks only for what is read by a few rows of an index
+create or replace function _pgqueue.numbers(p_names text[] default null, p_quick boolean default false)
+returns table (sequence regclass, last_number bigint, highest bigint)
+language plpgsql
+as $$
+declare
+    v_one record;
+begin
+    for v_one in
+        with identity as (
+            select d.objid, d.refobjid, a.attname
+            from pg_depend d
+            join pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
+            where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.deptype = 'i'
+        ), holder as (
+            select format(h.numbers, s.stream_id) as name, h.quick, format(h.query, s.stream_id) as query
+            from _pgqueue.number_holders() h
+            left join pgqueue.streams s on h.numbers like '%\%s'
+            union all
+            select i.objid::regclass::text, t.oid = i.refobjid,
+                   format('select max(%I) from pgqueue.%I', i.attname, t.relname)
+            from identity i
+            join pg_attribute a on a.attname = i.attname and a.atttypid in ('int'::regtype, 'bigint'::regtype)
+                               and a.attnum > 0
+            join pg_class t on t.oid = a.attrelid and t.relkind = 'r' and not t.relispartition
+            where t.relnamespace = 'pgqueue'::regnamespace
+        )
+        select c.oid::regclass as name,
+               string_agg(format('select (%s)::bigint', h.query), ' union all ') as query
+        from pg_class c
+        join holder h on h.name in (c.relname, c.oid::regclass::text)
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'S' and (h.quick or not p_quick)
+          and (p_names is null or c.relname = any (p_names))
+        group by c.oid
+        order by c.oid::regclass::text
+    loop
+        sequence := v_one.name;
+        execute format('select last_value - (not is_called)::int, (select max(n) from (%s) h (n)) from %s',
+                       v_one.query, v_one.name) into last_number, highest;
+        return next;
+    end loop;
+end $$;
+
+-- Raises PQ011: numbers of what is named were given out before.
+create or replace function _pgqueue.refuse_behind(p_what text) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
+                    'of its sequences', p_what
+        using errcode = 'PQ011',
+              hint = 'Keep producers and workers out, and call: select * from pgqueue.recover(). '
+                     'Nothing was changed.';
+end $$;
+
+-- Raises PQ011 when one of these sequences is behind the rows that are quick to find.
+create or replace function _pgqueue.check_numbers(p_what text, p_names text[]) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.refuse_behind(p_what)
+    where exists (select from _pgqueue.numbers(p_names, true) where last_number < highest);
+end $$;
+
+-- The names of the sequences of a stream.
+create or replace function _pgqueue.sequences_of(p_stream_id int) returns text[]
+language sql immutable
+as $$ select array[format('seq_%s', p_stream_id), format('publication_%s', p_stream_id)] $$;
+
+-- Moves the sequences that are behind their rows; none moves back.
+create or replace function _pgqueue.move_numbers() returns void
+language sql
+as $$ select setval(sequence, highest) from _pgqueue.numbers() where last_number < highest $$;
