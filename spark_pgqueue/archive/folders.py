@@ -162,7 +162,7 @@ def check(uri: str, options: Mapping[str, Any] | None, allow: Sequence[str]) -> 
     """
     allow = allow or os.environ.get(ALLOW, "").split()
     try:
-        scheme, path = _parts(_public(uri) if options else uri)
+        scheme, path = _parts(uri.partition("?")[0] if options else uri)
         is_allowed = not allow or any(_has_prefix(scheme, path, each) for each in allow)
     except ValueError as error:
         raise failed(uri, error) from error
@@ -181,7 +181,7 @@ def check(uri: str, options: Mapping[str, Any] | None, allow: Sequence[str]) -> 
 def _open(uri: str, options: Mapping[str, Any] | None) -> Folder:
     from pyarrow import fs
 
-    scheme, path = _parts(_public(uri) if options else uri)
+    scheme, path = _parts(uri.partition("?")[0] if options else uri)
     if scheme == "file":
         return Folder(fs.LocalFileSystem(), path)
     if options:  # in place of those in the uri, which 0.1.0 took
@@ -192,13 +192,13 @@ def _open(uri: str, options: Mapping[str, Any] | None) -> Folder:
 def _has_prefix(scheme: str, path: str, prefix: str) -> bool:
     allowed, above = _parts(prefix)
     if scheme == "file":
-        path, above = str(Path(path).resolve()), str(Path(above).resolve()).rstrip("/")
+        path, above = (str(Path(each or "/").resolve()).rstrip("/") for each in (path, above))
     return scheme == allowed and f"{path}/".startswith(f"{above}/")
 
 
 def _public(uri: str) -> str:
-    """A uri as errors have it: options may hold a secret."""
-    return uri.partition("?")[0]
+    """A uri as errors have it: options, and a user, may hold a secret."""
+    return re.sub("://.*@", "://", uri.partition("?")[0])
 
 
 def failed(uri: str, error: Exception) -> PgQueueError:
