@@ -99,7 +99,7 @@ def read_file(
     except (OSError, ValueError, pa.ArrowException) as error:
         if about.sha256 and isinstance(error, OSError):  # Parquet's are of that class, too
             raise failed(path, error) from error
-        raise _damaged(path, error) from error
+        raise _damaged(f"the file {path}", error) from error
 
 
 def verify(place: Folder, folder: str, about: ArchiveFile, kind: str) -> None:

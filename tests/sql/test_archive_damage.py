@@ -50,9 +50,11 @@ class Archive:
 
     def old(self, **changes: Any) -> Segment:
         """The segment as 0.1.0 noted it, of a file of these bytes."""
-        known = {name: getattr(self.segment.files[0], name) for name in OF_0_1_0}
-        size = self.path.stat().st_size
-        return self.segment._replace(files=(ArchiveFile(**known | {"bytes": size} | changes),))
+        known: dict[str, Any] = self.segment.files[0]._asdict() | {
+            "bytes": self.path.stat().st_size
+        }
+        old = {name: known[name] for name in OF_0_1_0}
+        return self.segment._replace(files=(ArchiveFile(**old | changes),))
 
 
 @pytest.fixture
