@@ -6,14 +6,16 @@ with the export lock has a connection of its own; it holds no snapshot, so it ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.archive import layout
-from spark_pgqueue.archive.folders import folder
+from spark_pgqueue.archive.files import verify
+from spark_pgqueue.archive.folders import check, folder
+from spark_pgqueue.archive.layout import ArchiveFile
 from spark_pgqueue.postgres.adbc import kept_connection, let_go
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
@@ -60,6 +62,7 @@ def export(
     url: str | None,
     options: Mapping[str, Any] | None = None,
     told: Callable[[str, Any], None] = _silent,
+    allow: Sequence[str] = (),
 ) -> list[Exported]:
     """Write all segments that are closed, and delete files that nothing refers to.
 
@@ -69,8 +72,9 @@ def export(
     Args:
         url: the database, as an owner of the schema or a role with pgqueue_admin.
         options: see `folders.folder`.
-        told: called at each step, with "leftover", "begun", "slice", "written" or "exported", and
-            what the step is about.
+        told: called at each step, with "leftover", "begun", "slice", "closed", "written" or
+            "exported", and what the step is about.
+        allow: see `folders.folder`.
 
     Returns:
         the segments that were written.
@@ -85,7 +89,7 @@ def export(
         for stream_id, stream in work.rows(
             "select stream_id, stream from pgqueue.export_streams()"
         ):
-            exporter = _Exporter(url, lock, work, stream_id, options, told)
+            exporter = _Exporter(url, lock, work, stream_id, options, told, allow)
             try:
                 while (each := exporter.export_next(stream)) is not None:
                     done.append(each)
@@ -116,9 +120,11 @@ class _Exporter:
         stream_id: int,
         options: Mapping[str, Any] | None,
         told: Callable[[str, Any], None],
+        allow: Sequence[str],
     ):
         self._url, self._lock, self._work = url, lock, work
-        self._stream_id, self._options, self._told = stream_id, options, told
+        self._stream_id, self._told = stream_id, told
+        self._options, self._allow = options, allow
 
     def export_next(self, stream: str | None) -> Exported | None:
         """Export a segment; None when there is no other, or another exporter is at work."""
@@ -134,13 +140,7 @@ class _Exporter:
                 return None
             attempt = _Attempt(*found[0])
             self._told("begun", attempt)
-            with folder(attempt.uri, self._options) as (system, path):
-                files = layout.write(
-                    system,
-                    f"{path}/{attempt.folder}/{attempt.attempt}",
-                    attempt.kind,
-                    self._rows(attempt),
-                )
+            files = self._write(attempt)
             self._told("written", files)
             (messages,) = self._lock.row(
                 "select pgqueue.end_export(%s, %s)",
@@ -151,6 +151,30 @@ class _Exporter:
         self._told("exported", asdict(exported))
         return exported
 
+    def _write(self, attempt: _Attempt) -> list[ArchiveFile]:
+        """The files of a segment, which are written, and read back: the database lets go of it."""
+        try:
+            check(attempt.uri, self._options, self._allow)
+        except PgQueueError:
+            self._work.rows("select pgqueue.forget_leftover(%s)", [attempt.attempt])
+            raise
+        with folder(attempt.uri, self._options, self._allow) as place:
+            below, kind = attempt.folder, attempt.kind
+            files = layout.write(place, below, str(attempt.attempt), kind, self._rows(attempt))
+            self._told("closed", files)
+            for each in files:
+                self._has_lock()  # as in _rows
+                try:
+                    verify(place, below, each, kind)
+                except (PgQueueError, FileNotFoundError) as error:
+                    raise PgQueueError(
+                        f"segment {attempt.segment} was written, and cannot be read back: "
+                        f"{getattr(error, 'message', error)}",
+                        hint="Postgres keeps it, and the next run writes it again; look at the "
+                        "disk, or the store",
+                    ) from error
+        return files
+
     def _has_lock(self) -> bool:
         """Whether this exporter has the lock, which it takes if nobody has it."""
         (has_it,) = self._lock.row("select pgqueue.lock_export(%s)", [self._stream_id])
@@ -160,8 +184,8 @@ class _Exporter:
         for attempt, uri, below in self._work.rows(
             "select attempt, uri, folder from pgqueue.export_leftovers(%s)", [self._stream_id]
         ):
-            with folder(uri, self._options) as (system, path):
-                layout.delete(system, f"{path}/{below}", str(attempt))
+            with folder(uri, self._options, self._allow) as place:
+                layout.delete(place, below, str(attempt))
             self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
             self._told("leftover", attempt)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from spark_pgqueue.archive.folders import folder
-from spark_pgqueue.archive.layout import ArchiveFile
+from spark_pgqueue.archive.folders import Folder, failed, folder
+from spark_pgqueue.archive.layout import ArchiveFile, schema
+from spark_pgqueue.archive.pieces import OfPiece, row_groups
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.payloads import BATCH_BYTES, numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 
 class Segment(NamedTuple):
@@ -34,8 +36,15 @@ class Segment(NamedTuple):
 
     @classmethod
     def of(cls, lo: int, hi: int, uri: str, folder: str, files: list[dict[str, Any]]) -> Segment:
-        """A row of the function."""
-        return cls(lo, hi, uri, folder, tuple(ArchiveFile(**each) for each in files))
+        """A row of the function.
+
+        Raises:
+            PgQueueError: an exporter would not describe a file so.
+        """
+        try:
+            return cls(lo, hi, uri, folder, tuple(ArchiveFile(**each) for each in files))
+        except TypeError as error:
+            raise _damaged(f"the manifest of {folder}", error) from error
 
     def within(self, lo: int, hi: int) -> Segment:
         """The segment with those of its files alone that have numbers from lo to below hi."""
@@ -44,51 +53,141 @@ class Segment(NamedTuple):
 
 def read(
     segment: Segment,
+    kind: str,
     ranges: Sequence[tuple[int, int]],
     columns: list[str],
     options: Mapping[str, Any] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of ranges of a segment, in order.
+    """The messages of ranges of a segment, in order, and as they were written.
 
     Args:
         segment: where they are.
+        kind: of the stream.
         ranges: lo and hi of each range, in order.
         columns: the columns to read; seq is one of them.
         options: see `folders.folder`.
 
     Raises:
         FileNotFoundError: a file is gone.
-        PgQueueError: the files cannot be read.
+        PgQueueError: a file is damaged, or cannot be read.
     """
-    from pyarrow import fs, parquet
-
-    with folder(segment.uri, options) as (system, path):
-        is_local = isinstance(system, fs.LocalFileSystem)
+    with folder(segment.uri, options) as place:
         for each in segment.files:
-            mine = overlapping(ranges, each.lo, each.hi)
-            if not mine:
-                continue
-            with (
-                system.open_input_file(f"{path}/{segment.folder}/{each.name}") as source,
-                parquet.ParquetFile(source, pre_buffer=not is_local) as file,
-            ):
-                yield from _read(file, mine, columns)
+            if mine := overlapping(ranges, each.lo, each.hi):
+                yield from read_file(place, segment.folder, each, kind, mine, columns)
 
 
-def _read(
-    file: ParquetFile, ranges: Sequence[tuple[int, int]], columns: list[str]
+def read_file(
+    place: Folder,
+    folder: str,
+    about: ArchiveFile,
+    kind: str,
+    ranges: Sequence[tuple[int, int]],
+    columns: list[str],
 ) -> Iterator[pa.RecordBatch]:
-    groups, widest = [], 1
-    for index in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(index)
+    """The messages of ranges of a file. Arguments, returns and errors as `read`."""
+    import pyarrow as pa
+
+    path = place.below(folder, about.name)
+    try:
+        with place.system.open_input_file(path) as source:
+            for batch in _checked(_batches(source, about, kind, ranges, columns), about):
+                if wanted := within(batch, ranges):
+                    yield wanted
+    except FileNotFoundError:
+        raise  # the reader says what that means
+    except (OSError, ValueError, pa.ArrowException) as error:
+        if about.sha256 and isinstance(error, OSError):  # Parquet's are of that class, too
+            raise failed(path, error) from error
+        raise _damaged(f"the file {path}", error) from error
+
+
+def verify(place: Folder, folder: str, about: ArchiveFile, kind: str) -> None:
+    """Read a file whole. Arguments and errors as `read_file`."""
+    columns, every = schema(kind).names, [(about.lo, about.hi)]
+    for _ in read_file(place, folder, about, kind, every, columns):
+        pass
+
+
+def _damaged(what: str, error: Exception) -> PgQueueError:
+    return PgQueueError(
+        f"{what} of the archive is damaged: {error}",
+        hint="put it back from a copy; to go on without its messages, move it away and set "
+        "failOnDataLoss to false",
+    )
+
+
+def _batches(
+    source: pa.NativeFile,
+    about: ArchiveFile,
+    kind: str,
+    ranges: Sequence[tuple[int, int]],
+    columns: list[str],
+) -> Iterator[pa.RecordBatch]:
+    """The row groups that have numbers of ranges, after a check of their bytes."""
+    if (size := source.size()) != about.bytes:
+        raise ValueError(f"it has {size} bytes, and its manifest says {about.bytes}")
+    file, group_of = _opened(source, about)
+    metadata = file.metadata
+    if metadata.num_rows != about.messages:
+        raise ValueError(f"it has {metadata.num_rows} rows, and its manifest says {about.messages}")
+    if not file.schema_arrow.equals(schema(kind)):
+        raise ValueError(f"its columns are not those of a stream of kind {kind}")
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
         seqs = group.column(0).statistics
-        if overlapping(ranges, seqs.min, seqs.max + 1):
-            groups.append(index)
-            widest = max(widest, group.total_byte_size // group.num_rows)
-    rows = max(1, BATCH_BYTES // widest)
-    for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns):
-        if wanted := within(batch, ranges):
-            yield wanted
+        if seqs and seqs.has_min_max and not overlapping(ranges, seqs.min, seqs.max + 1):
+            continue
+        widest = group.total_byte_size // max(1, group.num_rows)
+        rows, most = 0, max(1, BATCH_BYTES // max(1, widest))
+        for batch in group_of(index).iter_batches(most, row_groups=[index], columns=columns):
+            rows += batch.num_rows
+            yield batch
+        if rows != group.num_rows:
+            raise ValueError(f"row group {index} has {rows} rows, and not {group.num_rows}")
+
+
+def _opened(
+    source: pa.NativeFile, about: ArchiveFile
+) -> tuple[ParquetFile, Callable[[int], ParquetFile]]:
+    """A file to ask about, and for each of its row groups the file that has it."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def opened(where: Any, metadata: FileMetaData | None = None) -> ParquetFile:
+        return parquet.ParquetFile(where, metadata=metadata, page_checksum_verification=True)
+
+    if about.sha256 is None:
+        whole = opened(source)
+        return whole, lambda index: whole
+    found = about.footer.read(source)
+    metadata = parquet.read_metadata(pa.BufferReader(found))
+    pieces = row_groups(metadata, about.footer)
+
+    def group_of(index: int) -> ParquetFile:
+        piece = pieces[index]
+        return opened(OfPiece(piece.read(source), piece.offset, about.bytes), metadata)
+
+    return opened(OfPiece(found, about.footer.offset, about.bytes), metadata), group_of
+
+
+def _checked(batches: Iterator[pa.RecordBatch], about: ArchiveFile) -> Iterator[pa.RecordBatch]:
+    """Batches whose numbers go up, within those of the file."""
+    import pyarrow.compute as pc
+
+    above = about.lo - 1
+    for batch in batches:
+        seqs = batch["seq"]
+        if not batch.num_rows:
+            continue
+        if about.sha256 is None:
+            batch.validate(full=True)
+        first, last = (seqs[i].as_py() or 0 for i in (0, -1))
+        up = pc.call_function("greater", [seqs.slice(1), seqs.slice(0, len(seqs) - 1)])
+        if first <= above or last >= about.hi or up.true_count < len(up):
+            raise ValueError(f"its numbers do not go up from {about.lo} to below {about.hi}")
+        above = last
+        yield batch
 
 
 R = TypeVar("R", bound=tuple[Any, ...])

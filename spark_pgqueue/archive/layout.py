@@ -7,14 +7,15 @@ file to file. guide/archive.md describes the columns, for other programs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spark_pgqueue.archive.folders import make_durable
+from spark_pgqueue.archive.folders import Folder, make_durable
+from spark_pgqueue.archive.pieces import KEY, Piece, Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.fs import FileSystem
 
 FILE_MESSAGES, FILE_BYTES = 1_000_000, 1 << 30
 """A file is closed when it has so many messages, or so many bytes before they are compressed."""
@@ -41,6 +42,9 @@ class ArchiveFile(NamedTuple):
         hi: the number after the last one in it.
         messages: how many messages it has.
         bytes: its size.
+        sha256: the digest of all of it, in hexadecimal; None in files that 0.1.0 wrote.
+        footer_bytes: the size of its footer, from the end of the last row group on.
+        footer_sha256: the digest of the footer.
     """
 
     name: str
@@ -48,6 +52,14 @@ class ArchiveFile(NamedTuple):
     hi: int
     messages: int
     bytes: int
+    sha256: str | None = None
+    footer_bytes: int = 0
+    footer_sha256: str = ""
+
+    @property
+    def footer(self) -> Piece:
+        """The last piece of it."""
+        return Piece(self.bytes - self.footer_bytes, self.footer_bytes, self.footer_sha256)
 
 
 def schema(kind: str) -> pa.Schema:
@@ -77,70 +89,73 @@ def schema(kind: str) -> pa.Schema:
 
 
 def write(
-    system: FileSystem, prefix: str, kind: str, rows: Iterable[pa.Table]
+    place: Folder, folder: str, attempt: str, kind: str, rows: Iterable[pa.Table]
 ) -> list[ArchiveFile]:
-    """Write the messages of a segment, and say what the footers of the files have.
+    """Write the messages of a segment.
 
     Args:
-        system: the file system.
-        prefix: the path of the files, up to the attempt.
+        place: the archive.
+        folder: the segment's, below it.
+        attempt: what the names of the files begin with.
         kind: of the stream.
         rows: the messages in order, in tables that fit into memory.
+
+    Raises:
+        PgQueueError: a file cannot be written.
     """
     import pyarrow as pa
-    from pyarrow import fs, parquet
 
-    is_local = isinstance(system, fs.LocalFileSystem)
-    folder, _, attempt = prefix.rpartition("/")
-    if is_local:
-        system.create_dir(folder)
-    names: list[str] = []
+    if place.is_local:
+        place.system.create_dir(place.below(folder))
+    files: list[ArchiveFile] = []
     groups = map(pa.concat_tables, _cut(rows, GROUP_MESSAGES, GROUP_BYTES))
     for tables in _cut(groups, FILE_MESSAGES, FILE_BYTES):
-        names.append(f"{attempt}-{len(names) + 1}.parquet")
-        with (
-            system.open_output_stream(f"{folder}/{names[-1]}") as stream,
-            parquet.ParquetWriter(
-                stream,
-                schema(kind),
-                compression="zstd",
-                use_dictionary=_WITH_DICTIONARY,
-                column_encoding={"seq": "DELTA_BINARY_PACKED"},
-                sorting_columns=[parquet.SortingColumn(0)],
-            ) as writer,
-        ):
-            for table in tables:
-                writer.write_table(table, row_group_size=len(table))
-        if is_local:
-            make_durable(f"{folder}/{names[-1]}")
-    return [footer(system, folder, name) for name in names]
+        name = f"{attempt}-{len(files) + 1}.parquet"
+        path = place.below(folder, name)
+        with place.system.open_output_stream(path) as stream:
+            files.append(_write(stream, name, kind, tables))
+        if place.is_local:
+            make_durable(path)
+    return files
 
 
-def footer(system: FileSystem, folder: str, name: str) -> ArchiveFile:
-    """A file, as its footer says, which is read anew."""
+def _write(stream: pa.NativeFile, name: str, kind: str, tables: Iterable[pa.Table]) -> ArchiveFile:
     from pyarrow import parquet
 
-    path = f"{folder}/{name}"
-    found = parquet.read_metadata(path, filesystem=system)
-    seqs = [found.row_group(i).column(0).statistics for i in range(found.num_row_groups)]
-    size = system.get_file_info(path).size
+    written, groups, numbers, messages = Written(stream), [], [], 0
+    with parquet.ParquetWriter(
+        written,
+        schema(kind),
+        compression="zstd",
+        use_dictionary=_WITH_DICTIONARY,
+        column_encoding={"seq": "DELTA_BINARY_PACKED"},
+        sorting_columns=[parquet.SortingColumn(0)],
+        write_page_checksum=True,
+    ) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=len(table))
+            groups.append(written.piece())
+            numbers += [table["seq"][0].as_py(), table["seq"][-1].as_py()]
+            messages += len(table)
+        writer.add_key_value_metadata({KEY: json.dumps(groups)})
+    footer = written.piece()
     return ArchiveFile(
-        *(name, min(each.min for each in seqs), max(each.max for each in seqs) + 1),
-        *(found.num_rows, size),
+        *(name, numbers[0], numbers[-1] + 1, messages, written.tell(), written.sha256),
+        *(footer.bytes, footer.sha256),
     )
 
 
-def delete(system: FileSystem, folder: str, attempt: str) -> None:
+def delete(place: Folder, folder: str, attempt: str) -> None:
     """Delete the files of an attempt; those that are gone already are no error."""
     from pyarrow import fs
 
-    selector = fs.FileSelector(folder, allow_not_found=True)
-    found = system.get_file_info(selector)
+    path = place.below(folder)
+    found = place.system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     mine = [each for each in found if each.base_name.startswith(f"{attempt}-")]
     for each in mine:
-        system.delete_file(each.path)
-    if found and len(mine) == len(found) and isinstance(system, fs.LocalFileSystem):
-        system.delete_dir(folder)
+        place.system.delete_file(each.path)
+    if found and len(mine) == len(found) and place.is_local:
+        place.system.delete_dir(path)
 
 
 class Publications:

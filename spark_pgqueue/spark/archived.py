@@ -47,7 +47,8 @@ def read_archived(
         PgQueueError: the files cannot be read.
     """
     rows = 0
-    for batch in _read(part.segments, [r[:2] for r in part.ranges], options, schema, constant):
+    spans = [each[:2] for each in part.ranges]
+    for batch in _read(part.segments, part.kind, spans, options, schema, constant):
         rows += batch.num_rows
         yield batch
     return rows
@@ -77,7 +78,7 @@ def completed(
         lacking = [(seq, seq + 1) for seq in wanted.to_pylist()] if seqs is not None else None
         spans = lacking or [each[:2] for each in ranges]
         segments = _find(options.url, part.stream_id, spans[0][0], spans[-1][1])
-        return _read(segments, spans, options, schema, constant)
+        return _read(segments, part.kind, spans, options, schema, constant)
 
     if options.archive == "never":
         return (yield from batches)
@@ -131,6 +132,7 @@ def _find(url: str | None, stream_id: int, lo: int, hi: int) -> list[Segment]:
 
 def _read(
     segments: Iterable[Segment],
+    kind: str,
     ranges: Sequence[tuple[int, int]],
     options: OffsetSourceOptions,
     schema: StructType,
@@ -141,7 +143,7 @@ def _read(
     for segment in segments:
         mine = overlapping(ranges, segment.lo, segment.hi)
         try:
-            for batch in read(segment, mine, columns, options.archive_options):
+            for batch in read(segment, kind, mine, columns, options.archive_options):
                 yield _as_spark(batch, constant, target, options.title)
         except FileNotFoundError as error:
             warn("a file of the archive is not there: %s", error)

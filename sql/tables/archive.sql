@@ -30,7 +30,7 @@ create table if not exists pgqueue.archive_segments (
     uri              text        not null,
     folder           text        not null,
     incarnation      uuid        not null,      -- of the stream, when it was written
-    files            jsonb       not null,      -- of each its name, lo, hi, messages and bytes
+    files            jsonb       not null,      -- of each what end_export() takes; of 0.1.0 without digests
     message_count    bigint      not null,
     bytes            bigint      not null,      -- of the files
     last_publication bigint      not null,      -- all its publications have ids up to this one

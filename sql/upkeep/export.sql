@@ -6,8 +6,8 @@
 --   2. export_slices() divides the segment, and for each slice export_ranges() tells the publications of the messages.
 --      The exporter reads the messages by COPY and writes them. A sealed segment does not change, and it is not trimmed
 --      before it is in the archive.
--- When the files are closed, and their footers read back, end_export() compares them with the publications, and notes
--- the segment. Where the exporter dies before that commit, the attempt names files that nothing refers to: the next
+-- When the files are closed, and read back, end_export() compares what they have with the publications, and notes the
+-- segment. Where the exporter dies before that commit, the attempt names files that nothing refers to: the next
 -- exporter deletes them.
 
 -- The streams for which there is something to export or to delete, the dropped ones too.
@@ -123,8 +123,50 @@ begin
         order by 1;
 end $$;
 
--- Notes that the segment of an attempt is in files, as their footers say. Returns how many messages are.
---   p_files  an array of objects: name, lo and hi of its numbers, messages, and bytes of the file
+-- Refuses files other than an exporter writes for an attempt: readers open what is noted, and go by what it says.
+-- Errors: PQ003.
+create or replace function _pgqueue.check_files(p_attempt uuid, p_segment pgqueue.segments, p_files jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_file  jsonb;
+    v_n     bigint;
+    v_from  bigint := p_segment.lo;
+begin
+    if jsonb_typeof(p_files) is distinct from 'array' then
+        raise exception 'p_files is an array of files, not %', coalesce(left(p_files::text, 100), 'null')
+            using errcode = 'PQ003', column = 'p_files';
+    end if;
+    for v_file, v_n in select x.f, x.n from jsonb_array_elements(p_files) with ordinality x (f, n) order by x.n loop
+        if _pgqueue.is_file(v_file)
+           and v_file ->> 'name' = format('%s-%s.parquet', p_attempt, v_n)
+           and (v_file ->> 'lo')::bigint >= v_from
+           and (v_file ->> 'hi')::bigint <= p_segment.hi
+           and (v_file ->> 'messages')::bigint between 1 and (v_file ->> 'hi')::bigint - (v_file ->> 'lo')::bigint
+           and (v_file ->> 'footer_bytes')::bigint between 1 and (v_file ->> 'bytes')::bigint then
+            v_from := (v_file ->> 'hi')::bigint;
+        else
+            raise exception 'p_files is not as the exporter of attempt % makes it, from file % on: %', p_attempt, v_n,
+                            left(v_file::text, 500)
+                using errcode = 'PQ003', column = 'p_files';
+        end if;
+    end loop;
+end $$;
+
+-- Whether JSON has the names and types of a file.
+create or replace function _pgqueue.is_file(p_file jsonb) returns boolean
+language sql immutable
+as $$
+    select count(*) = 8 and bool_and(case
+        when e.key in ('lo', 'hi', 'messages', 'bytes', 'footer_bytes') then e.value::text ~ '^[0-9]{1,18}$'
+        when e.key in ('sha256', 'footer_sha256') then e.value::text ~ '^"[0-9a-f]{64}"$'
+        else e.key = 'name' end)
+    from jsonb_each(case when jsonb_typeof(p_file) = 'object' then p_file end) e
+$$;
+
+-- Notes that the segment of an attempt is in files, which were read back. Returns how many messages are.
+--   p_files  an array of objects, one for each file in order: name, which is <attempt>-<n>.parquet with n from 1 on; lo
+--            and hi of its numbers; messages; bytes and sha256 of the file, footer_bytes and footer_sha256 of its footer
 -- Errors: PQ003; PQ008 when the files have not all messages of the segment, or another exporter has ended the attempt;
 -- 55P03 when another exporter has the export lock. Locks: the export.
 create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
@@ -135,10 +177,8 @@ declare
     v_stored    record;
     v_published record;
 begin
-    if jsonb_typeof(p_files) is distinct from 'array' then
-        raise exception 'p_files is an array of files, not %', coalesce(left(p_files::text, 100), 'null')
-            using errcode = 'PQ003', column = 'p_files';
-    elsif not pgqueue.lock_export(v_segment.stream_id) then
+    perform _pgqueue.check_files(p_attempt, v_segment, p_files);
+    if not pgqueue.lock_export(v_segment.stream_id) then
         raise exception 'another exporter writes this stream' using errcode = 'lock_not_available';
     end if;
     select coalesce(sum((f ->> 'messages')::bigint), 0) as messages, coalesce(sum((f ->> 'bytes')::bigint), 0) as bytes

@@ -117,6 +117,33 @@ def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Pa
     streams.close()
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_query_whose_file_is_damaged_fails_and_names_it(queue: Queue, archive: Path, loss: str):
+    """Also where it may lose messages: other messages are worse."""
+    fill(queue, 1, 100)
+    options = parse_offset_source(
+        {"url": queue.url, "stream": "s", "startingOffsets": "earliest"}, streaming=False
+    )
+    frame = load(queue, batch=True, failOnDataLoss=loss)
+    streams = Streams(options, 0, "string")
+    begin = StreamOffsets({"s": streams.begin("s", "earliest")})
+    end = StreamOffsets({"s": streams.end("s", begin.positions["s"])})
+    (planned_before,) = streams.partitions(begin, end)
+    move(queue)
+    streams.close()
+    (file,) = archive.glob("*/2/*.parquet")
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 3] ^= 4
+    file.write_bytes(raw)
+    with pytest.raises(PySparkException, match=f"{file} of the archive is damaged"):
+        frame.collect()
+    with pytest.raises(PgQueueError, match=f"{file} of the archive is damaged"):
+        list(read_partition(options, planned_before, frame.schema))
+    file.unlink()
+    if loss == "false":
+        assert 0 < frame.count() < 100
+
+
 def test_max_bytes_per_trigger_holds_across_the_border(queue: Queue, archive: Path):
     fill(queue, 1000, 1099)
     queue.collect(load(queue, maxBytesPerTrigger="40"), "before").awaitTermination()

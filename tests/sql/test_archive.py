@@ -376,6 +376,25 @@ def test_an_exporter_needs_the_role_admin_and_no_other(
     assert sum(each.messages for each in export(as_user)) >= 40
 
 
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_an_exporter_writes_nowhere_but_where_it_may(
+    conn: Conn, archive: Path, url: str, of_environment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the database says; and no attempt stays that a later run would fail to clear."""
+    for _ in range(4):
+        send_all(conn, ["x"] * 4)
+        maintain(conn)
+    if of_environment:
+        monkeypatch.setenv("PGQUEUE_ARCHIVE_ALLOW", f"s3://bucket/a {archive}-other")
+    allow = [] if of_environment else ["s3://bucket/a", f"{archive}-other"]
+    for _ in range(2):
+        with pytest.raises(PgQueueError, match=r"is not below s3://bucket/a or .*-other, and this"):
+            export(url, allow=allow)
+    assert archived(conn).attempts == archived(conn).segments == 0
+    assert not archive.exists()
+    assert export(url, allow=[*allow, str(archive.parent)])
+
+
 def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
     conn: Conn, archive: Path, url: str
 ) -> None:
@@ -390,19 +409,6 @@ def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
     with pytest.raises(PgQueueError, match="another exporter has ended this attempt"):
         export(url, told=cleared)
     assert archived(conn).segments == 0
-
-
-def test_a_short_file_is_not_noted(conn: Conn, archive: Path, url: str) -> None:
-    send_all(conn, ["x"] * 40)
-    maintain(conn)
-    send(conn)
-    maintain(conn)
-    (attempt,) = call(conn, "begin_export", 1)
-    files = [{"name": "a", "lo": 1, "hi": 41, "messages": 39, "bytes": 1}]
-    with pytest.raises(psycopg.DatabaseError, match="the files have 39 messages, and segment 1"):
-        call(conn, "end_export", attempt.attempt, Jsonb(files))
-    export(url)
-    assert archived(conn).messages == 40
 
 
 @pytest.mark.small_limits
@@ -490,18 +496,49 @@ def test_after_a_restore_no_file_of_the_time_before_is_deleted(
     assert files == in_files(archive)[: len(files)]
 
 
+SECRET = "has a user or a password"
+OPTIONS = "has options, with"
+PLACE = "is an absolute path, or a URI such as s3://bucket/path"
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("archive", "is an absolute path, or a URI such as s3://bucket/path"),
-        ("s3://key:secret@bucket/path", "has a user or a password"),
+        *((f"{scheme}://key:s3cr3t@bucket/path", SECRET) for scheme in ("s3", "S3", "x", "abfss")),
+        ("s3://key:s3/cr3t@bucket/path", SECRET),
+        ("s3://bucket/path@s3cr3t", SECRET),
+        ("s3://bucket/path?access_key=k&secret_key=s3cr3t", OPTIONS),
+        ("s3://bucket/path?endpoint_override=s3cr3t.example:80&scheme=http", OPTIONS),
+        ("S3://bucket/path?secret_key=s3cr3t", OPTIONS),
+        ("gs://bucket?endpoint_override=s3cr3t.example", OPTIONS),
+        ("/path?s3cr3t", OPTIONS),
+        ("s3://bucket/path#s3cr3t", OPTIONS),
+        *((uri, PLACE) for uri in (
+            "archive", "", " ", "./a", "~/a", "/", "//a", "///a", "/a//b", "/a/../b", "/a/..",
+            "/a/.", "/./a", "/a b", "/a\nb", "/a\tb", "/a\x7f", "/a\\b", "/a%2e", "file://a",
+            "file://a/b", "file:/a", "file:////a", "http://host/a", "https://host/a", "mock:///a",
+            "ftp://host/a", "S3://bucket/a", "s3:bucket", "s3:///a", "s3://", "s3://bucket//a", "s3://bucket/../a",
+            "s3://bucket/%2e%2e/a", "viewfs:///a", "/" + "a" * 1000,
+        )),
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_cannot_be_one_is_refused(conn: Conn, uri: str, message: str) -> None:
+    """And nothing of a uri that says more than where it is goes into an error, or a log."""
     with pytest.raises(psycopg.DatabaseError, match=message) as failed:
         value(conn, "set_archive", "s", uri)
     assert failed.value.sqlstate == "PQ003"
-    assert "secret" not in str(failed.value)
+    assert "cr3t" not in str(failed.value)
+    assert internals.count(conn, "archives") == 0
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["/a", "/a/", "/a.b/..c/d@e:f", "file:///a", "s3://bucket", "s3://bucket/a-b/ü", "gs://b/a",
+     "gcs://b/a", "abfss://account.blob.core.windows.net/c/a", "hdfs://host:8020/a"],
+)  # fmt: skip
+def test_a_folder_that_can_be_one_is_taken(conn: Conn, uri: str) -> None:
+    value(conn, "set_archive", "s", uri)
+    assert archived(conn).uri == uri.rstrip("/")
 
 
 def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from spark_pgqueue import client
 from spark_pgqueue.archive.exporter import export
-from spark_pgqueue.archive.folders import parse_options
+from spark_pgqueue.archive.folders import ALLOW, parse_options, parse_prefix
 from spark_pgqueue.command_line.app import PLAIN, app, connect
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
@@ -38,6 +38,13 @@ def _options(text: str) -> dict[str, Any]:
         return parse_options(text)
     except ValueError:
         raise typer.BadParameter("it is no JSON object") from None  # it may hold a secret
+
+
+def _prefix(text: str) -> str:
+    try:
+        return parse_prefix(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @archive_app.command("set")
@@ -106,6 +113,17 @@ def archive_run(
             "uri and the environment.",
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=_prefix,
+            metavar="PREFIX",
+            envvar=ALLOW,
+            show_default=False,
+            help="Open no archive but those below s3://bucket/path or /path; may be repeated. "
+            "Without it, the database decides where this process reads and writes.",
+        ),
+    ] = None,
     every: Annotated[
         timedelta | None,
         typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval: 1m."),
@@ -121,7 +139,7 @@ def archive_run(
     while True:
         begun = time.monotonic()
         try:
-            for each in export(url, options):
+            for each in export(url, options, allow=allow or ()):
                 said = f"{printable(each.stream)}: segment {each.segment}, "
                 said += f"{count_of(each.messages)}, {each.bytes} bytes"
                 told(
