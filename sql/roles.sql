@@ -102,6 +102,16 @@ begin
     end loop;
 end $$;
 
+-- The schemas of this project in this database; pgmq only if it is the face of the queue, and not pgmq itself.
+create or replace function _pgqueue.schemas() returns setof oid
+language sql stable
+as $$
+    select n.oid from pg_namespace n
+    where n.nspname in ('pgqueue', '_pgqueue')
+       or (n.nspname = 'pgmq' and obj_description(n.oid, 'pg_namespace') like 'spark-pgqueue:%'
+           and n.nspowner = (select nspowner from pg_namespace where nspname = 'pgqueue'))
+$$;
+
 -- The grants on the schemas and on what is in them, but for those of the owner. object and grantee are quoted.
 create or replace function _pgqueue.grants()
 returns table (oid oid, object text, grantee text, privileges text)
@@ -110,18 +120,18 @@ as $$
     with acl as (
         select oid, 'schema ' || quote_ident(nspname) as object, coalesce(nspacl, acldefault('n', nspowner)) as rights,
                nspowner as owner
-        from pg_namespace where nspname in ('pgqueue', '_pgqueue')
+        from pg_namespace where oid in (select _pgqueue.schemas())
         union all
         select oid, case relkind when 'S' then 'sequence ' else 'table ' end || oid::regclass,
                coalesce(relacl, acldefault((case relkind when 'S' then 's' else 'r' end)::"char", relowner)), relowner
         from pg_class
-        where relnamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace) and relkind in ('r', 'p', 'v', 'S')
+        where relnamespace in (select _pgqueue.schemas()) and relkind in ('r', 'p', 'v', 'S')
         union all
         select oid, 'routine ' || oid::regprocedure, coalesce(proacl, acldefault('f', proowner)), proowner
-        from pg_proc where pronamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace)
+        from pg_proc where pronamespace in (select _pgqueue.schemas())
         union all
         select oid, 'type ' || oid::regtype, coalesce(typacl, acldefault('T', typowner)), typowner
-        from pg_type where typnamespace in ('pgqueue'::regnamespace, '_pgqueue'::regnamespace) and typelem = 0
+        from pg_type where typnamespace in (select _pgqueue.schemas()) and typelem = 0
     )
     select acl.oid, acl.object, case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end,
            string_agg(lower(a.privilege_type), ', ' order by a.privilege_type)
@@ -174,11 +184,19 @@ as $$
     where not has_schema_privilege(a.usesysid, 'pgqueue', 'usage')
 $$;
 
-do $$
+-- The same for all that an installation has made (objects_before.sql); PUBLIC has nothing of what was there, either.
+create or replace function _pgqueue.revoke_made() returns void
+language plpgsql
+as $$
 begin
     perform _pgqueue.revoke_defaults(array(
         select g.oid from _pgqueue.grants() g
         where g.grantee = 'public'
            or g.oid <> all (string_to_array(current_setting('pgqueue.objects_before'), ' ')::oid[])));
+end $$;
+
+do $$
+begin
+    perform _pgqueue.revoke_made();
     perform _pgqueue.grant_roles();
 end $$;

@@ -113,7 +113,7 @@ create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_byte
 language plpgsql
 as $$
 begin
-    raise exception 'a message of stream % has at most % bytes, not %', quote_literal(p_stream.name),
+    raise exception 'a message of stream % has at most % bytes, not %', _pgqueue.called(p_stream),
                     p_stream.max_bytes, p_bytes
         using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
               hint = 'Send a reference to it, or give the stream a larger max_bytes with alter_stream.';
@@ -134,7 +134,7 @@ language plpgsql
 as $$
 begin
     raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
-                    quote_literal(p_stream.name),
+                    _pgqueue.called(p_stream),
         p_stream.max_header_bytes, _pgqueue.max_header_depth(),
         case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
              when octet_length(p_headers::text) > p_stream.max_header_bytes
@@ -163,14 +163,14 @@ begin
     if p_stream.kind = 'binary' then
         if p_data_bytes is null or p_data is not null then
             raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null',
-                            quote_literal(p_stream.name)
+                            _pgqueue.called(p_stream)
                 using errcode = 'PQ004', column = 'p_data_bytes, p_data';
         end if;
         return;
     end if;
     if p_data is null or p_data_bytes is not null then
         raise exception 'a message of stream % (%) has p_data, not null, and p_data_bytes is null',
-                        quote_literal(p_stream.name), p_stream.kind
+                        _pgqueue.called(p_stream), p_stream.kind
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
     end if;
     if p_stream.kind = 'json' then
@@ -182,7 +182,7 @@ begin
     end if;
 exception when invalid_text_representation or untranslatable_character or statement_too_complex
                or numeric_value_out_of_range or program_limit_exceeded then  -- (as jsonb, JSON has limits)
-    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', quote_literal(p_stream.name),
+    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', _pgqueue.called(p_stream),
                     octet_length(p_data), case sqlstate when '54001' then ': it is nested too deeply' else '' end
         using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;
 end $$;

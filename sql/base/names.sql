@@ -8,17 +8,56 @@ begin
     return coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0);
 end $$;
 
+-- The role that calls: of a function that runs with its owner's rights, too.
+create or replace function _pgqueue.caller() returns text
+language sql stable
+as $$ select case current_setting('role') when 'none' then session_user else current_setting('role') end $$;
+
+-- Whether the caller may look at streams: not one that only sends.
+create or replace function _pgqueue.may_look() returns boolean
+language sql stable
+as $$
+    select has_table_privilege(_pgqueue.caller(), 'pgqueue.stream_stats', 'select')
+        or exists (select from pg_proc p
+                   where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
+                     and has_function_privilege(_pgqueue.caller(), p.oid, 'execute'))
+$$;
+
+-- Whether the caller may see what messages hold: not one that only observes.
+create or replace function _pgqueue.may_peek() returns boolean
+language sql stable
+as $$
+    select exists (select from pg_proc p
+                   where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'peek'
+                     and has_function_privilege(_pgqueue.caller(), p.oid, 'execute'))
+$$;
+
+-- A stream in an error: its name; of a stream whose number the caller gave (stream_of()) the name only if the caller
+-- may look at streams, else the number.
+create or replace function _pgqueue.called(p_stream pgqueue.streams) returns text
+language sql stable
+as $$
+    select coalesce(quote_literal(p_stream.name),
+                    (select quote_literal(name) from pgqueue.streams
+                     where stream_id = p_stream.stream_id and _pgqueue.may_look()),
+                    'number ' || p_stream.stream_id)
+$$;
+
+-- A consumer of such a stream in an error.
+create or replace function _pgqueue.called(p_stream pgqueue.streams, p_consumer pgqueue.consumers) returns text
+language sql stable
+as $$
+    select case when p_stream.name is not null or _pgqueue.may_look() then quote_literal(p_consumer.name)
+                else 'number ' || p_consumer.consumer_id end
+$$;
+
 -- Some names, for the hint of an error; none for a caller who may look at no stream, as one that only sends.
 create or replace function _pgqueue.there_are(p_names text[]) returns text
 language sql stable
 as $$
-    select case when has_table_privilege(r.name, 'pgqueue.stream_stats', 'select')
-                     or exists (select from pg_proc p
-                                where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
-                                  and has_function_privilege(r.name, p.oid, 'execute'))
+    select case when _pgqueue.may_look()
                 then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
                                                          from unnest(p_names) n), 'none')) else '' end
-    from (select case current_setting('role') when 'none' then session_user else current_setting('role') end) r (name)
 $$;
 
 -- The stream of a name. Errors: PQ001. Locks nothing.
@@ -38,7 +77,8 @@ begin
     return v_stream;
 end $$;
 
--- The stream of an id that a running query has. Errors: PQ001.
+-- The stream of an id that the caller gave, as a running query has it. It comes without its name: who counts ids learns
+-- no names from errors, see called(). Errors: PQ001.
 create or replace function _pgqueue.stream_of(p_stream_id int) returns pgqueue.streams
 language plpgsql stable
 as $$
@@ -50,6 +90,7 @@ begin
         raise exception 'the stream of this query was dropped'
             using errcode = 'PQ001', hint = 'Create it again and restart the query.';
     end if;
+    v_stream.name := null;
     return v_stream;
 end $$;
 

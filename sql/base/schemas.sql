@@ -237,12 +237,17 @@ as $$
             and _pgqueue.schema_change(_pgqueue.read_schema(p_to_schema), _pgqueue.read_schema(p_schema)) is null)
 $$;
 
--- Raises PQ004: a payload does not fit the schema of its stream. Names the first column that is in the way.
+-- Raises PQ004: a payload does not fit the schema of its stream. Names the first column that is in the way; not to a
+-- caller who knows the stream's number alone.
 create or replace function _pgqueue.refuse_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
 language plpgsql
 as $$
 begin
-    raise exception 'a message of stream % does not fit its schema: %', quote_literal(p_stream.name),
+    if p_stream.name is null and not _pgqueue.may_look() then
+        raise exception 'a message of stream % does not fit its schema', _pgqueue.called(p_stream)
+            using errcode = 'PQ004', column = 'p_data', hint = 'The schema: pgqueue.schema_of, by the stream''s name.';
+    end if;
+    raise exception 'a message of stream % does not fit its schema: %', _pgqueue.called(p_stream),
         case when jsonb_typeof(p_data) <> 'object' then 'it is no JSON object, but of type ' || jsonb_typeof(p_data)
              else (select format('column %s takes %s%s, and the message has %s', f ->> 'name',
                                  coalesce((select t.words from _pgqueue.schema_types() t where t.type = f ->> 'type'),

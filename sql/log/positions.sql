@@ -23,6 +23,7 @@ create or replace function _pgqueue.seen_by(p_stream_id int, p_offset text, p_ar
 language plpgsql
 as $$
 declare
+    v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
     v_json    jsonb;
     v_offset  pgqueue.reading_offset;
     v_trimmed int8multirange := (_pgqueue.trimmed(p_stream_id)).o_publications;
@@ -33,7 +34,8 @@ begin
     exception when invalid_text_representation or untranslatable_character or program_limit_exceeded then
         perform _pgqueue.refuse_offset(p_argument, 'no JSON', to_jsonb(p_offset));
     end;
-    v_offset := _pgqueue.parse_offset(_pgqueue.stream_of(p_stream_id), p_argument, v_json, p_archive);
+    v_stream.name := (select name from pgqueue.streams where stream_id = p_stream_id);
+    v_offset := _pgqueue.parse_offset(v_stream, p_argument, v_json, p_archive);
     o_seen := int8multirange(int8range(1, v_offset.next_publication)) - _pgqueue.unread(v_offset);
     -- the next publication itself may be cut, and none after it
     o_next := greatest(v_offset.next_publication, (select max(c) + 1 from unnest(v_offset.cut_publications) c));

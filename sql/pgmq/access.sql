@@ -2,7 +2,8 @@
 -- of their owner, and PUBLIC has none.
 
 -- Grants the group roles of this database what they need: a producer sends, a consumer reads and settles, an observer
--- looks, and an admin makes and drops queues. pgqueue grant calls it, too.
+-- looks, and an admin makes and drops queues. Nobody who only sends learns which queues there are, and nobody who only
+-- looks sees what messages hold. What a role does not need any more is taken from it. pgqueue grant calls it, too.
 create or replace function pgmq._grant() returns void
 language plpgsql
 as $$
@@ -10,24 +11,25 @@ declare
     v_role text;
 begin
     for v_role in select _pgqueue.roles() loop
-        execute format('grant usage on schema pgmq to %I', v_role);
+        execute format('revoke all on all functions in schema pgmq from %1$I; '
+                       'revoke all on all tables in schema pgmq from %1$I; grant usage on schema pgmq to %1$I', v_role);
         execute (select string_agg(format('grant execute on function %s to %I', p.oid::regprocedure, v_role), ';')
                  from pg_proc p
                  where p.pronamespace = 'pgmq'::regnamespace
                    and p.proname ~ case v_role
-                       when 'pgqueue_producer' then '^(send|validate|test_routing)'
+                       when 'pgqueue_producer' then '^(send|validate)'
                        when 'pgqueue_consumer' then '^(read|pop$|delete$|archive$|set_vt$|_rows$)'
-                       when 'pgqueue_observer' then '^(metrics|list|test_routing|_rows$)'
+                       when 'pgqueue_observer' then '^(metrics|list|test_routing)'
                        else '^(create|drop|purge|bind|unbind|list|metrics|validate|test|enable|disable|update|'
                             || 'convert|detach)'
                        end
                    -- of the two, the view's
                    and (p.proname <> '_rows' or p.pronargs = 1));
-        execute (select string_agg(format('grant select on %s to %I', c.oid::regclass, v_role), ';')
+        execute (select coalesce(string_agg(format('grant select on %s to %I', c.oid::regclass, v_role), ';'), '')
                  from pg_class c
                  where c.relnamespace = 'pgmq'::regnamespace
-                   and (c.relname = 'meta'
-                        or (c.relkind = 'v' and v_role in ('pgqueue_consumer', 'pgqueue_observer'))));
+                   and ((c.relname = 'meta' and v_role <> 'pgqueue_producer')
+                        or (c.relkind = 'v' and v_role = 'pgqueue_consumer')));
     end loop;
 end $$;
 
@@ -35,7 +37,7 @@ do $$
 declare
     v_object text;
 begin
-    revoke all on all functions in schema pgmq from public;
+    perform _pgqueue.revoke_made();
     for v_object in  -- those that others call; the others run within them
         select oid::regprocedure::text from pg_proc
         where pronamespace = 'pgmq'::regnamespace and (proname !~ '^_' or (proname = '_rows' and pronargs = 1))

@@ -11,6 +11,7 @@ set local standard_conforming_strings = on;
 set local array_nulls = on;
 set local transform_null_equals = off;
 set local check_function_bodies = on;
+\ir ../objects_before.sql
 \ir schema.sql
 \ir queues.sql
 \ir messages.sql

@@ -58,6 +58,10 @@ begin
         raise notice 'queue % exists already', quote_literal(queue_name);
         return;
     end if;
+    if to_regclass('pgmq.' || quote_ident('q_' || v_stream)) is not null then
+        raise exception 'the first 61 bytes of the queue name % are those of another queue', quote_literal(queue_name)
+            using errcode = 'PQ006', hint = 'Postgres cuts longer names of views. Choose another name.';
+    end if;
     perform pgqueue.create_stream(v_stream, 'json');
     perform pgqueue.create_consumer(v_stream, 'pgmq', p_start => 'earliest');
     perform pgqueue.set_retention(v_stream, p_done => true);
@@ -65,6 +69,8 @@ begin
     execute format('create view pgmq.%I as select * from pgmq._rows(%L)', 'q_' || v_stream, queue_name);
     execute format('create view pgmq.%I as select msg_id, read_ct, enqueued_at, last_read_at, archived_at, vt, '
                    'message, headers from pgmq._archived where queue_name = %L', 'a_' || v_stream, queue_name);
+    perform _pgqueue.revoke_defaults(array['pgmq.' || quote_ident('q_' || v_stream),
+                                           'pgmq.' || quote_ident('a_' || v_stream)]::regclass[]::oid[]);
     perform pgmq._grant();
 end $$;
 

@@ -20,7 +20,8 @@ begin
     where pgmq._stream_of(n.queue_name) = pgmq._stream_of(_sending.queue_name)
       and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
     if found then
-        perform pg_notify('pgmq.q_' || pgmq._stream_of(queue_name) || '.INSERT', '');
+        -- as a name, which Postgres cuts after 63 bytes, as it cuts that of a listen
+        perform pg_notify(('pgmq.q_' || pgmq._stream_of(queue_name) || '.INSERT')::name::text, '');
     end if;
 end $$;
 

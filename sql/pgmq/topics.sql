@@ -76,13 +76,18 @@ begin
                  where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
 end $$;
 
+-- (Who may only send is not told the names of the queues: queue_name is null.)
 create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns table (queue_name text, msg_id bigint)
 language plpgsql
 as $$
+declare
+    v_queue    text;
+    v_may_look boolean := _pgqueue.may_look();
 begin
-    for queue_name in select distinct t.queue_name from pgmq.test_routing(routing_key) t order by 1 loop
-        for msg_id in select * from pgmq.send_batch(queue_name, msgs, headers, delay) loop
+    for v_queue in select distinct t.queue_name from pgmq.test_routing(routing_key) t order by 1 loop
+        queue_name := case when v_may_look then v_queue end;
+        for msg_id in select * from pgmq.send_batch(v_queue, msgs, headers, delay) loop
             return next;
         end loop;
     end loop;

@@ -86,9 +86,9 @@ begin
         end if;
         if not v_room then
             raise exception 'stream % takes no % now: consumer % has % before it that nobody claimed, '
-                            'and max_backlog is %', quote_literal(p_stream.name),
+                            'and max_backlog is %', _pgqueue.called(p_stream),
                             case p_count when 1 then 'message' else p_count || ' messages' end,
-                            quote_literal(v_consumer.name),
+                            _pgqueue.called(p_stream, v_consumer),
                             coalesce(case when v_backlog <= v_consumer.max_backlog then v_backlog::text end,
                                      v_consumer.max_backlog || ' or more'), v_consumer.max_backlog
                 using errcode = 'PQ013',

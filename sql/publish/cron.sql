@@ -215,13 +215,27 @@ language plpgsql stable
 as $$
 declare
     -- an estimate: months differ in length
-    v_n bigint := greatest(0, floor(extract(epoch from p_after - p_start) / extract(epoch from p_every)));
+    v_n    bigint := greatest(0, floor(extract(epoch from p_after - p_start) / extract(epoch from p_every)));
+    v_step bigint := 1;
+    v_low  bigint := v_n;  -- in the end, of two that follow one another the one whose time is not after p_after
 begin
-    while v_n > 0 and _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n) > p_after loop
-        v_n := v_n - 1;
+    -- The steps double, so that an estimate that is far from it costs little more than one that is near.
+    while v_low >= 0 and _pgqueue.nth_time(p_start, p_every, p_time_zone, v_low) > p_after loop
+        v_n := v_low;
+        v_low := greatest(v_low - v_step, -1);
+        v_step := v_step * 2;
     end loop;
     while _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n) <= p_after loop
-        v_n := v_n + 1;
+        v_low := v_n;
+        v_n := v_n + v_step;
+        v_step := v_step * 2;
+    end loop;
+    while v_n - v_low > 1 loop
+        if _pgqueue.nth_time(p_start, p_every, p_time_zone, (v_low + v_n) / 2) > p_after then
+            v_n := (v_low + v_n) / 2;
+        else
+            v_low := (v_low + v_n) / 2;
+        end if;
     end loop;
     return _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n);
 end $$;

@@ -122,9 +122,9 @@ begin
                            p_stream.stream_id) into v_name using v_key.one;
             raise exception 'stream % takes no % of key % now: consumer % is not done with %, '
                             'and per_key_capacity is %',
-                            quote_literal(p_stream.name),
+                            _pgqueue.called(p_stream),
                             case v_key.new when 1 then 'message' else v_key.new || ' messages' end, v_name,
-                            quote_literal(p_consumer.name),
+                            _pgqueue.called(p_stream, p_consumer),
                             case v_key.held when 0 then 'none'
                                  else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
                             p_consumer.per_key_capacity

@@ -7,6 +7,7 @@ language plpgsql
 as $$
 declare
     v_target record;
+    v_stream pgqueue.streams;
     v_seqs   bigint[];
 begin
     for v_target in
@@ -27,7 +28,9 @@ begin
                        format('pgqueue.seq_%s', v_target.stream_id), p_stream_id)
         into v_seqs using p_seqs, v_target.regexes, lower(p_seqs), upper(p_seqs);
         if v_seqs is not null then
-            perform _pgqueue.publish(v_target.stream, _pgqueue.set_of(v_seqs), cardinality(v_seqs), p_priority,
+            v_stream := v_target.stream;
+            v_stream.name := null;  -- who sent did not name it, see called()
+            perform _pgqueue.publish(v_stream, _pgqueue.set_of(v_seqs), cardinality(v_seqs), p_priority,
                                      p_deliver_at, null, p_expires_at);
         end if;
     end loop;

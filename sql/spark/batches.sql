@@ -66,8 +66,8 @@ language sql stable
 as $$
     select case when p_batch.target <> '' then 'table ' || p_batch.target
                 when p_batch.stream_id = 0 then 'the streams of column stream'
-                else 'stream ' || quote_literal((select name from pgqueue.streams
-                                                 where stream_id = p_batch.stream_id)) end
+                else 'stream ' || (select _pgqueue.called(_pgqueue.stream_of(s.stream_id)) from pgqueue.streams s
+                                   where s.stream_id = p_batch.stream_id) end
 $$;
 
 -- Whether a part of a sink's batch was done before, and is run again. A batch write with a txnAppId may repeat any

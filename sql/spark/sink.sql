@@ -140,14 +140,15 @@ create or replace function _pgqueue.note_stream(p_sink text, p_stream pgqueue.st
 language plpgsql
 as $$
 declare
+    v_name  text := (select name from pgqueue.streams where stream_id = p_stream.stream_id);
     v_known int;
 begin
     if not _pgqueue.is_query(p_sink) then
         return;
     end if;
-    select stream_id into v_known from pgqueue.sink_streams where sink = p_sink and name = p_stream.name;
+    select stream_id into v_known from pgqueue.sink_streams where sink = p_sink and name = v_name;
     if v_known <> p_stream.stream_id then
-        raise exception 'stream % was dropped and made again since query % wrote to it', quote_literal(p_stream.name),
+        raise exception 'stream % was dropped and made again since query % wrote to it', _pgqueue.called(p_stream),
                         p_sink
             using errcode = 'PQ001', hint = 'Start the query with a new checkpoint to write to the new stream.';
     elsif v_known is null then
@@ -156,7 +157,7 @@ begin
             'with noted as (insert into pgqueue.sink_streams (sink, stream_id, name) '
             'values ($2 ->> 0, $1, $2 ->> 1) '
             'on conflict do nothing returning 1) select count(*) from noted',  -- lock: sink stream
-            p_stream.stream_id, jsonb_build_array(p_sink, p_stream.name));
+            p_stream.stream_id, jsonb_build_array(p_sink, v_name));
     end if;
 end $$;
 

@@ -17,8 +17,20 @@ language plpgsql
 as $$
 begin
     perform _pgqueue.check_target(p_target, p_role);
-    return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation', pgqueue.begin_write();
+    perform _pgqueue.keep_secret();
+    return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation',
+                        _pgqueue.signed(nextval('pgqueue.write_numbers'));
 end $$;
+
+-- A number of a write, for the role that opened it: 31 bits count, and 32 bits prove that open_table() gave the number
+-- to this role. So nobody takes the number of another's write before it.
+create or replace function _pgqueue.signed(p_number bigint) returns bigint
+language sql stable
+as $$
+    select (p_number << 32) | ('x' || encode(substr(sha256(
+               int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
+               || textsend('write of ' || session_user)), 1, 4), 'hex'))::bit(32)::bigint
+$$;
 
 -- Raises PQ003 for an object that open_table() does not take, or an unknown role.
 create or replace function _pgqueue.check_target(p_target jsonb, p_role text) returns void
@@ -61,9 +73,10 @@ declare
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_target(p_target, p_role);
-    if (p_write_no > 0) is not true then
-        raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
-            using errcode = 'PQ003', column = 'p_write_no';
+    if (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
+        raise exception 'p_write_no is a number that open_table() gave to role %, not %', session_user,
+                        coalesce(p_write_no::text, 'null')
+            using errcode = 'PQ003', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
     select * into v_write from pgqueue.table_writes where write_no = p_write_no;
     if not found then
@@ -140,7 +153,8 @@ begin
     if not _pgqueue.begin_batch(row(p_sink, 0, 0, false, p_batch, p_rows, null, null, null, p_table)) then
         return null;
     end if;
-    select * into v_write from pgqueue.table_writes where write_no = p_write_no and sink = p_sink and batch = p_batch;
+    select * into v_write from pgqueue.table_writes
+    where write_no = p_write_no and sink = p_sink and batch = p_batch and staged_by = session_user;
     if not found then
         raise exception 'batch % of sink % is not complete: its staged rows for table % are gone', p_batch, p_sink,
                         p_table

@@ -300,6 +300,10 @@ create table if not exists pgqueue.claims (
 );
 create sequence if not exists pgqueue.claim_numbers;
 
+-- The secret from which the tokens of claims and the numbers of table writes are made (base/slots.sql: keep_secret()):
+-- the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can read it.
+create sequence if not exists pgqueue.claim_secret;
+
 create table if not exists pgqueue.dead_messages (
     dead_id       bigint         generated always as identity primary key,
     stream_id     int            not null,
