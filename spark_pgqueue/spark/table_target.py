@@ -1,7 +1,8 @@
 """Rows for a table: executors stage them, and the driver writes them in its transaction.
 
-The rules are in SQL (`sql/spark/table_plan.sql`, `table_sink.sql`, `table_apply.sql`). Rows with a
-struct column `row` may have messages and actions beside it; otherwise all columns are the table's.
+The rules are in SQL (`sql/spark/table_plan.sql`, `table_fit.sql`, `table_sink.sql`,
+`table_apply.sql`). Rows with a struct column `row` may have messages and actions beside it;
+otherwise all columns are the table's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from spark_pgqueue.spark.staged import StagedRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+TEXT_CUT = "22001"
+"""The SQLSTATE for text that a table would cut or round."""
 
 ROW = "row"
 """The struct column that has a table's row, where the other columns are of messages and actions."""
@@ -212,6 +216,8 @@ class TableTarget:
             hint = "nothing was written: correct the rows or the table, and start the query again"
             if code.startswith("21"):
                 hint = "a batch has one row for each key, or option sequenceBy says which is last"
+            elif code == TEXT_CUT:
+                hint = "make the column wider; option allowRounding lets digits and times round"
             raise PgQueueError(
                 f"table {table} refused the batch: {said}", hint=hint, sqlstate=code
             ) from None

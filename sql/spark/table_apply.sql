@@ -56,19 +56,16 @@ begin
         raise exception 'batch % of sink % is not complete: % of % staged rows for table % are there', p_batch, p_sink,
                         v_rows, p_rows, p_table
             using errcode = 'PQ008',
-                  hint = 'Staged rows are not logged: a crash of Postgres or a failover empties them. Nothing was '
-                         'written; run the batch again.';
+                  hint = 'A crash or a failover empties staged rows. Nothing was written; run the batch again.';
     elsif v_changed <> '' then
         raise exception 'table % would cut or round text of column %', p_table, v_changed
-            using errcode = '22001',
-                  hint = 'Make the column of the table wider, or let allow_rounding of open_table() name it.';
+            using errcode = '22001', hint = 'Make the column wider, or let allow_rounding of open_table() name it.';
     end if;
     if v_statements[2] is not null then
         execute v_statements[2] into v_rows using p_chunks;
         if v_rows is not null then
             raise exception 'batch % of sink % has two rows of one key for table %', p_batch, p_sink, p_table
-                using errcode = '21000',
-                      hint = 'Let option sequenceBy name a column of numbers or times. The highest value wins.';
+                using errcode = '21000', hint = 'Let option sequenceBy name a column: the highest value wins.';
         end if;
     end if;
     perform set_config('search_path', p_path, true);

@@ -19,8 +19,8 @@ as $$
 $$;
 
 -- The type of a column, without its domains, which have the modifiers.
--- Returns the type below the domains, with its modifier, as SQL (o_full) and as oid (o_base); for an array, its brackets
--- (o_dims, else ''); of the value, or of the items of the array, the type (o_item) and the modifier (o_typmod).
+-- Returns the type below the domains, with its modifier, as SQL (o_full) and as oid (o_base); for an array, its
+-- brackets (o_dims, else ''); of the value, or of the items of the array, the type (o_item) and modifier (o_typmod).
 create or replace function _pgqueue.stored_type(p_type oid, p_typmod int, out o_full text, out o_base oid,
                                                 out o_dims text, out o_item oid, out o_typmod int)
 language sql stable
@@ -42,9 +42,9 @@ $$;
 --   p_type                    as Spark's simpleString writes it
 --   p_item, p_typmod, p_dims  of the column, as stored_type() returns them
 -- Returns exact: a value that is read back is the one that was sent, or an error was raised (a number may be too
--- large); rounds: other values may become equal to it; null: the column takes none of the type. A float is what its
--- shortest text says, and a decimal is exact in a float that has all its digits. Text is exact, because the commit looks
--- at each value: text_changes(). What the column holds to be equal, such as citext, is equal.
+-- large); rounds: two values may become one; null: the column takes none of the type. A float is what its shortest text
+-- says, and a decimal is exact in a float that has all its digits. Text is exact, because the commit looks at each
+-- value: text_changes(). What the column holds to be equal, as citext does, is equal.
 create or replace function _pgqueue.fit(p_type text, p_item oid, p_typmod int, p_dims text) returns text
 language sql stable
 as $$

@@ -44,8 +44,8 @@ begin
                   where jsonb_typeof(p_target -> l.name) not in ('array', 'null')
                      or jsonb_path_exists(p_target -> l.name, 'strict $[*] ? (@.type() != "string")', silent => true))
     then
-        raise exception 'p_target is an object with table, columns with name and type, and lists merge_keys and '
-                        'allow_rounding of names of columns, not %',
+        raise exception 'p_target is an object with table, columns with name and type, and lists '
+                        'allow_rounding and merge_keys of names of columns, not %',
                         coalesce(left(p_target::text, 100), 'null') using errcode = 'PQ003', column = 'p_target';
     elsif not exists (select from pg_roles where rolname = p_role) or p_role is null then
         raise exception 'p_role is a role of this server, not %', coalesce(quote_literal(p_role), 'null')

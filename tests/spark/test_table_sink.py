@@ -127,6 +127,20 @@ def test_values_of_each_type_arrive(queue: Queue):
     assert queue.sql(f"select {times} from public.t where a") == [(True, True)]
 
 
+def test_numbers_are_what_spark_sent_unless_an_option_lets_the_table_round(queue: Queue):
+    queue.sql("create table public.t (a numeric, b numeric, c numeric(10, 2), d varchar(2))")
+    one = queue.spark.sql(
+        "select 123456789012345.67D as a, cast(0.1234567 as float) as b, 2.345D as c, 'ab' as d"
+    )
+    write(queue, one, "public.t", allowRounding="c")
+    stored = queue.sql("select * from public.t")
+    assert stored == [(Decimal("123456789012345.67"), Decimal("0.1234567"), Decimal("2.35"), "ab")]
+    cut = queue.spark.sql("select 'ab ' as d")
+    with pytest.raises(PySparkException, match="would cut or round text of column d") as caught:
+        write(queue, cut, "public.t")
+    assert "make the column wider" in str(caught.value)
+
+
 def test_rows_messages_and_actions_of_a_batch_are_one_commit(queue: Queue):
     """A constraint of the table that fails keeps the messages back, too."""
     queue.create("in", "c", "d")
@@ -197,6 +211,7 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
         ({"mergeKeys": "id", "sequenceBy": "id"}, "option mergeKeys, option sequenceBy and"),
         ({"stream": "s"}, "option stream is for messages, and all columns are those of table"),
         ({"sequenceBy": "id"}, "option sequenceBy needs option mergeKeys"),
+        ({"allowRounding": "no"}, "option allowRounding names a column of the DataFrame, not 'no'"),
     ):
         with pytest.raises(PySparkException) as caught:
             write(queue, frame, **{"table": "public.bills", **options})
@@ -205,6 +220,12 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
         PySparkException, match="column version is double, and must fit column version"
     ):
         write(queue, frame.selectExpr("id", "cast(id as double) as version"))
+    doubles = frame.selectExpr("id", "id / 3 as amount", "id as version")
+    with pytest.raises(PySparkException, match="Or let option allowRounding name amount"):
+        write(queue, doubles)
+    rounded = {"mergeKeys": "id", "sequenceBy": "amount", "allowRounding": "amount"}
+    with pytest.raises(PySparkException, match="by option sequenceBy, an older row could stay"):
+        write(queue, doubles, **rounded)
     with pytest.raises(PySparkException, match="column row is null in 1 of 3 rows"):
         write(queue, frame.selectExpr("if(id > 0, struct(id), null) as row").coalesce(1))
     with pytest.raises(PySparkException, match="nor to a table"):

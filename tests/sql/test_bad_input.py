@@ -588,7 +588,8 @@ CASES: list[Case] = [
     ("open_table('{\"table\": \"public.x\"}')", "PQ003", ["p_target", "columns with name and type"]),
     ("open_table('{\"table\": \"public.x\", \"columns\": [{\"name\": \"a\"}]}')", "PQ003", ["p_target"]),
     *(
-        (f"open_table('{{\"columns\": [], \"merge_keys\": {keys}}}')", "PQ003", ["merge_keys of names of columns"])
+        (f"open_table('{{\"columns\": [], \"{name}\": {keys}}}')", "PQ003", [name, "of names of columns"])
+        for name in ("merge_keys", "allow_rounding")
         for keys in ('[["id"]]', "[1]", "[null]", '"id"')
     ),
     ("open_table('{\"table\": \"x\", \"columns\": []}')", "PQ003", ["p_table", "such as public.bills", "'x'"]),
