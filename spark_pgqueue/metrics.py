@@ -242,6 +242,7 @@ def serve(
         names: see `serving.Server`.
 
     Raises:
+        PgQueueError: the extra `web` is not installed.
         OSError: the server cannot listen there.
     """
     scrape = scraping(queue)

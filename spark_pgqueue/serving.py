@@ -4,7 +4,8 @@ A connection has one request, and what two readers could read in two ways is ref
 be smuggled past a proxy that reads a request otherwise than this server.
 
 The connections and their limits are our own: uvicorn, hypercorn, granian, waitress, cheroot and
-aiohttp wait without end for a body that arrives a byte at a time, and most of them for headers.
+aiohttp wait without end for a body that arrives a byte at a time, and most of them for headers
+(November 2026).
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class _Handler(BaseRequestHandler):
         import h11
 
         until = time.monotonic() + READ_SECONDS
-        received, body, request = b"", b"", None
+        received, body, request = bytearray(), bytearray(), None
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Request):
                 request = event
@@ -229,7 +230,7 @@ class _Handler(BaseRequestHandler):
             f"/{path.lstrip('/')}",
             dict(parse_qsl(query, keep_blank_values=True)),
             {name.decode(): value.decode("latin-1") for name, value in request.headers},
-            body,
+            bytes(body),
         )
 
     def _answer(self, request: Request) -> Answer:
@@ -262,7 +263,7 @@ class _Handler(BaseRequestHandler):
         self.request.sendall(sent)
 
 
-def _refusal(request: h11.Request, received: bytes) -> Answer | None:
+def _refusal(request: h11.Request, received: bytearray) -> Answer | None:
     """The answer to what h11 reads, and another reader might read otherwise; None for the rest.
 
     Args:

@@ -54,6 +54,7 @@ def serve(
             too.
 
     Raises:
+        PgQueueError: the extra `web` is not installed.
         OSError: the server cannot listen there.
     """
     page = Page(queue, title, allow_actions)
