@@ -239,16 +239,17 @@ class Statements:
                 with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
                     try:
                         cursor.execute(sql, parameters, binary=binary)
-                    except BaseException:
-                        if took_effect(cursor):  # before psycopg could cancel it
-                            into += cursor.fetchall()
-                        raise
-                    try:
                         into += cursor.fetchall()
                     except psycopg.DataError:  # a value that Python cannot hold
+                        if not took_effect(cursor):
+                            raise
                         if binary:
                             cursor.execute(sql, parameters)
                         into += load_nearest(cursor, row_factory)
+                    except BaseException:
+                        if not into and took_effect(cursor):  # before it could be cancelled
+                            into += cursor.fetchall()
+                        raise
                     return into
 
     def _explain(self, error: psycopg.Error) -> PgQueueError | None:

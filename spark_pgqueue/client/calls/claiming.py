@@ -155,6 +155,7 @@ class ClaimCalls(Calls):
         seconds = arguments.maybe(arguments.patience, "wait", patience)
         if seconds is not None:
             self._check_can_wait()
+        rows.clear()
         try:
             if not seconds:
                 return look()
@@ -164,8 +165,6 @@ class ClaimCalls(Calls):
             if rows:
                 undeliver(self._claim_of(rows))
             raise
-        finally:
-            rows.clear()
 
     def _due(self, stream: str, consumer: str) -> float | None:
         return self._value(
@@ -201,7 +200,11 @@ class ClaimCalls(Calls):
         else:
             given += [arguments.text("where", where), arguments.number("look", look)]
             self._statements.rows(_RECEIVE_WHERE, given, into=rows)
-        return self._claim_of(rows) if rows else None
+        if not rows:
+            return None
+        claim = self._claim_of(rows)
+        del rows[1:]  # one is enough to give the claim back
+        return claim
 
     def _claim_of(self, rows: list[Any]) -> Claim:
         return Claim(rows[0][0], tuple(_message(*row[1:]) for row in rows), self)
