@@ -286,7 +286,7 @@ class AsyncClient:
                     yield item
                     is_seen = False
             finally:
-                if line.is_open:  # else `close` has ended the iteration
+                with suppress(PgQueueError):  # `close` was faster, and has ended the iteration
                     await line.finish(items.close if is_seen else partial(_end_unseen, items))
 
     if TYPE_CHECKING:

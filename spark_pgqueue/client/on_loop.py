@@ -35,7 +35,6 @@ class CallersLine:
     """
 
     stop: None = None
-    is_open: bool = True
     client: Client
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]):

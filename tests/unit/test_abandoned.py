@@ -23,7 +23,8 @@ from tests.processes import wait_until
 from tests.sql import checker
 from tests.sql.queue import ORDERINGS, wait_for_a_lock
 
-PACKAGE = str(Path(spark_pgqueue.__file__).parent)
+PACKAGE = Path(spark_pgqueue.__file__).parent
+TRACED = {*map(str, PACKAGE.glob("client/**/*.py")), str(PACKAGE / "postgres/statements.py")}
 SENT = 6
 AT = 2
 """The message at which a loop is left, from 0."""
@@ -278,14 +279,14 @@ def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, 
 
 
 def interrupted(line, call):
-    """Call, and raise KeyboardInterrupt at the n-th line of the package."""
+    """Call, and raise KeyboardInterrupt at the n-th line of the client."""
     left = line
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code.co_filename not in TRACED:
             return None
-        if event == "line" and frame.f_code.co_name != "close":
+        if event == "line":
             left -= 1
             if left == 0:
                 sys.settrace(None)
