@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial, wraps
@@ -24,6 +24,7 @@ from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.messages import Claim
 from spark_pgqueue.client.on_loop import CallersLine
+from spark_pgqueue.client.unseen import give_back
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -63,25 +64,26 @@ class _Line:
         self.is_open = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._lock = threading.Lock()
-        self._at: object = None
+        self._at: threading.Event | None = None
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in the thread. A cancelled call stops waiting for messages."""
-        token = object()
+        token = threading.Event()
         future = self._submit(token, function)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with self._lock:
+                token.set()  # for a call that begins just now
                 if self._at is token:
                     self._interrupt()
             with suppress(RuntimeError):  # the thread has ended
-                self._thread.submit(_give_back, future)
+                self._thread.submit(give_back, future)
             raise
 
     async def finish(self, function: Callable[[], Any]) -> Any:
         """As `call`, and a cancelled caller does not keep the function from running."""
-        return await asyncio.shield(asyncio.wrap_future(self._submit(object(), function)))
+        return await asyncio.shield(asyncio.wrap_future(self._submit(threading.Event(), function)))
 
     async def close(self) -> None:
         """Close the connection, and end the thread. A running call stops waiting."""
@@ -99,14 +101,16 @@ class _Line:
         self._thread.submit(self.wake.close)
         self._thread.shutdown(wait=False)
 
-    def _submit(self, token: object, function: Callable[[], Any]) -> Future[Any]:
+    def _submit(self, token: threading.Event, function: Callable[[], Any]) -> Future[Any]:
         try:
             return self._thread.submit(self._call, token, function)
         except RuntimeError:  # the thread has ended
             raise PgQueueError("the connection is closed") from None
 
-    def _call(self, token: object, function: Callable[[], Any]) -> Any:
+    def _call(self, token: threading.Event, function: Callable[[], Any]) -> Any:
         with self._lock:
+            if token.is_set():
+                raise asyncio.CancelledError
             self._at = token
             if self.is_open:
                 self.wake.clear()
@@ -175,13 +179,10 @@ def _begun(client: Client) -> AbstractContextManager[Client]:
     return transaction
 
 
-def _give_back(future: Future[Any]) -> None:
-    """Return a claim, undo a transaction, or close a connection, whose caller was cancelled."""
-    found = None if future.cancelled() or future.exception() is not None else future.result()
-    if isinstance(found, Claim):
-        found.nack(reason="who asked for it was cancelled")
-    elif isinstance(found, AbstractContextManager):
-        found.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+def _end_unseen(items: Generator[Any, None, None]) -> None:
+    """End an iteration whose last item nobody got: who asked for it was cancelled."""
+    with suppress(asyncio.CancelledError, StopIteration):
+        items.throw(asyncio.CancelledError())
 
 
 class AsyncClient:
@@ -278,11 +279,15 @@ class AsyncClient:
         # An iteration takes no turn: it may last for ever.
         async with self._line_for(method, nullcontext()) as line:
             items = await line.call(partial(method, line.client))
+            is_seen = False
             try:
                 while (item := await line.call(partial(next, items, _END))) is not _END:
+                    is_seen = True
                     yield item
+                    is_seen = False
             finally:
-                await line.finish(items.close)
+                with suppress(PgQueueError):  # `close` was faster, and has ended the iteration
+                    await line.finish(items.close if is_seen else partial(_end_unseen, items))
 
     if TYPE_CHECKING:
 

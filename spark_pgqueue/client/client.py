@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -88,6 +88,7 @@ class Client(
             )
         self._statements = _statements or make_statements(connection=connection)
         self._long_poll = LongPoll(self._statements, _wake)
+        self._consuming = WeakSet()
 
     @contextmanager
     def transaction(self) -> Iterator[Client]:
@@ -108,7 +109,10 @@ class Client(
             yield self
 
     def close(self) -> None:
-        """Close the connection, if it is the client's own. Safe to repeat."""
+        """Close the connection, if it is the client's own, and end iterations. Safe to repeat."""
+        for messages in list(self._consuming):
+            with suppress(ValueError):  # it runs, in another thread
+                messages.close()
         self._statements.close()
 
     def __enter__(self) -> Client:

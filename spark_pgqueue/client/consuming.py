@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Generator
 from datetime import timedelta
 
 from spark_pgqueue.client.messages import Claim, Message
+from spark_pgqueue.client.unseen import undeliver
 from spark_pgqueue.postgres import clock
-from spark_pgqueue.printable import warn
 
 Look = Callable[[], Claim | None]
 
@@ -16,7 +17,7 @@ def consume(
     claim: Callable[[Claim | None], Claim | None],
     first: Callable[[Look, Look], Claim | None],
     visibility_timeout: timedelta,
-) -> Iterator[Message]:
+) -> Generator[Message, None, None]:
     """Iterate over the messages of claim after claim. See `Client.consume`.
 
     Args:
@@ -52,36 +53,29 @@ def _next(
         return first(look, lambda: claim(None))
     except BaseException:
         if owed is not None:
-            _acknowledge(owed, len(owed.messages))
+            undeliver(owed, len(owed.messages), len(owed.messages))
         raise
 
 
-def _each(claim: Claim, renew_after: float) -> Iterator[Message]:
+def _each(claim: Claim, renew_after: float) -> Generator[Message, None, bool]:
     """Yield the messages of a claim, and extend it; returns whether the claim is still this
     worker's.
     """
     renewed = clock.now()
-    for done, message in enumerate(claim.messages):
-        if clock.now() - renewed > renew_after:
-            try:
+    done = begun = 0
+    try:
+        for message in claim.messages:
+            if clock.now() - renewed > renew_after:
                 if not claim.extend():
                     return False
-            except BaseException:
-                _acknowledge(claim, done)
-                raise
-            renewed = clock.now()
-        try:
+                renewed = clock.now()
+            begun += 1
             yield message
-        except GeneratorExit:
-            claim.ack(claim.messages[:done])
-            claim.nack()
-            raise
+            done += 1
+    except asyncio.CancelledError:  # thrown in by the asynchronous client
+        undeliver(claim, done, done)
+        raise
+    except BaseException:
+        undeliver(claim, done, begun)
+        raise
     return True
-
-
-def _acknowledge(claim: Claim, count: int) -> None:
-    """Acknowledge the first messages of a claim, beside an error that the caller raises."""
-    try:
-        claim.ack(claim.messages[:count] if count < len(claim.messages) else None)
-    except Exception as error:
-        warn("%s messages that were handled come again: %s", count, error)

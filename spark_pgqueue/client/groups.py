@@ -100,8 +100,9 @@ class Group:
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown group, PQ006 a consumer that is no
-                group, PQ003 a value out of range; a handler that takes something else, or whose body
-                would not run. Errors of the handler are raised as they are, also if it returns them.
+                group, PQ003 a value out of range; a handler that takes something else, or whose
+                body would not run. Errors of the handler are raised as they are, also if it
+                returns them.
         """
         calling.check("handler", handler, ["a list of messages", "a connection"])
         name = worker or f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"

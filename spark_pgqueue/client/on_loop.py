@@ -17,10 +17,11 @@ from psycopg.rows import RowFactory, tuple_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, log_warnings_of
+from spark_pgqueue.client.unseen import give_back
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.loading import load_nearest
-from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.postgres.statements import Statements, took_effect
 
 
 class CallersLine:
@@ -63,6 +64,8 @@ class CallersLine:
                 if self._statement is not None:
                     self._statement.cancel()
                 await _over(running)
+                self._is_cancelled = False
+                await _over(asyncio.ensure_future(asyncio.to_thread(give_back, running)))
                 raise
 
     async def finish(self, function: Callable[[], Any]) -> Any:
@@ -139,12 +142,14 @@ class _Statements(Statements):
         parameters: Sequence[Any],
         row_factory: RowFactory[Any],
         binary: bool,
+        into: list[Any],
     ) -> list[Any]:
         with self.turn, self.explained():
             if not self._checked:
                 schema.check_by(self._first_row, self._connection.info.dbname)
                 self._checked = True
-            return self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
+            into += self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
+            return into
 
     def _first_row(self, sql: LiteralString) -> tuple[Any, ...] | None:
         return next(iter(self._on_loop(partial(self._rows, sql, (), tuple_row, False))), None)
@@ -158,7 +163,12 @@ class _Statements(Statements):
     ) -> list[Any]:
         # As `Statements` does: neither factories nor loaders of the caller's connection.
         async with psycopg.AsyncCursor(self._connection, row_factory=row_factory) as cursor:
-            await cursor.execute(sql, parameters, binary=binary)
+            try:
+                await cursor.execute(sql, parameters, binary=binary)
+            except asyncio.CancelledError:
+                if not took_effect(cursor):
+                    raise
+                # Before psycopg could cancel it: `CallersLine.call` gives back what it claimed.
             try:
                 return await cursor.fetchall()
             except psycopg.DataError:  # a value that Python cannot hold

@@ -86,6 +86,7 @@ class Statements:
         *,
         row_factory: RowFactory[Any] = tuple_row,
         binary: bool = False,
+        into: list[Any] | None = None,
     ) -> list[Any]:
         """The rows of a statement.
 
@@ -95,12 +96,15 @@ class Statements:
             row_factory: makes the rows.
             binary: whether to use Postgres' binary format, which is faster for many rows. The
                 statement must be safe to repeat: it runs again when a value cannot be read.
+            into: gets the rows, too, even if the caller is interrupted (Ctrl-C) after the statement
+                took effect.
 
         Raises:
             PgQueueError: a known database error; a lost connection; Postgres stayed away longer
                 than patience; or PQ011: the schema is missing, older or newer.
         """
-        attempt = partial(self._attempt, sql, parameters, row_factory, binary)
+        into = [] if into is None else into
+        attempt = partial(self._attempt, sql, parameters, row_factory, binary, into)
         if self._repeat and not self._transactions:
             return with_backoff(attempt, self._url, self._patience)
         return attempt()
@@ -223,6 +227,7 @@ class Statements:
         parameters: Sequence[Any],
         row_factory: RowFactory[Any],
         binary: bool,
+        into: list[Any],
     ) -> list[Any]:
         with self.turn, self.explained():
             conn = self.connection()
@@ -232,13 +237,20 @@ class Statements:
                     self._checked = True
                 # Not conn.cursor(): the caller's connection may have factories of its own.
                 with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
-                    cursor.execute(sql, parameters, binary=binary)
                     try:
-                        return cursor.fetchall()
+                        cursor.execute(sql, parameters, binary=binary)
+                        into += cursor.fetchall()
                     except psycopg.DataError:  # a value that Python cannot hold
+                        if not took_effect(cursor):
+                            raise
                         if binary:
                             cursor.execute(sql, parameters)
-                        return load_nearest(cursor, row_factory)
+                        into += load_nearest(cursor, row_factory)
+                    except BaseException:
+                        if not into and took_effect(cursor):  # before it could be cancelled
+                            into += cursor.fetchall()
+                        raise
+                    return into
 
     def _explain(self, error: psycopg.Error) -> PgQueueError | None:
         sqlstate, said = sqlstate_of(error), Said.by(error)
@@ -264,6 +276,12 @@ class Statements:
             # Without the detail, which may quote a payload.
             return PgQueueError(said.message, sqlstate=sqlstate)
         return None
+
+
+def took_effect(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    """Whether a statement that was interrupted has returned rows all the same."""
+    result = cursor.pgresult
+    return result is not None and result.status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
 def _is_quiet(conn: psycopg.Connection[Any]) -> bool:

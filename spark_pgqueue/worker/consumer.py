@@ -80,7 +80,9 @@ class Consumer:
 
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
         message that failed, and `Reject` to dead-letter it; any other exception counts as Retry,
-        with the exception as the reason. With ordering, the messages of a key are handled one
+        with the exception as the reason. An exception that is returned counts as raised. What is
+        returned and can be awaited is awaited; an iterator, or a function, whose work nobody would
+        do is a failure. With ordering, the messages of a key are handled one
         after the other, and different keys in parallel.
 
         When the worker stops, messages that were not begun are given back, and running calls have
@@ -122,9 +124,11 @@ class Consumer:
                 on_start, on_stop: called without arguments, before the first and after the last
                     message.
                 on_success, on_failure: called after the handler, with the message and the return
-                    value or the error, but not for messages that were given back.
+                    value or the error, but not for messages that were given back. These and those
+                    before may be coroutine functions.
                 wrap: called with the message; returns a context manager that is entered around the
-                    handler, for a span or a timer.
+                    handler, for a span or a timer. Around a coroutine function, it may be
+                    asynchronous.
 
         Returns:
             how many messages were handled and acknowledged; those that failed do not count.
@@ -168,7 +172,8 @@ class Consumer:
             2
 
         Args:
-            handler: called with a `Message`, and awaited.
+            handler: called with a `Message`, and awaited: a coroutine function, which may be
+                decorated by `functools.wraps`.
             options: as in `run`, without processes. The connection of a transactional handler is a
                 psycopg AsyncConnection.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, LiteralString
+from weakref import WeakSet
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.long_poll import LongPoll
@@ -15,6 +17,8 @@ class Calls:
 
     _statements: Statements
     _long_poll: LongPoll
+    _consuming: WeakSet[Generator[Any, None, None]]
+    """Iterations over claims, which may have claims when the client is closed."""
 
     def _check_can_wait(self) -> None:
         if not self._statements.can_wait:

@@ -11,6 +11,7 @@ from spark_pgqueue.client import arguments, consuming
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
+from spark_pgqueue.client.unseen import undeliver
 
 _COLUMNS = (
     "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
@@ -76,11 +77,14 @@ class ClaimCalls(Calls):
                 PQ007 a transaction that is not read committed; an argument of the wrong type;
                 `wait` inside a transaction, or on the caller's connection.
         """
+        rows: list[Any] = []
         claim_now = partial(
-            self._claim, stream, consumer, max_messages, visibility_timeout, where=where, look=look
+            *(self._claim, rows, stream, consumer, max_messages, visibility_timeout),
+            where=where,
+            look=look,
         )
         first, again = partial(claim_now, ack), partial(claim_now, None)
-        return self._first(stream, consumer, wait, first, again)
+        return self._first(rows, stream, consumer, wait, first, again)
 
     def consume(
         self,
@@ -99,7 +103,8 @@ class ClaimCalls(Calls):
         done. The claim is extended while it has messages left, unless one message takes longer
         than the visibility timeout: then the rest goes to other workers, and the iteration goes on
         with new messages. Leaving the loop, by break or by an error, returns the current message
-        and the rest, as `nack` does.
+        as `nack` does; those behind it are given back as not delivered, also when the client is
+        closed.
 
             >>> for message in queue.consume("orders", "billing", wait=timedelta(0)):
             ...     print(message.data)
@@ -128,25 +133,38 @@ class ClaimCalls(Calls):
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
 
-        claim = partial(self._claim, stream, consumer, prefetch, timeout)
-        return consuming.consume(claim, partial(self._first, stream, consumer, wait), timeout)
+        rows: list[Any] = []
+        claim = partial(self._claim, rows, stream, consumer, prefetch, timeout)
+        first = partial(self._first, rows, stream, consumer, wait)
+        messages = consuming.consume(claim, first, timeout)
+        self._consuming.add(messages)
+        return messages
 
     def _first(
         self,
+        rows: list[Any],
         stream: str,
         consumer: str,
         patience: timedelta | None,
         look: Callable[[], Claim | None],
         look_again: Callable[[], Claim | None],
     ) -> Claim | None:
-        """Look for messages, and again until a look finds some or `patience` is over."""
+        """Look for messages, and again until a look finds some or `patience` is over. What a look
+        claimed, into `rows`, is given back where the caller does not get it.
+        """
         seconds = arguments.maybe(arguments.patience, "wait", patience)
         if seconds is not None:
             self._check_can_wait()
-        if not seconds:
-            return look()
-        due = partial(self._due, stream, consumer)
-        return self._long_poll.first(stream, look, look_again, seconds, due=due)
+        rows.clear()
+        try:
+            if not seconds:
+                return look()
+            due = partial(self._due, stream, consumer)
+            return self._long_poll.first(stream, look, look_again, seconds, due=due)
+        except BaseException:
+            if rows:
+                undeliver(self._claim_of(rows))
+            raise
 
     def _due(self, stream: str, consumer: str) -> float | None:
         return self._value(
@@ -158,6 +176,7 @@ class ClaimCalls(Calls):
 
     def _claim(
         self,
+        rows: list[Any],
         stream: str,
         consumer: str,
         max_messages: int,
@@ -177,14 +196,18 @@ class ClaimCalls(Calls):
             ),
         ]
         if where is None:
-            rows = self._statements.rows(_RECEIVE, given)
+            self._statements.rows(_RECEIVE, given, into=rows)
         else:
             given += [arguments.text("where", where), arguments.number("look", look)]
-            rows = self._statements.rows(_RECEIVE_WHERE, given)
+            self._statements.rows(_RECEIVE_WHERE, given, into=rows)
         if not rows:
             return None
-        messages = tuple(_message(*row[1:]) for row in rows)
-        return Claim(rows[0][0], messages, self)
+        claim = self._claim_of(rows)
+        del rows[1:]  # one is enough to give the claim back
+        return claim
+
+    def _claim_of(self, rows: list[Any]) -> Claim:
+        return Claim(rows[0][0], tuple(_message(*row[1:]) for row in rows), self)
 
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None) -> int:
         """Acknowledge a claim: its messages are done.

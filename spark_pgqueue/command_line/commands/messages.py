@@ -177,8 +177,8 @@ def receive(
             for message in claim.messages:
                 print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
             sys.stdout.flush()
-        except BaseException:
-            claim.nack(reason="pgqueue receive could not print it")
+        except BaseException:  # who has not seen a message was not delivered it
+            claim.defer()
             raise
         if no_ack:
             if not as_json:

@@ -1,0 +1,43 @@
+"""What a call claimed or began whose caller was interrupted, so that nobody has seen it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+from spark_pgqueue.client.messages import Claim
+from spark_pgqueue.printable import warn
+
+
+def give_back(call: Future[Any] | asyncio.Future[Any]) -> None:
+    """Undo what a call has done that is over: give back its claim, or undo its transaction."""
+    found = None if call.cancelled() or call.exception() is not None else call.result()
+    if isinstance(found, Claim):
+        undeliver(found)
+    elif isinstance(found, AbstractContextManager):
+        found.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+
+
+def undeliver(claim: Claim, done: int = 0, begun: int = 0) -> None:
+    """Settle a claim whose owner leaves it. An error is logged: the caller has another to raise.
+
+    Messages that nobody has seen are given back as those that a worker has not begun: that is
+    neither a delivery nor a failure.
+
+    Args:
+        claim: the claim.
+        done: how many messages, from the first, are done.
+        begun: how many messages were handed out; one that is not done goes back as by `nack`.
+    """
+    messages = claim.messages
+    try:
+        if done:
+            claim.ack(messages[:done] if done < len(messages) else None)
+        if begun < len(messages):
+            claim.defer(messages[begun:] if begun else None)
+        if done < begun:
+            claim.nack(messages[done:begun])
+    except Exception as error:
+        warn("claim %s is not given back: %s", claim.claim_id, error)

@@ -1,0 +1,352 @@
+"""What was claimed, and nobody has seen, is given back as a worker does it: not delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from contextlib import aclosing, closing, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import spark_pgqueue
+from spark_pgqueue.client import AsyncClient
+from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import connection
+from tests.processes import wait_until
+from tests.sql import checker
+from tests.sql.queue import ORDERINGS, wait_for_a_lock
+
+PACKAGE = Path(spark_pgqueue.__file__).parent
+TRACED = {*map(str, PACKAGE.glob("client/**/*.py")), str(PACKAGE / "postgres/statements.py")}
+SENT = 6
+AT = 2
+"""The message at which a loop is left, from 0."""
+
+
+@pytest.fixture(params=ORDERINGS)
+def queue(url, request):
+    """A client, with a consumer whose messages die when they fail once; a look at the tables."""
+    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
+        client.create_stream("s")
+        client.create_consumer("s", "c", ordering=request.param, settings={"max_deliver_count": 1})
+        client.send_batch("s", ["x"] * SENT, keys=["a", "b"] * (SENT // 2))
+        yield client
+        checker.check(conn)
+
+
+def all_are_there(queue, first=0):
+    """All messages from one on are ready: for the first time, and in order."""
+    (stats,) = queue.stats("s")
+    assert (stats.claimed, stats.claims, stats.delayed) == (0, 0, 0)
+    got = []
+    while (claim := queue.receive("s", "c", 10)) is not None:
+        got += [(m.seq, m.deliver_count) for m in claim.messages]
+        claim.ack()
+    expected = [(seq, 1) for seq in range(first + 1, SENT + 1)]
+    assert sorted(got) == expected
+    for key in (0, 1):
+        mine = [each for each in got if each[0] % 2 == key]
+        assert mine == sorted(mine)
+
+
+# The loop of consume
+
+
+class Left(Exception):
+    """Raised by the body of a loop."""
+
+
+def leave_by_break(client):
+    for n, _ in enumerate(client.consume("s", "c")):
+        if n == AT:
+            break
+
+
+def leave_by_error(client):
+    with suppress(Left):
+        for n, _ in enumerate(client.consume("s", "c")):
+            if n == AT:
+                raise Left
+
+
+def leave_by_close(client):
+    with closing(client.consume("s", "c")) as messages:
+        for _ in range(AT + 1):
+            next(messages)
+
+
+def leave_by_interrupt(client):
+    messages = client.consume("s", "c")
+    for _ in range(AT + 1):
+        next(messages)
+    with pytest.raises(KeyboardInterrupt):
+        messages.throw(KeyboardInterrupt())
+
+
+def forget(client):
+    messages = client.consume("s", "c")
+    cycle: list[Any] = [messages]
+    cycle.append(cycle)
+    for _ in range(AT + 1):
+        next(messages)
+    del messages, cycle
+    gc.collect()
+
+
+def close_the_client(client):
+    messages = client.consume("s", "c")
+    for _ in range(AT + 1):
+        next(messages)
+    client.close()
+    assert list(messages) == []
+
+
+LEAVING = [
+    *(leave_by_break, leave_by_error, leave_by_close, leave_by_interrupt, forget),
+    close_the_client,
+]
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+def test_who_leaves_a_loop_has_seen_only_what_came_out_of_it(queue, url, leave):
+    with spark_pgqueue.connect(url) as client:
+        leave(client)
+        assert queue.stats("s")[0].dead == 1, "the message at hand has failed, as by nack"
+        assert queue.outcome("s", "c", AT + 1).state == "dead"
+        assert queue.outcome("s", "c", AT).state == "done"
+        all_are_there(queue, AT + 1)
+
+
+async def leave_async_by_break(client):
+    n = 0
+    async for _ in client.consume("s", "c"):
+        if n == AT:
+            break
+        n += 1
+    gc.collect()
+    await asyncio.sleep(0)
+
+
+async def leave_async_by_aclose(client):
+    async with aclosing(client.consume("s", "c")) as messages:
+        for _ in range(AT + 1):
+            await anext(messages)
+
+
+async def leave_async_by_error(client):
+    messages = client.consume("s", "c")
+    with suppress(Left):
+        async with aclosing(messages):
+            for _ in range(AT + 1):
+                await anext(messages)
+            raise Left
+
+
+async def cancel_the_body(client):
+    arrived = asyncio.Event()
+
+    async def work():
+        n = 0
+        async with aclosing(client.consume("s", "c")) as messages:
+            async for _ in messages:
+                if n == AT:
+                    arrived.set()
+                    await asyncio.sleep(60)
+                n += 1
+
+    task = asyncio.create_task(work())
+    await arrived.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def close_the_async_client(client):
+    messages = client.consume("s", "c")
+    for _ in range(AT + 1):
+        await anext(messages)
+    await client.close()
+    await messages.aclose()
+
+
+ASYNC_LEAVING = [
+    *(leave_async_by_break, leave_async_by_aclose, leave_async_by_error, cancel_the_body),
+    close_the_async_client,
+]
+
+
+@pytest.mark.parametrize("leave", ASYNC_LEAVING)
+@pytest.mark.parametrize("whose", ["own", "caller's"])
+def test_who_leaves_an_async_loop_has_seen_only_what_came_out_of_it(queue, url, leave, whose):
+    async def work():
+        if whose == "own":
+            async with await spark_pgqueue.connect_async(url) as client:
+                await leave(client)
+        elif leave is not close_the_async_client:
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
+                await leave(AsyncClient(conn))
+                # The loop ends an iteration that was forgotten, a moment later.
+                while (await AsyncClient(conn).stats("s"))[0].claims:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    if whose == "own" or leave is not close_the_async_client:
+        assert queue.outcome("s", "c", AT + 1).state == "dead"
+        all_are_there(queue, AT + 1)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "caller's"])
+def test_a_message_that_a_cancelled_loop_did_not_get_was_not_delivered(queue, url, conn, own):
+    """The claim waits for a lock, while its task is cancelled."""
+
+    async def work(client):
+        async def loop():
+            async for _ in client.consume("s", "c"):
+                raise AssertionError("it was cancelled before")
+
+        with conn.transaction():
+            conn.execute("lock table pgqueue.consumer_messages in access exclusive mode")
+            task = asyncio.create_task(loop())
+            await asyncio.to_thread(wait_for_a_lock, conn)
+            task.cancel()
+            if own:  # a statement over the caller's connection is cancelled with its task
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(with_client(url, own, work))
+    all_are_there(queue)
+
+
+async def with_client(url, own, work):
+    if own:
+        async with await spark_pgqueue.connect_async(url) as client:
+            await work(client)
+    else:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
+            await work(AsyncClient(conn))
+
+
+# A claim whose caller is not there any more
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "caller's"])
+def test_a_receive_that_is_cancelled_at_any_moment_has_delivered_nothing(queue, url, own):
+    """Cancelled after each number of steps of the loop, until it is over before that."""
+
+    async def work(client):
+        await client.stats("s")  # connected
+        for steps in range(10_000):
+            task = asyncio.create_task(client.receive("s", "c", 10))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if task.done():
+                assert await (await task).defer() == min(SENT, len((await task).messages))
+                return
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while (stats := (await client.stats("s"))[0]).claims:
+                await asyncio.sleep(0)
+            assert (stats.dead, stats.delayed) == (0, 0), steps
+
+    asyncio.run(with_client(url, own, work))
+    all_are_there(queue)
+
+
+@pytest.mark.parametrize("wait", [None, timedelta(seconds=30)], ids=["at once", "waiting"])
+def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, url, wait):
+    with spark_pgqueue.connect(url) as client:
+        (claim,) = [client.receive("s", "c", 10, wait=wait)]  # connected
+        claim.defer()
+        for line in range(1, 100_000):
+            try:
+                claim = interrupted(line, lambda: client.receive("s", "c", 10, wait=wait))
+            except KeyboardInterrupt:
+                assert queue.stats("s")[0].claims == 0, line
+            else:
+                claim.defer()
+                break
+        assert line > 30
+        all_are_there(queue)
+
+
+def interrupted(line, call):
+    """Call, and raise KeyboardInterrupt at the n-th line of the client."""
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call()
+    finally:
+        sys.settrace(before)
+
+
+def test_a_wait_whose_claim_cannot_be_handed_over_gives_it_back(queue, url, conn):
+    """A message comes, and the task that waits for it is cancelled at that moment."""
+
+    async def work(client):
+        while (claim := await client.receive("s", "c", 10)) is not None:
+            await claim.ack()
+        waiting = asyncio.create_task(client.receive("s", "c", wait=timedelta(minutes=1)))
+        await asyncio.to_thread(wait_until, lambda: listens(conn))
+        with conn.transaction():
+            conn.execute("lock table pgqueue.consumer_messages in share mode")
+            conn.execute("select pgqueue.send('s', 'late')")
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while (await client.stats("s"))[0].claims:
+            await asyncio.sleep(0)
+
+    asyncio.run(with_client(url, True, work))
+    claim = queue.receive("s", "c")
+    assert [m.deliver_count for m in claim.messages] == [1]
+    claim.ack()
+
+
+def listens(conn):
+    sql = "select count(*) from pg_stat_activity where datname = current_database() and query ~* %s"
+    return conn.execute(sql, ["listen"]).fetchone()[0]
+
+
+# The command line
+
+
+def test_what_receive_cannot_print_was_not_delivered(queue, url):
+    class Full(Exception):
+        pass
+
+    def write(*_: Any) -> None:
+        raise BrokenPipeError
+
+    runner = CliRunner()
+    before = sys.stdout
+    with runner.isolation():
+        sys.stdout.flush = write  # type: ignore[method-assign]
+        try:
+            with suppress(BrokenPipeError, SystemExit):
+                cli.app(["receive", "s", "c", "--max", "4", "--url", url], standalone_mode=False)
+        finally:
+            sys.stdout = before
+    all_are_there(queue)
+    assert threading.active_count() < 50
