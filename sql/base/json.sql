@@ -2,8 +2,8 @@
 -- pair, and numbers within the bounds of numeric. Whoever asks or shows a payload as jsonb reads it by as_jsonb().
 
 -- A payload of a json stream as jsonb, which never fails. Where jsonb cannot hold it, it becomes the nearest that jsonb
--- holds: \u0000, and half of a surrogate pair, is left out; a number has 255 digits behind the point, and the first 4 of
--- its exponent. (So what is beyond numeric stays beyond double.)
+-- holds: \u0000, and half of a surrogate pair, is left out; a number keeps 255 digits behind the point, and the first 4
+-- of its exponent. (So what is beyond numeric stays beyond double.)
 -- Returns null for JSON that is nested too deeply or is too large for that.
 create or replace function _pgqueue.as_jsonb(p_data text) returns jsonb
 language plpgsql immutable
