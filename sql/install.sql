@@ -30,6 +30,7 @@ set local check_function_bodies = off;
 \ir base/limits.sql
 \ir base/sets.sql
 \ir base/names.sql
+\ir base/json.sql
 \ir base/schemas.sql
 \ir base/checks.sql
 \ir base/locks.sql

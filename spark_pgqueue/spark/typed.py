@@ -39,6 +39,9 @@ LARGEST = {"float": Decimal("3.40282356e38"), "double": Decimal("1.7976931348623
 _DOUBTFUL = r"\\u0000|[0-9]{300}|[:,\[ \t\r\n]-?(?:NaN|Inf|[0-9]+(?:[.][0-9]+)?[eE][-+]?[0-9]{4})"
 """What Arrow takes anywhere in a text, and the server may refuse."""
 
+_NUMBER_AS_TEXT = r'"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"|"[-+0-9.eE]*\\u00'
+"""What Arrow may take for a decimal, and is none."""
+
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _TOKEN = re.compile(_STRING.pattern + r'|[][{}"]|[^][{}"]+', re.DOTALL)
 
@@ -102,20 +105,23 @@ def _parsed(texts: pa.StringArray, type_: pa.StructType) -> pa.Array | None:
     import pyarrow.compute as pc
 
     # For anything else than an object the parser fails, or crashes.
-    if not _all_match(texts, r"^[ \t\r\n]*\{"):
+    begun = pc.call_function("starts_with", [texts], pc.MatchSubstringOptions("{")).true_count
+    if begun < len(texts) and not _all_match(texts, r"^[ \t\r\n]*\{"):
         return None
     joined = pc.call_function(
         "binary_join", [pa.ListArray.from_arrays([0, len(texts)], texts), "\n"]
     )
-    if _any_match(joined, _DOUBTFUL):
-        return None
-    lines = joined[0].as_buffer()
-    # Arrow reads a decimal from a number, and from more texts than the server takes. So texts are
-    # read as texts, and numbers also as what Arrow reads from numbers alone.
-    parsed = _parse(lines, len(texts), type_, pa.string())
-    numbers = _decimals(type_) if parsed is None else None
-    if numbers is not None and _parse(lines, len(texts), numbers, pa.float64()) is not None:
+    lines, numbers = joined[0].as_buffer(), _decimals(type_)
+    doubt = _DOUBTFUL if numbers is None else f"{_DOUBTFUL}|{_NUMBER_AS_TEXT}"
+    parsed = None
+    if not _any_match(joined, doubt):
         parsed = _parse(lines, len(texts), type_, None)
+    elif numbers is not None and not _any_match(joined, _DOUBTFUL):
+        # Arrow reads a decimal from more texts than the server takes. So texts are read as texts,
+        # and decimals from numbers only where Arrow reads all of them as doubles, which no text is.
+        parsed = _parse(lines, len(texts), type_, pa.string())
+        if parsed is None and _parse(lines, len(texts), numbers, pa.float64()) is not None:
+            parsed = _parse(lines, len(texts), type_, None)
     try:
         return None if parsed is None or not _fits(parsed, type_) else parsed.cast(type_)
     except _UNFIT:

@@ -98,6 +98,7 @@ begin
         ('max_max_header_bytes', 'int', '1048576'),  -- bytes that a stream may allow for the headers of a message
         -- bytes of headers that cannot be nested too deep, so that nobody looks: a level takes two bytes at least
         ('short_headers', 'int', '2 * _pgqueue.max_header_depth()'),
+        ('max_mended_bytes', 'int', '32768'),  -- of a payload that jsonb cannot hold as it is
         ('max_reserved', 'int', '10000000'),  -- numbers that one call reserves: that takes 3 s
         ('max_partitions', 'int', '1024'),  -- partitions of a group
         ('max_offset_ranges', 'int', '10000'),  -- gaps of an offset that is kept outside of the database

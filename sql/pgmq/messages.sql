@@ -1,5 +1,11 @@
 -- Messages as pgmq shows them.
 
+-- A payload as pgmq shows it: as jsonb, or as a text where it is nested too deeply, or is too large, for jsonb. It
+-- never fails: a read that fails counts for nothing, and so would come again for ever.
+create or replace function pgmq._message(data text) returns jsonb
+language sql immutable
+as $$ select coalesce(_pgqueue.as_jsonb(data), to_jsonb(data)) $$;
+
 -- What a queue holds, or those messages of it: visible ones, ones that are read and not settled, and delayed ones. It
 -- reads all runs of the consumer, and unless all messages are found there, all new publications.
 --   p_set  null: all
@@ -27,7 +33,7 @@ begin
                   where $2 <> '{}' and p.seqs && $2 and _pgqueue.is_for(p.consumers, $6)) n
         )
         select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),
-               m.data::jsonb, m.headers
+               pgmq._message(m.data), m.headers
         from run r cross join lateral unnest(r.seqs) g
         join pgqueue.messages_%s m on m.seq >= lower(g) and m.seq < upper(g)
         order by m.seq $q$, p_consumer.stream_id)

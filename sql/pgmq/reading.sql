@@ -33,7 +33,7 @@ begin
     if v_count > 0 then
         perform _pgqueue.open_claim(p_consumer, v_claim, v_count, p_lease, null);
         return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
-                            r.data::jsonb, r.headers
+                            pgmq._message(r.data), r.headers
                      from _pgqueue.payloads(p_consumer.stream_id, v_claim) r order by r.seq;
     end if;
 end $$;
@@ -68,7 +68,7 @@ begin
             v_until := coalesce(v_until, clock_timestamp());
             v_left := v_left - 1;
             return next (v_row.seq, v_row.deliver_count, v_row.inserted_at, v_until, v_until + v_lease,
-                         v_row.data::jsonb, v_row.headers)::pgmq.message_record;
+                         pgmq._message(v_row.data), v_row.headers)::pgmq.message_record;
         end loop;
         -- a claim that failed before comes in parts: the rest is another claim
         exit when v_claim is null or not pgqueue.is_suspected(v_claim);

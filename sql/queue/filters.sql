@@ -76,38 +76,41 @@ begin
 end $$;
 
 -- Whether a message passes a condition: the first thing that the path finds in {key, headers, data} is neither false
--- nor null. A message that the path cannot be asked of does not pass, such as a text that is compared as a number. data
--- is JSON in a json stream, a text in a text stream, and null in a binary stream.
-create or replace function _pgqueue.passes(p_where jsonpath, p_kind text, p_key text, p_headers jsonb, p_data text)
-returns boolean
+-- nor null. A message of which the path fails does not pass, such as a text that is compared as a number. data is JSON
+-- in a json stream, a text in a text stream, and null in a binary stream.
+create or replace function _pgqueue.passes(p_where jsonpath, p_key text, p_headers jsonb, p_data jsonb) returns boolean
 language sql immutable
 as $$
-    select coalesce(jsonb_path_query_first(
-        jsonb_build_object('key', p_key, 'headers', p_headers,
-                           'data', case p_kind when 'json' then p_data::jsonb when 'text' then to_jsonb(p_data) end),
-        p_where, '{}', true) not in ('false', 'null'), false)
+    select coalesce(jsonb_path_query_first(jsonb_build_object('key', p_key, 'headers', p_headers, 'data', p_data),
+                                           p_where, '{}', true) not in ('false', 'null'), false)
 $$;
 
--- Whether a message passes a condition that passes() may fail for. A message with JSON that Postgres cannot hold, or
--- with a value that the condition cannot compare, does not pass, and holds no other message up. Any other error is the
--- server's: a file that it cannot read, a damaged row. It is raised, because a message that does not pass is forgotten.
+-- Whether a message passes a condition that passes() may fail for. A message with a value that the condition cannot
+-- compare does not pass, and holds no other message up. One that is nested too deeply, or has too much in it, to be
+-- asked passes: a message that does not pass is forgotten. Any other error is the server's, and is raised: a file that
+-- it cannot read, a damaged row.
 create or replace function _pgqueue.passes_safely(p_where jsonpath, p_kind text, p_key text, p_headers jsonb,
                                                   p_data text)
 returns boolean
 language plpgsql
 as $$
+declare
+    v_data jsonb;
 begin
-    return _pgqueue.passes(p_where, p_kind, p_key, p_headers, p_data);
+    v_data := case p_kind when 'json' then _pgqueue.as_jsonb(p_data) when 'text' then to_jsonb(p_data) end;
+    return (p_kind = 'json' and v_data is null) or _pgqueue.passes(p_where, p_key, p_headers, v_data);
 exception
-    when data_exception or program_limit_exceeded then  -- classes 22 and 54
+    when data_exception then
         return false;
     when feature_not_supported then  -- a timestamp that is compared with one that has a time zone
         return false;
+    when program_limit_exceeded then
+        return true;
     when internal_error then  -- so many elements that jsonb needs more than 1 GB for them
         if octet_length(p_data) < 33554432 then
             raise;
         end if;
-        return false;
+        return true;
 end $$;
 
 -- Which of some messages are of a topic and pass a condition. It looks at the messages in the order of the ranges, and
@@ -122,15 +125,18 @@ language plpgsql
 as $$
 declare
     v_matching int8multirange;
+    v_kind     text := kind from pgqueue.streams where stream_id = p_stream_id;
 begin
     execute format('select range_agg(int8range(f.seq, f.seq + 1)) '
                    'from (select m.seq from unnest($1) g cross join lateral ('
                    'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)%s%s order by seq) m '
                    'limit $4) f', p_stream_id,
                    case when p_topic_regex is not null then ' and _pgqueue.words(key) ~ $2' end,
-                   case when p_where is not null then format(' and _pgqueue.%I($3, %L, key, headers, data)',
-                            case when p_safely then 'passes_safely' else 'passes' end,
-                            (select kind from pgqueue.streams where stream_id = p_stream_id)) end)
+                   case when p_where is not null
+                        then format(case when p_safely then ' and _pgqueue.passes_safely($3, %L, key, headers, data)'
+                                         else ' and _pgqueue.passes($3, key, headers, %2$s)' end, v_kind,
+                                    case v_kind when 'json' then 'data::jsonb' when 'text' then 'to_jsonb(data)'
+                                                else 'null' end) end)
     into v_matching using p_ranges, p_topic_regex, p_where, p_max;
     return coalesce(v_matching, '{}');
 exception when others then

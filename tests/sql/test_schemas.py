@@ -61,7 +61,18 @@ MISFITS = {
     '{"id": 1': "is not valid JSON",
     '{"id": 1, "name": "\\u0000"}': "is not valid JSON",
     '{"id": 1e999999}': "is not valid JSON",
+    '{"id": 1, "other": 1e200000}': "is not valid JSON",
+    '{"id": 1, "other": "\\ud800"}': "is not valid JSON",
+    '{"id": 1, "at": "2026-01-31"}': "column at takes",
+    '{"id": 1, "at": "2026-01-31T12Z"}': "column at takes",
+    '{"id": 1, "at": "2026-01-31T12:00:00"}': "column at takes",
 }
+FITS = [
+    '{"id": 1}',
+    '{"id": -0, "id": 1e2, "other": [1e400]}',
+    '{"id": 1, "other": ' + "[" * 1500 + "]" * 1500 + "}",
+    '{"id": 1, "other": ' + "9" * 5000 + "}",
+]
 
 
 def test_a_message_that_does_not_fit_is_refused_by_every_way_to_send(conn: Conn) -> None:
@@ -70,8 +81,12 @@ def test_a_message_that_does_not_fit_is_refused_by_every_way_to_send(conn: Conn)
         check_refused(conn, data, says)
     assert published(conn) == []
     with conn.transaction():
-        copied(conn, ['{"id": 1}'] * 2)
-    assert published(conn) == ['{"id": 1}'] * 2
+        copied(conn, FITS)
+    for data in FITS:
+        value(conn, "send", "o", data)
+        call(conn, "import_lines", "o", [json.dumps({"data": data})])
+    value(conn, "send_batch", "o", FITS)
+    assert sorted(published(conn)) == sorted(FITS * 4)
 
 
 def check_refused(conn: Conn, data: str, says: str) -> None:

@@ -22,7 +22,7 @@ LONG = "9" * 5000
 
 ODD_TEXTS = [
     "+1", "1e2", "-0", "007", ".5", "5.", " 1", "1 ", "1.500", "-1.25", "0.5", "1.25", "NaN",
-    "Infinity", "-inf", "true", "null", "١٢", "１", "0x1", "1_000", "", " ",
+    "Infinity", "-inf", "true", "null", "١٢", "\uff11", "0x1", "1_000", "", " ",
     "2026-01-31", "2026-1-31", "02026-01-31", "+2026-01-31", "20260131", "0000-01-01", "0001-01-01",
     "9999-12-31", "10000-01-01", "-0001-01-01", "2023-02-29", "1900-02-29", "2026-01-31 ",
     " 2026-01-31", "2026-01-31\n", "2026-01-31T12Z", "2026-01-31T12", "2026-01-31T12:00",
@@ -31,7 +31,7 @@ ODD_TEXTS = [
     "2026-01-31T12:00:00.", "2026-01-31T12:00:00+14:59", "2026-01-31T12:00:00+15:00",
     "2026-01-31T12:00:00+01", "2026-01-31T12:00:00+0100", "2026-01-31T12:00:00 +01:00",
     "2026-01-31T12:00:00-00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00",
-    "2026-01-31T12:00:00 Europe/Zurich", "１２-01-31", "infinity", "epoch", "now",
+    "2026-01-31T12:00:00 Europe/Zurich", "\uff11\uff12-01-31", "infinity", "epoch", "now",
     "aGk=", "aGk", "aG==", "aGl=", "====", "aGk=\n", "aG k=", "a-_=", "aGk=aGk=", "a" * 4000,
 ]  # fmt: skip
 ODD_JSON = [
@@ -49,7 +49,8 @@ ODD_JSON = [
     DEEP_OBJECT, f'{{"a": 1, "c": {DEEP}}}', "NaN", "-Infinity", "Infinity", "+1", ".5", "5.", "01",
     "'a'", "tru", "", "1 2", "// c", '"\\u0000"', '"\\\\u0000"', '"\\\\\\u0000"', '"\\ud800"',
     '"\\udc00"', '"\\ud83d\\ude00"', '"\\udc00\\ud800"', '"\\\\ud800"', '"\\u00e4"', '"\\x"',
-    '"\\u12"', '"\t"', '"\x7f"', '"\u2028"', '"\ufeff"', "1.5e99999", '"1, -1e99999"',
+    '"\\u12"', '"\\u002b1"', '"1\\u00652"',
+    '"\t"', '"\x7f"', '"\u2028"', '"\ufeff"', "1.5e99999", '"1, -1e99999"',
 ]  # fmt: skip
 TEMPLATES = [
     '{"v": %s}', ' \t\r\n{ "v"\n:\t%s }\n', '{"v": %s, "w": 1}', '{"v": null, "w": %s}',
@@ -155,7 +156,7 @@ def check_values(conn: Conn, type_: str, texts: list[str], found: list[Any]) -> 
     for text, (there,), value_ in zip(texts, wanted, found, strict=True):
         got = value_["v"]
         if got is None or there is None:
-            assert got is None and there is None or there == "null", (type_, text)
+            assert (got is None and there is None) or there == "null", (type_, text)
         elif type_ == "binary":
             assert got.hex() == there
         elif type_ == "float":
@@ -168,14 +169,27 @@ def check_values(conn: Conn, type_: str, texts: list[str], found: list[Any]) -> 
             assert one(conn, "select %s::numeric = %s::numeric", str(got), there), (type_, text)
 
 
+def test_the_texts_of_a_type_are_those_of_the_server(conn: Conn) -> None:
+    fits = dict(conn.execute("select type, fits from _pgqueue.schema_types()").fetchall())
+    texts = {"date": "DAY", "timestamp": "ZONED", "timestamp_ntz": "MOMENT", "binary": "BASE64"}
+    for type_, name in texts.items():
+        assert f'like_regex "^{getattr(typed, name)}$"' in fits[type_]
+    for type_, most in typed.LARGEST.items():
+        assert f"@ < {str(most).lower().replace('e+', 'e')}" in fits[type_]
+    for type_ in (t for t in TYPES if t.startswith("decimal")):
+        (path,) = one(conn, "select _pgqueue.read_schema(%s)", f"v {type_}")["fields"]
+        sql = one(conn, "select _pgqueue.type_fits(%s)", Jsonb(path["type"]))
+        assert f'like_regex "^{typed.text_of(TYPES[type_])}$"' in sql
+
+
 def test_what_is_sent_is_read_alike_in_batches_of_any_size(judged: Conn) -> None:
     """Each odd value in each type, as the member and as one that no column names."""
     values_ = [*ODD_JSON, *(json.dumps(text) for text in ODD_TEXTS)]
     values_ += [text for _, text, *_ in [*FIT, *NO_FIT]]
     for type_ in TYPES:
-        check_same(judged, type_, ['{"v": %s}' % each for each in values_ if len(each) < 6000])
+        check_same(judged, type_, [f'{{"v": {each}}}' for each in values_ if len(each) < 6000])
     for type_ in ("bigint", "double", "decimal(5, 2)", "struct<a: int>"):
-        check_same(judged, type_, ['{"v": %s}' % each for each in values_ if len(each) >= 6000])
+        check_same(judged, type_, [f'{{"v": {each}}}' for each in values_ if len(each) >= 6000])
     for template in TEMPLATES:
         check_same(judged, "bigint", [template.replace("%s", each) for each in ODD_JSON])
 
