@@ -1,4 +1,4 @@
-"""A copy of a database that is started as it is: it would give out numbers again, and is noticed."""
+"""A copy of a database that is started as it is gives out numbers again: it is noticed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_a_copy_of_the_server_that_is_started_as_it_is(
             assert value(conn, "is_restored") is False
 
 
-def test_a_copy_of_the_database_in_the_same_server(url: str, conn: Conn, stream: int, server) -> None:
+def test_a_copy_of_the_database_in_the_same_server(
+    url: str, conn: Conn, stream: int, server
+) -> None:
     """By `create database ... template`, or as a dump that is restored beside the original."""
     if isinstance(server, GivenServer):
         pytest.skip("a copy needs a database that nobody is connected to")
@@ -150,7 +152,9 @@ def test_each_sign_that_is_noted_is_compared(conn: Conn, column: str, value_: ob
 
 def test_an_owner_that_may_not_look_at_files_notes_none(conn: Conn, url: str) -> None:
     role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role}; grant create on database {conn.info.dbname} to {role}".encode())
+    conn.execute(
+        f"create role {role}; grant create on database {conn.info.dbname} to {role}".encode()
+    )
     conn.execute("drop schema pgqueue, _pgqueue cascade")
     conn.execute(f"set session authorization {role}".encode())
     schema.install(conn)

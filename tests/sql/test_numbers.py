@@ -68,7 +68,9 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
     conn.execute("select pgmq.create('q'), pgmq.send('q', '{}')")
     call(conn, "recover")
     before = owed(conn)
-    last = dict(conn.execute("select sequence::text, last_number from _pgqueue.numbers()").fetchall())
+    last = dict(
+        conn.execute("select sequence::text, last_number from _pgqueue.numbers()").fetchall()
+    )
     named = {row.name: row.relname for row in internals.rows(conn, SEQUENCES)}
     left_out = {n for n, r in named.items() if r.startswith(tuple(COUNTS_NO_ROWS))}
     assert set(last) | left_out == set(named)
@@ -95,7 +97,9 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
 
 def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None:
     """A new table with messages or publications cannot be forgotten."""
-    asked = [row.query for row in internals.rows(conn, "select query from _pgqueue.number_holders()")]
+    asked = [
+        row.query for row in internals.rows(conn, "select query from _pgqueue.number_holders()")
+    ]
     columns = internals.rows(
         conn,
         "select c.relname as table, a.attname as column from pg_class c"
