@@ -200,6 +200,14 @@ begin
         ('numbers_behind',
          'Lists the sequences that are behind their rows: restored or replicated without their values.'),
         ('recover', 'Begins a new incarnation of each stream, after a restore or a promotion.'),
+        ('is_restored',
+         'Tells whether this database is not where it was noted: another server, timeline, database, or copied '
+         'files.'),
+        ('numbers_behind',
+         'Lists the sequences that are behind their rows: restored or replicated without their values.'),
+        ('recover',
+         'Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their '
+         'rows.'),
         ('schema_version', 'The version of this schema.'),
         ('create_roles',
          'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.')

@@ -68,7 +68,7 @@ end $$;
 --   p_where          only messages for which this jsonpath, without variables, finds something that is neither false
 --                    nor null in {key, headers, data}
 --   p_settings       an object with a value for each setting, as alter_consumer takes it
--- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006. Locks: the history,
+-- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006, PQ011. Locks: the history,
 -- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
 -- lines: the checks of its arguments are most of it.)
 create or replace function pgqueue.create_consumer(

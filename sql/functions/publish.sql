@@ -14,8 +14,8 @@
 --                 it as expired. To the second, rounded up. Null: it never expires
 --   p_dedup_key   1 to 1,024 bytes: the message is not published if one with this key was sent within the stream's
 --                 dedup_window; null: it is always published
--- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ013. Locks:
--- the publish lock, shared; the dedup key: a transaction that sends the same one waits for this transaction.
+-- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ011, PQ013.
+-- Locks: the publish lock, shared; the dedup key: a transaction that sends the same one waits for this transaction.
 create or replace function pgqueue.send(p_stream text, p_data text, p_key text default null,
                                         p_headers jsonb default null, p_priority int default 0,
                                         p_deliver_at timestamptz default null, p_consumers text[] default null,

@@ -50,7 +50,7 @@ end $$;
 --   p_kind           what its messages hold: text, json (checked) or binary
 --   p_if_not_exists  return the id of an existing stream of the same kind, whatever its settings, instead of failing
 --   p_settings       an object with a value for each setting, as alter_stream takes it
--- Returns the stream's id. Errors: PQ003, PQ006. Locks: a share-update-exclusive lock on messages to attach the
+-- Returns the stream's id. Errors: PQ003, PQ006, PQ011. Locks: a share-update-exclusive lock on messages to attach the
 -- partition; sends and reads go on.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text',
                                                  p_if_not_exists boolean default false, p_settings jsonb default '{}')

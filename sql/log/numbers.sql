@@ -6,7 +6,8 @@
 --   * number_holders() and numbers() say where a sequence must be beyond, for all sequences. recover() moves those that
 --     are behind, and numbers_behind() lists them, for doctor.
 --   * The sequences of a stream begin with negative numbers where nobody has set them. So in a copy that has the tables
---     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison.
+--     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison. The
+--     comparison is with the last publication that was trimmed (publications_from): the primary key finds the others.
 --   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
 --     consumer's look for hidden work (look_anew), claims of readers, maintain(). reserved_... and room_... are left
 --     out: rows keep none of their values, and of maintain_turns only the next value matters.

@@ -63,7 +63,7 @@ begin
         perform _pgqueue.lock_publish(p_stream.stream_id);
     end if;
     v_id := nextval(p_stream.publication_numbers);
-    if v_id < 1 or lower(p_seqs) < 1 then
+    if v_id < p_stream.publications_from or lower(p_seqs) < 1 then
         perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name));
     end if;
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority,

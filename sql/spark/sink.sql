@@ -319,7 +319,7 @@ begin
     perform _pgqueue.lock_publish(p_stream.stream_id);  -- before the publication id, as publish()
     v_id := nextval(p_stream.publication_numbers);
     perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name)) 
-    where v_id < 1 or exists (select from unnest(p_chunks) w where lower(w.seqs) < 1);
+    where v_id < p_stream.publications_from or exists (select from unnest(p_chunks) w where lower(w.seqs) < 1);
     with chunk as (
         -- lock: chunk
         delete from pgqueue.staged_chunks where staged_id = any (array(select staged_id from unnest(p_chunks)))

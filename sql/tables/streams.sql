@@ -28,7 +28,9 @@ create table if not exists pgqueue.streams (
     special    boolean generated always as (limited or keys_limited or bound) stored,
     -- its sequences: to find them by their names takes a twentieth of a send
     message_numbers     regclass,
-    publication_numbers regclass
+    publication_numbers regclass,
+    -- no publication id below this one is given out again: their publications were trimmed (log/numbers.sql)
+    publications_from   bigint not null default 1
 );
 
 -- The streams to which messages are copied, by the topic of their key.

@@ -9,10 +9,16 @@
 --     checkpoint that is ahead of what the database knows of its reader, or names an unknown claim, is refused too
 --     (check_reader() in spark/source.sql): nothing has to be done for it.
 --
--- doctor tells who forgets to call recover() (is_restored): the server, or its timeline, is not the one that was noted.
+-- recover() also moves the sequences that a restore or a replication left behind their rows (log/numbers.sql).
+--
+-- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data directory
+-- is not the one that was noted. Nothing in a database tells a copied volume from the original that was started again.
+-- A standby that was promoted counts as restored: nobody here knows if it had all commits, and a restore to a point in
+-- time looks the same. Nothing is refused for that alone, so a failover ends no query.
 
--- Tells whether this database is on another server or timeline than was noted.
--- They are noted when the schema is installed, and by recover(). Locks nothing.
+-- Tells whether this database is not where it was noted: another server, timeline, database, or copied files.
+-- It is noted when the schema is installed, and by recover(). A copied volume looks like the original, and so does a
+-- copied directory to an owner that is no superuser. Locks nothing.
 create or replace function pgqueue.is_restored() returns boolean
 language sql stable
 as $$ select _pgqueue.is_elsewhere() $$;
@@ -25,13 +31,13 @@ create or replace function pgqueue.numbers_behind() returns table (sequence text
 language sql
 as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest $$;
 
--- Begins a new incarnation of each stream, after a restore or a promotion.
+-- Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
 -- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
 -- that has read other publications with the same numbers would skip them. A call without need harms nobody.
 -- A dump that was made beside maintain() may lack messages that its consumers owe: they are counted in a warning, and
 -- passed over.
 -- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when
--- somebody publishes, or has a consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams;
+-- somebody publishes, or has a consumer's lock for a minute: sequences were moved then. Locks, to the end of the transaction: the rows of streams;
 -- where messages are missing, the consumer that owes them.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql

@@ -1,4 +1,4 @@
-"""A copy of a database that is started as it is: it would give out numbers again, and is noticed."""
+"""A copy of a database that is started as it is gives out numbers again: it is noticed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,7 +17,7 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import binaries, connection, schema
-from tests.conftest import SETTINGS, GivenServer
+from tests.conftest import SETTINGS, GivenServer, Server
 from tests.sql import internals
 from tests.sql.queue import Conn, one, send, value
 from tests.sql.test_reading import read
@@ -76,7 +76,7 @@ def start(copy: Path) -> embedded.Server:
 
 @pytest.mark.parametrize("copied", [base_backup, folder])
 def test_a_copy_of_the_server_that_is_started_as_it_is(
-    original: embedded.Server, home: Path, copied
+    original: embedded.Server, home: Path, copied: Callable[[embedded.Server, Path], None]
 ) -> None:
     """It is noticed, and the original is not taken for one, also after restarts of every kind."""
     copy = home / copied.__name__
@@ -116,7 +116,9 @@ def test_a_copy_of_the_server_that_is_started_as_it_is(
             assert value(conn, "is_restored") is False
 
 
-def test_a_copy_of_the_database_in_the_same_server(url: str, conn: Conn, stream: int, server) -> None:
+def test_a_copy_of_the_database_in_the_same_server(
+    url: str, conn: Conn, stream: int, server: Server
+) -> None:
     """By `create database ... template`, or as a dump that is restored beside the original."""
     if isinstance(server, GivenServer):
         pytest.skip("a copy needs a database that nobody is connected to")
@@ -136,13 +138,13 @@ def test_a_copy_of_the_database_in_the_same_server(url: str, conn: Conn, stream:
 
 
 @pytest.mark.parametrize(
-    "column, value_", [("system_identifier", 1), ("timeline", 99), ("database", 1),
+    ("column", "other"), [("system_identifier", 1), ("timeline", 99), ("database", 1),
                        ("files_since", "2020-01-01")],
 )  # fmt: skip
-def test_each_sign_that_is_noted_is_compared(conn: Conn, column: str, value_: object) -> None:
+def test_each_sign_that_is_noted_is_compared(conn: Conn, column: str, other: object) -> None:
     """Where it is known; what was not noted, as by version 1, says nothing."""
     assert internals.rows(conn, "select * from pgqueue.servers") != []
-    conn.execute(f"update pgqueue.servers set {column} = %s".encode(), [value_])
+    conn.execute(f"update pgqueue.servers set {column} = %s".encode(), [other])
     assert value(conn, "is_restored") is True
     conn.execute(f"update pgqueue.servers set {column} = null".encode())
     assert value(conn, "is_restored") is False
@@ -150,7 +152,9 @@ def test_each_sign_that_is_noted_is_compared(conn: Conn, column: str, value_: ob
 
 def test_an_owner_that_may_not_look_at_files_notes_none(conn: Conn, url: str) -> None:
     role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role}; grant create on database {conn.info.dbname} to {role}".encode())
+    conn.execute(
+        f"create role {role}; grant create on database {conn.info.dbname} to {role}".encode()
+    )
     conn.execute("drop schema pgqueue, _pgqueue cascade")
     conn.execute(f"set session authorization {role}".encode())
     schema.install(conn)

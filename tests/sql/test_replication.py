@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from spark_pgqueue import embedded
@@ -98,7 +97,7 @@ def upgrade(servers: tuple[embedded.Server, embedded.Server]) -> Iterator[Upgrad
     with connection.connect(urls[0]) as old, connection.connect(urls[1]) as new:
         schema.install(old)
         try:
-            yield Upgrade(*urls, old, new)
+            yield Upgrade(urls[0], urls[1], old, new)
         finally:
             if one(new, "select count(*) from pg_subscription"):
                 new.execute("alter subscription upgrade disable")

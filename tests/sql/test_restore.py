@@ -287,3 +287,30 @@ def test_captured_tables_are_captured_after_a_restore(
             call(restored, "capture", table, "s")
             call(restored, "release", table, "s")
         assert one(restored, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0
+
+
+SEQUENCES = ("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers", "write_numbers")
+
+
+@pytest.mark.parametrize("sequences", [True, False], ids=["with sequences", "without"])
+def test_data_alone_without_its_sequences_is_noticed_and_recovered(
+    conn: Conn, url: str, elsewhere: embedded.Server, sequences: bool
+) -> None:
+    """A schema and its data, restored one after the other; the data by tables, or whole."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    known = use(conn, url, internals.insert_messages)
+    before = owed(conn)
+    copy = restore(url, elsewhere, "--schema-only")
+    left_out = [] if sequences else [f"--exclude-table=pgqueue.{name}" for name in SEQUENCES]
+    data = run(elsewhere, "pg_dump", url, "--data-only", *left_out)
+    run(elsewhere, "psql", copy, "-X", "-q", "-v", "ON_ERROR_STOP=1", stdin=data)
+    with connection.connect(copy) as restored:
+        assert bool(call(restored, "numbers_behind")) is not sequences
+        if not sequences:
+            with pytest.raises(psycopg.Error, match="behind its rows") as caught:
+                value(restored, "send", "s", "x")
+            assert caught.value.sqlstate == "PQ011"
+            value(restored, "recover")
+        assert owed(restored) == before
+        assert_delivers(restored, known, before, [value(restored, "send", "s", "new")])

@@ -1,0 +1,265 @@
+"""Sequences that are behind their rows: after a replication or a restore without their values."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue.command_line import doctor
+from spark_pgqueue.postgres import schema
+from tests.sql import checker, clock, internals
+from tests.sql.owing import SINK, assert_delivers, owed, use
+from tests.sql.queue import (
+    Conn,
+    acked,
+    call,
+    consumer,
+    maintain,
+    one,
+    receive,
+    send,
+    value,
+)
+
+SQL = Path(__file__).parents[2] / "sql"
+
+COUNTS_NO_ROWS = {
+    "maintain_turns": "whose turn it is: any value will do",
+    "reserved_from": "kept in the session alone",
+    "reserved_until": "kept in the session alone",
+    "reserved_for": "kept in the session alone",
+    "room_": "a note of a consumer's backlog, which is counted anew",
+}
+
+SEQUENCES = """
+    select c.oid::regclass::text as name, c.relname from pg_class c
+    where c.relkind = 'S' and c.relnamespace::regnamespace::text in ('pgqueue', '_pgqueue', 'pgmq')
+    order by 1"""
+
+
+def forget(conn: Conn, *like: str) -> None:
+    """As in a copy that has the tables and not the values of these sequences."""
+    for row in internals.rows(conn, SEQUENCES):
+        if any(re.fullmatch(pattern, row.relname) for pattern in like):
+            conn.execute(f"alter sequence {row.name} restart".encode())
+
+
+def refused(attempt: Callable[[], Any]) -> None:
+    """The call fails, and says what to do."""
+    with pytest.raises(psycopg.Error) as caught:
+        attempt()
+    assert caught.value.sqlstate == "PQ011", caught.value
+    assert "recover()" in (caught.value.diag.message_hint or "")
+
+
+def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
+    """All that the catalogue has, in a database in use; and none moves back."""
+    schema.install(conn, pgmq=True)
+    known = use(conn, url, internals.insert_messages)
+    known.consumers["limited"] = consumer(conn, "limited", max_backlog=1000)
+    send(conn)
+    conn.execute("select pgmq.create('q'), pgmq.send('q', '{}')")
+    call(conn, "recover")
+    before = owed(conn)
+    last = dict(
+        conn.execute("select sequence::text, last_number from _pgqueue.numbers()").fetchall()
+    )
+    named = {row.name: row.relname for row in internals.rows(conn, SEQUENCES)}
+    left_out = {n for n, r in named.items() if r.startswith(tuple(COUNTS_NO_ROWS))}
+    assert set(last) | left_out == set(named)
+    assert not set(last) & left_out
+    assert call(conn, "numbers_behind") == []
+
+    forget(conn, ".*")
+    behind = call(conn, "numbers_behind")
+    highest = {row.sequence: row.highest for row in behind}
+    used = {n for n, number in last.items() if number > 0}
+    # of these, all rows that had a number are gone
+    assert used - set(highest) <= {"pgqueue.gap_numbers", "pgqueue.write_numbers"}
+    assert all(row.last_number < row.highest <= last[row.sequence] for row in behind)
+    checks = {check.name: check for check in doctor.checks(url)}
+    assert checks["numbers"].status == "fail"
+    assert "pgqueue recover" in (checks["numbers"].advice or "")
+
+    call(conn, "recover")
+    assert call(conn, "numbers_behind") == []
+    for name, number in highest.items():
+        assert one(conn, f"select nextval('{name}')") > number
+    assert_delivers(conn, known, before)
+
+
+def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None:
+    """A new table with messages or publications cannot be forgotten."""
+    asked = [
+        row.query for row in internals.rows(conn, "select query from _pgqueue.number_holders()")
+    ]
+    columns = internals.rows(
+        conn,
+        "select c.relname as table, a.attname as column from pg_class c"
+        " join pg_attribute a on a.attrelid = c.oid"
+        " where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r'"
+        " and not c.relispartition and a.attnum > 0 and not a.attisdropped and (a.attname in"
+        " ('seq', 'seqs', 'hi', 'publication_ids', 'next_publication', 'last_publication',"
+        " 'closed_publication', 'publication_id', 'trim_from', 'below', 'next_below')"
+        " or a.atttypid in ('int8multirange'::regtype, 'int8range'::regtype))",
+    )
+    assert len(columns) > 25
+    known = {
+        ("trims", "archive_ids"),  # among publication_ids
+        ("claims", "arrival_nos"),  # places in a line
+        ("consumer_gaps", "kept"),  # what was taken before
+        ("archive_packs", "seqs"),  # in a segment of the archive, which is closed
+    }
+    for row in columns:
+        pattern = rf"\b{row.column}\b.* from pgqueue\.{row.table}\b"
+        found = any(re.search(pattern, query) for query in asked)
+        assert found or (row.table, row.column) in known, tuple(row)
+
+
+def make_schedule(conn: Conn) -> None:
+    value(conn, "create_schedule", "s", "often", p_every="1 s", p_data="x")
+
+
+def staged(conn: Conn) -> None:
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, 1, 2)
+        chunk = value(conn, "stage", SINK, 0, 1, f"{{[{seqs[0]},{seqs[-1] + 1})}}")
+    value(conn, "publish_staged", SINK, 0, 1, [chunk], 2)
+
+
+def written(conn: Conn) -> None:
+    with conn.transaction():
+        seqs = internals.insert_messages(conn, 1, 2)
+        value(conn, "publish_written", "s", f"{{[{seqs[0]},{seqs[-1] + 1})}}")
+
+
+SENDS: dict[str, Callable[[Conn], Any]] = {
+    "send": send,
+    "send_batch": lambda conn: conn.execute("select pgqueue.send_batch('s', '{a,b}')"),
+    "send, copied by a binding": lambda conn: value(conn, "send", "from", "x", p_key="a"),
+    "publish_staged": staged,
+    "publish_written": written,
+    "a captured row": lambda conn: conn.execute("insert into public.captured values (1)"),
+    "captured rows": lambda conn: conn.execute("insert into public.captured values (1), (2)"),
+    "import_lines": lambda conn: call(
+        conn, "import_lines", "s", ['{"data": "x"}'],
+    ),
+    "a schedule": lambda conn: receive(conn),
+    "pgmq.send": lambda conn: conn.execute("select pgmq.send('q', '{}')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forgotten", ["seq", "publication", "(seq|publication)"])
+@pytest.mark.parametrize("how", SENDS)
+def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
+    conn: Conn, stream: int, how: str, forgotten: str
+) -> None:
+    """Until recover() was called; then each message is delivered."""
+    schema.install(conn, pgmq=True)
+    consumer(conn)
+    value(conn, "create_stream", "from")
+    value(conn, "bind", "from", "#", "s")
+    conn.execute("create table public.captured (id int primary key)")
+    value(conn, "capture", "captured", "s")
+    conn.execute("select pgmq.create('q')")
+    sent = [send(conn) for _ in range(3)]
+    assert acked(conn, "s", "c") == sent
+    if how == "a schedule":
+        make_schedule(conn)
+        clock.pass_time(conn, timedelta(minutes=1))
+    forget(conn, rf"{forgotten}_([13]|\d+)")
+    if how == "send, copied by a binding":
+        conn.execute("select setval('pgqueue.seq_2', 5), setval('pgqueue.publication_2', 5)")
+    for _ in range(2):
+        refused(lambda: SENDS[how](conn))
+    assert one(conn, "select count(*) from pgqueue.publications where stream_id = 1") == 3
+    value(conn, "recover")
+    SENDS[how](conn)
+    clock.end_leases(conn)
+    new = acked(conn, "s", "c") or one(conn, "select pgmq.read('q', 0, 1)")
+    assert new
+    checker.check(conn)
+
+
+def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
+    conn: Conn, stream: int
+) -> None:
+    """No key is left that would be there twice, and each consumer has passed the number."""
+    consumer(conn)
+    value(conn, "set_retention", "s", p_done=True)
+    maintain(conn)
+    for _ in range(5):
+        send(conn)
+    assert len(acked(conn, "s", "c")) == 5
+    for _ in range(3):
+        clock.pass_time(conn, timedelta(hours=1))
+        maintain(conn)
+    assert internals.count(conn, "publications") == 0
+    maintain(conn)  # it notes what the one before has trimmed
+    conn.execute("select setval('pgqueue.publication_1', 1)")
+    refused(lambda: send(conn))
+    value(conn, "recover")
+    sent = send(conn)
+    assert acked(conn, "s", "c") == [sent]
+    checker.check(conn)
+
+
+def test_what_relies_on_the_last_number_is_refused(conn: Conn, stream: int) -> None:
+    consumer(conn)
+    sent = [send(conn) for _ in range(3)]
+    value(conn, "set_retention", "s", p_messages=10)
+    assert acked(conn, "s", "c") == sent
+    clock.pass_time(conn, timedelta(minutes=2))
+    forget(conn, "publication_1", "streams_stream_id_seq", "consumers_consumer_id_seq")
+    for attempt in (
+        lambda: value(conn, "create_stream", "t"),
+        lambda: value(conn, "create_consumer", "s", "d"),
+        lambda: value(conn, "create_group", "s", "g"),
+        lambda: receive(conn),
+    ):
+        refused(attempt)
+    said: list[str] = []
+    conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    call(conn, "maintain")
+    assert any("numbers of stream 1" in text for text in said)
+    value(conn, "recover")
+    value(conn, "create_stream", "t")
+    value(conn, "create_consumer", "s", "d")
+    value(conn, "create_group", "s", "g")
+    assert send(conn) > max(sent)
+
+
+def test_a_reader_gets_no_claim_before_those_that_its_checkpoint_names(
+    conn: Conn, stream: int
+) -> None:
+    """It would count as acknowledged at once."""
+    reader, consumer_id = uuid.uuid4(), consumer(conn)
+    for _ in range(3):
+        send(conn)
+    (first,) = call(conn, "reader_claim", reader, consumer_id, 0, 0, 1)
+    (second,) = call(conn, "reader_claim", reader, consumer_id, first.claim_id, 1, 1)
+    forget(conn, "claim_numbers")
+    refused(lambda: call(conn, "reader_claim", reader, consumer_id, second.claim_id, 2, 1))
+    value(conn, "recover")
+    (third,) = call(conn, "reader_claim", reader, consumer_id, second.claim_id, 2, 1)
+    assert third.claim_id > second.claim_id
+    assert third.claimed == 1
+
+
+def test_each_place_that_takes_a_publication_id_compares_it() -> None:
+    """In the sources: a new one cannot be forgotten."""
+    found = 0
+    for path in SQL.glob("**/*.sql"):
+        text = path.read_text()
+        for match in re.finditer(r"nextval\(p_stream\.publication_numbers\)", text):
+            assert "refuse_behind" in text[match.end() : match.end() + 250], path
+            found += 1
+        assert not re.search(r"nextval\([^)]*publication_%", text), path
+    assert found == 2
