@@ -189,7 +189,7 @@ begin
          'Divides the segment of an attempt into slices of limit_exported() numbers, with the ids of the '
          'publications in each.'),
         ('export_ranges', 'The messages of a slice as ranges in order, with what their publications say of them.'),
-        ('end_export', 'Notes that the segment of an attempt is in files, as their footers say.'),
+        ('end_export', 'Notes that the segment of an attempt is in files, which were read back.'),
         ('export_leftovers', 'The attempts of a stream whose files nothing refers to, for the caller to delete.'),
         ('forget_leftover', 'Forgets an attempt whose files were deleted.'),
         ('maintain',
