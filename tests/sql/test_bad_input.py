@@ -441,6 +441,8 @@ CASES: list[Case] = [
     ("set_archive('no', '/a')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("set_archive('t', 'a')", "PQ003", ["p_uri", "absolute path", "'a'"]),
     ("set_archive('t', 's3://me:secret@b/a')", "PQ003", ["p_uri has a user or a password"]),
+    ("set_archive('t', 's3://b/a?endpoint_override=me')", "PQ003", ["p_uri has options", "?"]),
+    ("set_archive('t', '/a/../b')", "PQ003", ["p_uri", "without spaces", "..", "'/a/../b'"]),
     ("set_archive('t', '/a', '0')", "PQ003", ["p_keep", "'00:00:00'", *AGE]),
     ("set_archive('t', null)", "PQ003", ["p_stream 't' has no archive", "stream_archives"]),
     ("drop_archive('no')", "PQ001", ["'no'", *UNKNOWN_STREAM]),

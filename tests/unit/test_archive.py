@@ -106,6 +106,21 @@ def test_bad_arguments_are_refused_without_repeating_a_secret(run: Run) -> None:
     assert "s3cr3t" not in run("archive", "set", "s", "s3://k:s3cr3t@bucket/x", code=1)
 
 
+def test_the_command_opens_what_it_may(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = run("archive", "run", "--allow", "/srv", "--allow", "s3://bucket", code=1)
+    assert f"the archive {folder} is not below /srv or s3://bucket" in refused
+    for bad in ("srv", "http://host", "s3://bucket?endpoint_override=host"):
+        assert "--allow" in run("archive", "run", "--allow", bad, code=2)
+    monkeypatch.setenv("PGQUEUE_ARCHIVE_ALLOW", "/srv s3://bucket")
+    assert "is not below /srv or s3://bucket" in run("archive", "run", code=1)
+    assert not folder.exists()
+    monkeypatch.setenv("PGQUEUE_ARCHIVE_ALLOW", f"/srv {folder.parent}")
+    assert run("archive", "run")
+    assert len(files_in(folder)) == 2
+
+
 def test_files_have_the_layout_that_the_page_describes(run: Run, folder: Path, url: str) -> None:
     run("archive", "run")
     file = files_in(folder)[0]
