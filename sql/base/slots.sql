@@ -1,7 +1,7 @@
 -- A slot as a claim: its id, and how it becomes a claim of the usual kind; and locking a claim of either kind.
 --
--- The id of a slot's claim has 20 bits of the slot's number, and a token of 43 bits: 6 times a number that nobody knows, and 1 or,
--- if the slot goes on (go_on()), 3. So the last bit is 1; that of all other ids of claims is 0.
+-- The id of a slot's claim has 20 bits of the slot's number, and a token of 43 bits: 6 times a number that nobody
+-- knows, and 1 or, if the slot goes on (go_on()), 3. So the last bit is 1; that of all other ids of claims is 0.
 
 -- The id of the claim that a slot is with a token.
 create or replace function _pgqueue.slot_claim(p_slot bigint, p_token bigint) returns bigint

@@ -235,7 +235,8 @@ do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
     select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone,
            case when not h.paused then h.next_at end as next_at, h.paused,
            h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
-           h.key, case when p.may_peek then h.data end as data, case when p.may_peek then h.data_bytes end as data_bytes,
+           h.key, case when p.may_peek then h.data end as data,
+           case when p.may_peek then h.data_bytes end as data_bytes,
            case when p.may_peek then h.headers end as headers, h.priority, h.consumers, h.start_at, h.created_at
     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
     cross join lateral (select _pgqueue.may_peek() as may_peek) p
