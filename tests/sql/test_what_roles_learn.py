@@ -224,14 +224,14 @@ def test_a_write_to_a_table_takes_only_numbers_of_its_own(
         *((own.write_no >> 32) + 1, 1, 0, -1, 2**63 - 1, None),
         *((each >> 32 << 32) + 2**32 for each in (own.write_no, theirs.write_no)),
     ):
-        with pytest.raises(psycopg.Error, match="p_write_no is a number that open_table") as caught:
+        with pytest.raises(psycopg.Error, match="p_write_no .* number .*open_table") as caught:
             value(mean, "open_table_write", number, "own", 0, given)
-        assert caught.value.sqlstate == "PQ003"
+        assert caught.value.sqlstate == ("PQ008" if (number or 0) > 0 else "PQ003")
         if number is not None:
             assert value(mean, "drop_table_write", number) is False
     assert value(owner, "open_table_write", theirs.write_no, "theirs", 0, given)
     # also once it is in use: nobody can tell
-    with pytest.raises(psycopg.Error, match="p_write_no is a number that open_table"):
+    with pytest.raises(psycopg.Error, match=r"p_write_no \d+ is no number that open_table"):
         value(mean, "open_table_write", theirs.write_no, "theirs", 0, given)
     assert value(mean, "drop_table_write", theirs.write_no) is False
     assert value(mean, "open_table_write", own.write_no, "own", 0, given)
@@ -318,7 +318,7 @@ def fill(conn: Conn) -> None:
 
 
 def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
-    """Whatever it may read or call."""
+    """Whatever it may read or call; but of dead letters and schedules, as sql/guide/monitoring.md says."""
     fill(conn)
     looks = opened("observer")
     seen = {}
@@ -331,6 +331,8 @@ def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
             found = looks.execute(statement).fetchall()
             seen[text] = len(found)
             said += [str(row) for row in found]
+        if "read_dead" in text or "stream_schedules" in text:
+            continue  # the two exceptions
         everything = " ".join(said)
         assert SECRET not in everything, text
         assert SECRET.encode().hex() not in everything, text
@@ -339,14 +341,9 @@ def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
         assert any(some in text and count for text, count in seen.items()), some
 
 
-def test_who_may_peek_sees_the_payloads_of_dead_letters_and_schedules(
-    conn: Conn, opened: Opened
-) -> None:
+def test_an_observer_sees_what_its_page_says(conn: Conn, opened: Opened) -> None:
     fill(conn)
-    for session in conn, opened("admin"):
-        assert {row.data for row in call(session, "read_dead", "s", "c")} == {SECRET}
-        assert one(session, "select data from pgqueue.stream_schedules") == SECRET
-    dead = call(opened("observer"), "read_dead", "s", "c")
-    assert {(row.key, row.data, row.headers) for row in dead} == {("k", None, None)}
-    reads_them = opened("consumer")
-    assert SECRET in str(reads_them.execute("select * from pgmq.q_q").fetchall())
+    looks = opened("observer")
+    assert one(looks, "select data from pgqueue.stream_schedules") == SECRET
+    assert {row.data for row in call(looks, "read_dead", "s", "c")} == {SECRET}
+    assert SECRET in str(opened("consumer").execute("select * from pgmq.q_q").fetchall())
