@@ -224,7 +224,7 @@ def test_a_write_to_a_table_takes_only_numbers_of_its_own(
         *((own.write_no >> 32) + 1, 1, 0, -1, 2**63 - 1, None),
         *((each >> 32 << 32) + 2**32 for each in (own.write_no, theirs.write_no)),
     ):
-        with pytest.raises(psycopg.Error, match="p_write_no .* number .*open_table") as caught:
+        with pytest.raises(psycopg.Error, match=r"p_write_no .* number .*open_table") as caught:
             value(mean, "open_table_write", number, "own", 0, given)
         assert caught.value.sqlstate == ("PQ008" if (number or 0) > 0 else "PQ003")
         if number is not None:
@@ -318,7 +318,7 @@ def fill(conn: Conn) -> None:
 
 
 def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
-    """Whatever it may read or call; but of dead letters and schedules, as sql/guide/monitoring.md says."""
+    """Whatever it may read or call; but of dead letters and schedules, as its page says."""
     fill(conn)
     looks = opened("observer")
     seen = {}
