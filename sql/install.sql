@@ -12,7 +12,6 @@ set local array_nulls = on;
 set local transform_null_equals = off;
 -- A third of the time. tests/sql/test_install.py checks all bodies, as `create function` does by default.
 set local check_function_bodies = off;
-\ir objects_before.sql
 \ir schema.sql
 \ir tables/streams.sql
 \ir tables/consumers.sql

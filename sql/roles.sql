@@ -184,7 +184,8 @@ as $$
     where not has_schema_privilege(a.usesysid, 'pgqueue', 'usage')
 $$;
 
--- The same for all that an installation has made (objects_before.sql); PUBLIC has nothing of what was there, either.
+-- The same for all that an installation has made: pgqueue.objects_before has what was there. PUBLIC loses its grants on
+-- that, too.
 create or replace function _pgqueue.revoke_made() returns void
 language plpgsql
 as $$

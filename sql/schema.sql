@@ -46,13 +46,22 @@ begin
     end if;
 end $$;
 
--- The existing functions: those that are not replaced will be dropped, see version.sql.
+-- The existing objects, also of the face of pgmq: the others are made now, and lose what default privileges grant, see
+-- roles.sql. And the existing functions: those that are not replaced will be dropped, see version.sql.
 do $$
+declare
+    v_schemas oid[] := array(select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue'));
 begin
+    perform set_config('pgqueue.objects_before',
+                       (select coalesce(string_agg(o.oid::text, ' '), '')
+                        from (select oid, oid as home from pg_namespace
+                              union all select oid, relnamespace from pg_class
+                              union all select oid, pronamespace from pg_proc
+                              union all select oid, typnamespace from pg_type) o
+                        where o.home = any (v_schemas || to_regnamespace('pgmq')::oid)), true);
     perform set_config('pgqueue.functions_before',
                        (select coalesce(string_agg(format('%s/%s/%s', oid, xmin, ctid), ' '), '') from pg_proc
-                        where pronamespace in (select oid from pg_namespace
-                                               where nspname in ('pgqueue', '_pgqueue'))), true);
+                        where pronamespace = any (v_schemas)), true);
 end $$;
 
 -- pgqueue has the tables, and the functions and views for people and programs; _pgqueue has the functions that only

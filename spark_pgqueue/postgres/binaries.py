@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.own_files import check_own_folder
 
 ROOT_RUNS_AS = "pgserver"
 COPIES = Path("/var/lib/spark-pgqueue")
@@ -147,7 +148,8 @@ def for_everybody(programs: Path) -> Path:
 
 def _copy_for_everybody(parts: list[Path], start: Path, copy: Path) -> None:
     """Copy folders below `start`, in the same structure, readable for all users."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    check_own_folder(copy.parent)
     copy.parent.chmod(0o755)  # whatever the umask is
     half_made = Path(tempfile.mkdtemp(dir=copy.parent))
     for part in parts:

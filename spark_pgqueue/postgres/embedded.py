@@ -45,7 +45,14 @@ from urllib.parse import quote
 
 from spark_pgqueue.postgres.binaries import find_binaries, for_everybody, owner_of
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.own_files import open_own, owner_of_own, read_own, replace_own
+from spark_pgqueue.postgres.own_files import (
+    check_own_folder,
+    open_own,
+    owner_of_own,
+    put_own,
+    read_own,
+    replace_own,
+)
 
 _PORT = 5432  # only part of the socket's name
 _TIMEOUT = 120  # seconds for a start (it may have to recover from a crash) or a stop
@@ -187,7 +194,7 @@ class Server:
 
     def keep_up(self) -> None:
         """Leave the server running without users, until `stop`."""
-        self._kept.touch()
+        self._open_own("kept").close()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server now, also while other processes use it.
@@ -293,16 +300,14 @@ class Server:
         # The directory has a note of it, for other processes and for the next start.
         note = self.directory / "socket"
         with suppress(FileNotFoundError):
-            self._way = Path(note.read_text())
+            self._way = Path(read_own(note))
             if self._is_ours(self._way):
                 return str(self._way / "data")
         self._way = Path(tempfile.mkdtemp(prefix="pgqueue-", dir="/tmp"))  # its mode is 0700
         (self._way / "data").symlink_to(self._data)
         if self._owner:
             shutil.chown(self._way, self._owner, self._owner_group())
-        written = note.with_name(f"socket.{os.getpid()}")
-        written.write_text(str(self._way))
-        written.rename(note)
+        put_own(note, str(self._way))
         return str(self._way / "data")
 
     def _is_ours(self, way: Path) -> bool:
@@ -384,16 +389,11 @@ def _check_directory(directory: Path, version: int) -> None:
         PgQueueError: the directory is refused, or cannot be made.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         foreign = any(directory.iterdir()) and not (directory / "lock").exists()
     except OSError as error:
         raise PgQueueError(f"no directory for an embedded Postgres: {error}") from None
-    # Whoever owns a directory can put anything in the place of what is in it, at any moment.
-    if os.geteuid() == 0 and directory.stat().st_uid != 0:
-        raise PgQueueError(
-            f"{directory} belongs to {owner_of_own(directory)}, and this is root",
-            hint="start it as that user, or give a directory of root's",
-        )
+    check_own_folder(directory)
     if foreign:
         raise PgQueueError(
             f"{directory} is neither empty nor the directory of an embedded Postgres",

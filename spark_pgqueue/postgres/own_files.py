@@ -9,10 +9,40 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError
+
+
+def check_own_folder(folder: Path) -> None:
+    """Refuse a folder in which root would work beside users who may lay traps there.
+
+    Whoever may write in a folder, or in one above it, can put a link in the place of what is in it.
+    In a folder with the sticky bit, such as /tmp, nobody replaces what is another user's.
+
+    Args:
+        folder: the folder, which exists; its path has no links.
+
+    Raises:
+        PgQueueError: this is root, and the folder belongs to another user, or others may write.
+    """
+    if os.geteuid() != 0:
+        return
+    if folder.stat().st_uid != 0:
+        raise PgQueueError(
+            f"{folder} belongs to {owner_of_own(folder)}, and this is root",
+            hint="start it as that user, or give a directory of root's",
+        )
+    for each in (folder, *folder.parents):
+        found = each.stat()
+        others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
+        if found.st_mode & others and (each == folder or not found.st_mode & stat.S_ISVTX):
+            raise PgQueueError(
+                f"other users may write in {each}, and this is root",
+                hint=f"chmod go-w {each}, or give a directory where only root may write",
+            )
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -59,6 +89,14 @@ def replace_own(path: Path, text: str) -> None:
     with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
         file.truncate()
         file.write(text.encode())
+
+
+def put_own(path: Path, text: str) -> None:
+    """Put a new file with this text in the place of what is there, for its user alone."""
+    descriptor, made = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    Path(made).replace(path)
 
 
 def owner_of_own(path: Path) -> str:

@@ -8,8 +8,8 @@ otherwise all columns are the table's.
 from __future__ import annotations
 
 import json
-import random
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -171,7 +171,7 @@ class TableTarget:
     def _store(self, rows: pa.Table, sink: str, batch: int) -> int:
         import pyarrow as pa
 
-        chunk = random.getrandbits(63)
+        chunk = secrets.randbits(63)
         try:
             with kept_connection(self._url, patience=0) as conn, conn.cursor() as cursor:
                 sql = "select pgqueue.open_table_write($1, $2, $3, $4::text::jsonb)"

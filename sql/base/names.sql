@@ -23,15 +23,6 @@ as $$
                      and has_function_privilege(_pgqueue.caller(), p.oid, 'execute'))
 $$;
 
--- Whether the caller may see what messages hold: not one that only observes.
-create or replace function _pgqueue.may_peek() returns boolean
-language sql stable
-as $$
-    select exists (select from pg_proc p
-                   where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'peek'
-                     and has_function_privilege(_pgqueue.caller(), p.oid, 'execute'))
-$$;
-
 -- A stream in an error: its name; of a stream whose number the caller gave (stream_of()) the name only if the caller
 -- may look at streams, else the number.
 create or replace function _pgqueue.called(p_stream pgqueue.streams) returns text

@@ -1,7 +1,7 @@
 -- A slot as a claim: its id, and how it becomes a claim of the usual kind; and locking a claim of either kind.
 --
--- The id of a slot's claim has 20 bits of the slot's number, and a token of 43 bits: 6 times a number that nobody knows, and 1 or,
--- if the slot goes on (go_on()), 3. So the last bit is 1; that of all other ids of claims is 0.
+-- The id of a slot's claim has 20 bits of the slot's number, and a token of 43 bits: 6 times a number that nobody
+-- knows, and 1 or, if the slot goes on (go_on()), 3. So the last bit is 1; that of all other ids of claims is 0.
 
 -- The id of the claim that a slot is with a token.
 create or replace function _pgqueue.slot_claim(p_slot bigint, p_token bigint) returns bigint
@@ -19,22 +19,22 @@ begin
     end if;
 end $$;
 
--- 64 bits that nobody can guess, also who knows others: from the secret (tables/consumers.sql), the time and the
--- process. random() will not do: who sets its seed knows what follows. gen_random_uuid() would cost a small claim a
--- tenth of its time, so it serves only where a restore lost the secret.
+-- 64 bits that nobody can guess, also who knows others: from the secret and the time, in microseconds. (Two of one time
+-- are the same: ids of claims have a number, too.) random() will not do: who sets its seed knows what follows.
+-- gen_random_uuid() would cost a small claim a tenth of its time, so it serves only where a restore lost the secret.
 create or replace function _pgqueue.unguessable() returns bigint
 language sql volatile
 as $$
-    select ('x' || encode(substr(sha256(
+    select hashtextextended(sha256(
                int8send(coalesce(pg_sequence_last_value('pgqueue.claim_secret'),
                                  uuid_hash_extended(gen_random_uuid(), 0)))
-               || timestamptz_send(clock_timestamp()) || int4send(pg_backend_pid())), 1, 8), 'hex'))::bit(64)::bigint
+               || timestamptz_send(clock_timestamp()))::text, 0)
 $$;
 
 -- A token that nobody knows, of a slot that does not go on.
 create or replace function _pgqueue.new_token() returns bigint
 language sql volatile
-as $$ select (_pgqueue.unguessable() & 9223372036854775807) % 1466015503701 * 6 + 1 $$;
+as $$ select (_pgqueue.unguessable() & 1099511627775) * 6 + 1 $$;
 
 -- The bits of a slot's number that are in a claim's id: by these, the slot is in an index.
 create or replace function _pgqueue.place_in(p_claim_id bigint) returns bigint

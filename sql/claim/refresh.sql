@@ -41,10 +41,10 @@ begin
 end $$;
 
 -- A new id for a claim of a worker, or for a lease of a group's partition. Whoever has the id may settle the claim, so
--- 40 bits of it are a token that nobody guesses (base/slots.sql). The token has the time in it. So an id that a crash
--- gave back is not given out again (synchronous_commit = off forgets the last numbers of a sequence). The last bit is 0:
--- the id is none of a slot. The other bits are a number that starts anew after 1,048,576 claims: claims of the same time
--- are near each other in the indexes, and have different ids.
+-- 40 bits of it are a token that nobody guesses (base/slots.sql). The time is in the token, so an id that a crash gave
+-- back is not given out again (synchronous_commit = off forgets the last numbers of a sequence). The last bit is 0: the
+-- id is none of a slot. The other bits are a number that starts anew after 1,048,576 claims. So claims of the same time
+-- have different ids, which are near each other in the indexes.
 create or replace function _pgqueue.new_claim_id() returns bigint
 language sql volatile
 as $$
@@ -52,11 +52,11 @@ as $$
 $$;
 
 -- A new id for a claim of a checkpoint reader. These ids are even, too, and rise: an offset stands for all claims of
--- its reader up to one. The 23 bits of a token are for numbers that a crash gave back, as above. They give no right: all
+-- its reader up to one. The 23 other bits are for numbers that a crash gave back, as above. They give no right: all
 -- calls about such a claim name the reader, too.
 create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
-as $$ select nextval('pgqueue.claim_numbers') << 24 | (_pgqueue.unguessable() & 8388607) << 1 $$;
+as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
 
 -- Does the work that is due for a consumer before anything is claimed: releases expired leases, ends delays that are
 -- over, and takes new publications, all bounded. Needs the consumer's lock.

@@ -162,8 +162,7 @@ begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     perform _pgqueue.check_number('p_after', p_after, 0, 9223372036854775806);
     return query execute format($q$
-        select s.seq, m.key, case when $7 then m.data end, case when $7 then m.data_bytes end,
-               case when $7 then m.headers end, s.priority, m.inserted_at,
+        select s.seq, m.key, m.data, m.data_bytes, m.headers, s.priority, m.inserted_at,
                s.reason, s.note ->> 'error', s.details, s.deliver_count, s.owner, s.died_at
         from (select d.*, q.seq
               from (select d.*, g.g
@@ -176,5 +175,5 @@ begin
               order by q.seq limit $5) s
         left join lateral (select * from pgqueue.messages_%s x where x.seq = s.seq) m on true
         order by s.seq $q$, v_consumer.stream_id)
-    using v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max, p_after, _pgqueue.may_peek();
+    using v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max, p_after;
 end $$;

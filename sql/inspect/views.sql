@@ -230,15 +230,13 @@ do $view$ begin perform _pgqueue.make_view('message_history', $query$
     from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id)
 $query$); end $view$;
 
--- One row per schedule. What its message holds is not for observers.
+-- One row per schedule.
 do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
     select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone,
            case when not h.paused then h.next_at end as next_at, h.paused,
            h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
-           h.key, case when p.may_peek then h.data end as data, case when p.may_peek then h.data_bytes end as data_bytes,
-           case when p.may_peek then h.headers end as headers, h.priority, h.consumers, h.start_at, h.created_at
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
-    cross join lateral (select _pgqueue.may_peek() as may_peek) p
 $query$); end $view$;
 
 -- One row per stream. A retention passes over many numbers: last_seq is only a bound of what was sent, and sent leaves

@@ -113,7 +113,8 @@ begin
         raise exception 'stream % has no dedup_window, and so takes no dedup keys', _pgqueue.called(p_stream)
             using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys',
                   hint = format('Say for how long to remember them: '
-                                'select pgqueue.alter_stream(%s, ''{"dedup_window": "1 day"}'').', _pgqueue.called(p_stream));
+                                'select pgqueue.alter_stream(%s, ''{"dedup_window": "1 day"}'').',
+                                _pgqueue.called(p_stream));
     elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
         raise exception 'p_dedup_keys has one element per message: % messages, % dedup keys', p_count,
                         cardinality(p_dedup_keys)

@@ -11,7 +11,6 @@ set local standard_conforming_strings = on;
 set local array_nulls = on;
 set local transform_null_equals = off;
 set local check_function_bodies = on;
-\ir ../objects_before.sql
 \ir schema.sql
 \ir queues.sql
 \ir messages.sql

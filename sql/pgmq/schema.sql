@@ -23,6 +23,13 @@ begin
     end if;
 end $$;
 
+-- What grants there are now stay: see access.sql.
+do $$
+begin
+    perform set_config('pgqueue.objects_before',
+                       (select coalesce(string_agg(distinct oid::text, ' '), '') from _pgqueue.grants()), true);
+end $$;
+
 create schema if not exists pgmq;
 comment on schema pgmq is 'spark-pgqueue: the functions of pgmq, on streams of the schema pgqueue';
 

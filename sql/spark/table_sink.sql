@@ -60,8 +60,8 @@ end $$;
 --   p_target, p_role  as of open_table()
 -- Returns the name of the table in the schema pgqueue. Its columns are chunk, a random number that the task chooses for
 -- rows that it copies together, and c1, c2 and so on, in the order of p_target. The role may insert into it and read
--- it. Errors: PQ003; 42501; PQ008 when a later write of the batch has begun, or another write has this number. Locks:
--- the write, until the transaction ends; the tables of earlier writes, if nobody uses them.
+-- it. Errors: PQ003; 42501; PQ008 when a later write of the batch has begun, or open_table() gave this role no such
+-- number. Locks: the write, until the transaction ends; the tables of earlier writes, if nobody uses them.
 create or replace function pgqueue.open_table_write(p_write_no bigint, p_sink text, p_batch bigint, p_target jsonb,
                                                     p_role text default current_user) returns text
 language plpgsql
@@ -73,10 +73,12 @@ declare
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_target(p_target, p_role);
-    if (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
-        raise exception 'p_write_no is a number that open_table() gave to role %, not %', session_user,
-                        coalesce(p_write_no::text, 'null')
-            using errcode = 'PQ003', column = 'p_write_no', hint = 'Run the batch again.';
+    if (p_write_no > 0) is not true then
+        raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
+            using errcode = 'PQ003', column = 'p_write_no';
+    elsif (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
+        raise exception 'p_write_no % is no number that open_table() gave to role %', p_write_no, session_user
+            using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
     select * into v_write from pgqueue.table_writes where write_no = p_write_no;
     if not found then
@@ -153,8 +155,7 @@ begin
     if not _pgqueue.begin_batch(row(p_sink, 0, 0, false, p_batch, p_rows, null, null, null, p_table)) then
         return null;
     end if;
-    select * into v_write from pgqueue.table_writes
-    where write_no = p_write_no and sink = p_sink and batch = p_batch and staged_by = session_user;
+    select * into v_write from pgqueue.table_writes where write_no = p_write_no and sink = p_sink and batch = p_batch;
     if not found then
         raise exception 'batch % of sink % is not complete: its staged rows for table % are gone', p_batch, p_sink,
                         p_table

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_pgqueue.postgres import schema
 from tests.sql import internals
 from tests.sql.internals import rows
-from tests.sql.queue import Conn, Reader, consumer, one, send_all, value
+from tests.sql.queue import Conn, Reader, Session, consumer, one, send_all, value
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 
@@ -97,3 +100,77 @@ def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader, func
     assert one(conn, TAKES_IDS[function], end.claim_id) is None
     assert stored() == before
     assert reader.plan(end) == sent
+
+
+@pytest.mark.parametrize("function", GIVES_IDS)
+def test_who_seeds_random_knows_no_id(
+    conn: Conn, stream: int, session: Session, function: str
+) -> None:
+    """Not of this session, nor of another one that has the same seed and the same number."""
+    consumer(conn)
+    send_all(conn, ["x"] * 32)
+    value(conn, "create_group", "s", "g", 1)
+    sessions = [conn, session()]
+    ids = []
+    for i in range(16):
+        each = sessions[i % 2]
+        one(each, "select setval('pgqueue.claim_numbers', 1)")
+        one(each, "select setseed(0.5)::text")
+        ids.append(one(each, GIVES_IDS[function]))
+        value(each, "leave_group", "s", "g", "w")
+    assert len(set(ids)) == 16
+    for bit in BITS:
+        assert {id_ >> bit & 1 for id_ in ids} == {0, 1}, f"bit {bit} is always the same"
+
+
+def test_a_readers_ids_differ_after_a_crash_that_gave_numbers_back(
+    conn: Conn, reader: Reader
+) -> None:
+    given = set()
+    for _ in range(8):
+        one(conn, "select setval('pgqueue.claim_numbers', 1)")
+        one(conn, "select setseed(0.5)::text")
+        given.add(one(conn, "select _pgqueue.new_reader_claim_id()"))
+    assert len(given) == 8
+    assert all(id_ % 2 == 0 and id_ >> 24 == 2 for id_ in given)
+
+
+def test_without_the_secret_ids_are_as_good(conn: Conn, stream: int) -> None:
+    """A dump of the schema alone has no secret; the next installation makes one."""
+    secret = one(conn, "select last_value from pgqueue.claim_secret")
+    conn.execute("alter sequence pgqueue.claim_secret restart")  # as pg_dump --schema-only
+    assert one(conn, "select pg_sequence_last_value('pgqueue.claim_secret')") is None
+    consumer(conn)
+    send_all(conn, ["x"] * 8)
+    ids = [one(conn, "select claim_id from pgqueue.claim('s', 'c', 1)") for _ in range(8)]
+    assert len({id_ & 2**43 - 1 for id_ in ids}) == 8
+    assert [value(conn, "ack", id_) for id_ in ids] == [1] * 8
+    schema.install(conn)
+    made = one(conn, "select last_value from pgqueue.claim_secret")
+    assert made not in (1, secret)
+    schema.install(conn)
+    assert one(conn, "select last_value from pgqueue.claim_secret") == made
+
+
+ALLOWED_RANDOM = {
+    "sql/claim/claims.sql": 2,  # how often a claim looks behind its runs
+    "sql/publish/key_capacity.sql": 1,  # where maintain() begins
+    "sql/queue/failures.sql": 1,  # jitter
+    "sql/upkeep/maintain.sql": 2,  # the order of streams, and when to begin anew
+    "spark_pgqueue/postgres/retrying.py": 1,  # jitter
+    "spark_pgqueue/spark/first_plan.py": 1,  # when to tidy up
+}
+"""Where a number that the caller can seed does: nothing is known by it, and nobody has a right."""
+
+
+def test_nothing_is_known_by_a_number_that_a_caller_can_seed() -> None:
+    """No token, id or number of a chunk: those are of the secret, gen_random_uuid or secrets."""
+    folder = Path(__file__).parents[2]
+    found = {}
+    for file in [*folder.glob("sql/**/*.sql"), *folder.glob("spark_pgqueue/**/*.py")]:
+        comment = "--" if file.suffix == ".sql" else "#"
+        code = [line.split(comment)[0] for line in file.read_text().splitlines()]
+        uses = len(re.findall(r"\brandom(?:\.\w+)?\(|\brandom_normal\(", "\n".join(code)))
+        if uses:
+            found[str(file.relative_to(folder))] = uses
+    assert found == ALLOWED_RANDOM

@@ -69,6 +69,80 @@ def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str)
     assert granted(conn, stranger) == [("relation", "other")]
 
 
+@pytest.mark.parametrize("to", ["role", "public"])
+@pytest.mark.parametrize("before", [True, False])
+def test_the_face_of_pgmq_grants_nothing_by_default(
+    conn: Conn, stranger: str, to: str, before: bool
+) -> None:
+    """Neither what the installation makes, nor a queue's views and tables, whoever gets it."""
+    if before:
+        schema.uninstall(conn)
+        schema.install(conn)
+    if to == "public":
+        for objects in ("tables", "sequences", "routines", "types", "schemas"):
+            conn.execute(f"alter default privileges grant all on {objects} to public".encode())
+    try:
+        for _ in range(2):
+            schema.install(conn, pgmq=True)
+            conn.execute("select pgmq.create('q'), pgmq.send('q', '{}'), pgmq.archive('q', 1)")
+            conn.execute("select pgmq.create_partitioned('p'), pgmq.bind_topic('#', 'q')")
+            conn.execute("select pgmq.enable_notify_insert('q')")
+            assert granted(conn, stranger) == []
+            assert by_public(conn) == []
+        schema.install(conn)
+        assert granted(conn, stranger) == []
+        assert by_public(conn) == []
+    finally:
+        for objects in ("tables", "sequences", "routines", "types", "schemas"):
+            conn.execute(f"alter default privileges revoke all on {objects} from public".encode())
+
+
+def by_public(conn: Conn) -> list[tuple[str, str]]:
+    """What everybody may do with objects of the queue's schemas."""
+    return conn.execute(
+        "select what, name from (select 'schema' as what, nspname::text as name, oid as home,"
+        " nspacl as acl from pg_namespace"
+        " union all select 'relation', oid::regclass::text, relnamespace, relacl from pg_class"
+        " union all select 'routine', oid::regprocedure::text, pronamespace,"
+        "  coalesce(proacl, acldefault('f', proowner)) from pg_proc"
+        " union all select 'type', oid::regtype::text, typnamespace,"
+        "  coalesce(typacl, acldefault('T', typowner)) from pg_type where typelem = 0) o"
+        " where home in (select oid from pg_namespace"
+        "  where nspname in ('pgqueue', '_pgqueue', 'pgmq'))"
+        " and 0 in (select grantee from aclexplode(acl))"
+    ).fetchall()
+
+
+def test_what_somebody_grants_on_the_face_stays_and_doctor_names_it(
+    conn: Conn, url: str, stranger: str
+) -> None:
+    schema.install(conn, pgmq=True)
+    conn.execute("select pgmq.create('q')")
+    for what in ("table pgmq.q_q", "schema pgmq", "function pgmq.pop(text, integer)"):
+        conn.execute(f"grant all on {what} to {stranger}".encode())
+    for pgmq in (True, False):
+        schema.install(conn, pgmq=pgmq)
+        assert len(granted(conn, stranger)) == 3
+    told = [each.found for each in doctor.checks(url) if each.name == "permissions of others"]
+    for name in ("table pgmq.q_q", "schema pgmq", "routine pgmq.pop(text,integer)"):
+        assert any(found.endswith(name) for found in told), told
+    conn.execute("select pgqueue.create_roles()")
+    schema.install(conn, pgmq=True)
+    conn.execute(f"revoke all on schema pgmq from {stranger}".encode())
+    conn.execute(f"revoke all on pgmq.q_q from {stranger}".encode())
+    conn.execute(f"revoke all on function pgmq.pop from {stranger}".encode())
+    assert not [each for each in doctor.checks(url) if each.name == "permissions of others"]
+
+
+def test_pgmq_itself_is_left_alone(conn: Conn, stranger: str) -> None:
+    """A schema pgmq that is no face of the queue keeps its grants."""
+    conn.execute("create schema pgmq; create table pgmq.meta (id int)")
+    before = granted(conn, stranger)
+    assert before
+    schema.install(conn)
+    assert granted(conn, stranger) == before
+
+
 def test_what_somebody_grants_stays_and_doctor_names_it(
     conn: Conn, url: str, stranger: str
 ) -> None:

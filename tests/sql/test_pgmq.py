@@ -362,6 +362,39 @@ def test_without_the_queue_there_is_no_face(server: Any) -> None:
             conn.execute(schema.script(transaction=False, pgmq=True).encode())
 
 
+LETTERS = {1: "x", 2: "é", 3: "€", 4: "\U0001f600"}
+"""By their bytes in UTF-8."""
+
+
+@pytest.mark.parametrize("bytes_", LETTERS)
+@pytest.mark.parametrize("length", [1, 12, 15, 16, 23, 24, 30, 31, 46, 47])
+def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str, bytes_: int, length: int) -> None:
+    """Names of views and channels have 63 bytes; the longest of a queue has 47 letters."""
+    name = LETTERS[bytes_] * length
+    for call in (
+        "create(%s)", "enable_notify_insert(%s, 0)", "bind_topic('a.#', %s)",
+    ):  # fmt: skip
+        face.execute(f"select pgmq.{call}".encode(), [name])
+    with connection.connect(url) as waits:
+        waits.execute(f'listen "pgmq.q_{name}.INSERT"'.encode())
+        assert rows(face, "select * from pgmq.send(%s, '{}')", name) == [(1,)]
+        assert len(list(waits.notifies(timeout=10, stop_after=1))) == 1
+    assert rows(face, "select pgmq.send_topic('a.b', '{}')") == [(1,)]
+    assert rows(face, f'select msg_id from pgmq."q_{name}"') == [(1,), (2,)]
+    assert rows(face, "select msg_id from pgmq.read(%s, 30, 2)", name) == [(1,), (2,)]
+    assert rows(face, "select pgmq.archive(%s, 1), pgmq.delete(%s, 2)", name, name) == [
+        (True, True)
+    ]
+    assert rows(face, f'select msg_id from pgmq."a_{name}"') == [(1,)]
+    assert rows(face, "select queue_length from pgmq.metrics(%s)", name) == [(0,)]
+    if bytes_ * (length - 1) + bytes_ > 61 and length == 47:
+        with pytest.raises(psycopg.Error, match="first 61 bytes") as caught:
+            face.execute("select pgmq.create(%s)", [name[:-1] + "z"])
+        assert caught.value.sqlstate == "PQ006"
+    assert rows(face, "select pgmq.drop_queue(%s)", name) == [(True,)]
+    assert rows(face, "select count(*) from pg_class where relname ~ '^[qa]_'") == [(0,)]
+
+
 ROLES = {
     "producer": "send('q', '{}')",
     "consumer": "read('q', 30, 1)",

@@ -546,3 +546,95 @@ def test_one_claim_sends_the_messages_of_a_bounded_number_of_schedules(conn: Con
     assert one(conn, "select count(*) from pgqueue.messages") == most < 6
     acked(conn, "s", "c")
     assert one(conn, "select count(*) from pgqueue.messages") == 6
+
+
+# The cost of a next time
+
+PARTS = [0, 1, 2, 29, 30, 31]
+
+
+def test_the_next_time_of_any_interval_is_found_in_few_steps(conn: Conn) -> None:
+    """Wherever the interval begins; an interval with a negative part is refused."""
+    conn.execute("create table calls (n bigint); insert into calls values (0)")
+    conn.execute(
+        "alter function _pgqueue.nth_time rename to nth;"
+        "create sequence public.steps;"
+        "create function _pgqueue.nth_time(p_start timestamptz, p_every interval, p_zone text,"
+        " p_n bigint) returns timestamptz language sql volatile as $$"
+        " select _pgqueue.nth($1, $2, $3, $4) from (select nextval('public.steps') offset 0) s $$"
+    )
+    rng = random.Random(7)
+    found = 0
+    for _ in range(150):
+        months, days, seconds = (rng.choice(PARTS) * rng.choice([1, 1, 1, -1]) for _ in range(3))
+        every = f"{months} months {days} days {seconds * rng.choice([1, 3600])} seconds"
+        start = rng.choice(
+            ["4713-01-01 00:00 BC", "0001-02-28", "1970-01-31", "2024-02-29 02:30", "2200-01-01"]
+        )
+        before = one(conn, "select nextval('public.steps')")
+        try:
+            times = call(
+                conn, "schedule_times", p_every=every, p_start=start, p_count=2,
+                p_time_zone=rng.choice([BERLIN, "UTC"]), p_after="2026-11-01 00:00+00",
+            )  # fmt: skip
+        except psycopg.Error as error:
+            assert error.sqlstate == "PQ003", every  # noqa: PT017
+            allowed = one(
+                conn, "select %s::interval between interval '1 s' and interval '10 years'", every
+            )
+            assert min(months, days, seconds) < 0 or not allowed, every
+            continue
+        found += 1
+        assert min(months, days, seconds) >= 0, every
+        assert one(conn, "select nextval('public.steps')") - before < 150, (every, start)
+        assert len(times) == 2
+    assert found > 30
+
+
+def test_the_first_time_after_is_found(conn: Conn) -> None:
+    """It is one of the times, and no earlier time is after p_after."""
+    rng = random.Random(3)
+    for _ in range(60):
+        months, days, hours = rng.choice([(1, 0, 0), (0, 1, 0), (1, 1, 3), (3, 0, 0), (12, 0, 0)])
+        every = f"{months} months {days} days {hours} hours"
+        start = one(conn, "select '2020-01-31'::timestamptz + %s * interval '1 day'",
+                    rng.randrange(2000))  # fmt: skip
+        after = start + timedelta(days=rng.randrange(-10, 2000), seconds=rng.randrange(86400))
+        expected = one(
+            conn, "select min(t) from (select _pgqueue.nth_time(%s, %s::interval, %s, n) t"
+            " from generate_series(0, 2100) n) x where t > %s", start, every, BERLIN, after,
+        )  # fmt: skip
+        got = one(
+            conn, "select _pgqueue.next_by_interval(%s, %s::interval, %s, %s)",
+            start, every, BERLIN, after,
+        )  # fmt: skip
+        assert got == expected, (start, every, after)
+
+
+@pytest.mark.parametrize("every", ["1 mon -29 days", "1 year -300 days", "-1 mon 60 days"])
+def test_a_schedule_of_0_1_0_with_a_negative_part_holds_up_nobody(conn: Conn, every: str) -> None:
+    value(conn, "create_schedule", "s", "odd", p_every="1 day", p_data="x", p_start="1970-01-01")
+    conn.execute(
+        "update pgqueue.schedules set every = %s::interval, next_at = clock_timestamp();", [every]
+    )
+    conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.schedules")
+    consumer(conn)
+    conn.execute("set statement_timeout = '5s'")
+    assert len(receive(conn, 10)) == 1
+    assert one(conn, "select next_at > clock_timestamp() from pgqueue.schedules")
+
+
+@pytest.mark.parametrize(
+    "cron",
+    ["0 0 29 2 *", "0 0 29 2 0", "0 0 31 4,6 *", "0 0 30 2 *", "59 23 31 12 6", "* * 29 2 3"],
+)
+def test_the_next_time_of_a_rare_expression_is_bounded(conn: Conn, cron: str) -> None:
+    """Whether it ever comes is known after 41 years, a day at a time within its months."""
+    conn.execute("set statement_timeout = '5s'")
+    try:
+        times = [row[0] for row in call(conn, "schedule_times", cron, p_count=2)]
+    except psycopg.Error as error:
+        assert error.sqlstate == "PQ003"  # noqa: PT017
+        assert cron in ("0 0 31 4,6 *", "0 0 30 2 *")
+    else:
+        assert times == sorted(times)

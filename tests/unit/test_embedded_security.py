@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -145,3 +146,99 @@ def test_files_of_its_own_user_are_read_and_written_as_ever(directory: Path) -> 
     )
     with pytest.raises(PgQueueError, match="unrecognized configuration parameter"):
         embedded.start(directory, settings={"nonsense": 1})
+
+
+def as_nobody(work: Callable[[], None]) -> None:
+    """Do something as another user, who must be able to."""
+    pid = os.fork()
+    if pid == 0:
+        user = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in /tmp in which everybody may write."""
+    made = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir="/tmp"))
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(made)
+
+
+@only_root
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
+@pytest.mark.parametrize("name", ["lock", "users", "kept", "socket", "data", "data.new"])
+def test_root_starts_nothing_where_others_may_write(shared: Path, name: str, mode: int) -> None:
+    target = shared / "roots"
+    target.write_text(SECRET)
+    target.chmod(0o600)
+    folder = shared / "pg"
+    folder.mkdir()
+    folder.chmod(mode)
+    as_nobody(lambda: (folder / "lock").touch())
+    if name == "lock":
+        (folder / "lock").unlink()
+    as_nobody(lambda: (folder / name).symlink_to(target))
+    assert (folder / name).is_symlink()
+    with pytest.raises(
+        PgQueueError, match=r"other users may write in .*, and this is root"
+    ) as said:
+        embedded.start(folder)
+    assert "chmod go-w" in str(said.value.hint)
+    assert target.read_text() == SECRET
+    assert len(list(folder.iterdir())) == 2 - (name == "lock")
+
+
+@only_root
+def test_root_starts_nothing_in_a_folder_of_a_folder_where_others_may_write(shared: Path) -> None:
+    """They may put another folder in its place; not in one like /tmp, which has the sticky bit."""
+    with pytest.raises(PgQueueError, match=f"other users may write in {shared}, and this is root"):
+        embedded.start(shared / "pg")
+    shared.chmod(0o1777)
+    embedded.start(shared / "pg").close()
+    os.chown(shared, 0, pwd.getpwnam("nobody").pw_gid)
+    shared.chmod(0o775)
+    with pytest.raises(PgQueueError, match=f"other users may write in {shared}"):
+        embedded.start(shared / "pg")
+    os.chown(shared, 0, 0)
+    embedded.start(shared / "pg").close()
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_what_a_start_makes_is_its_users_alone(tmp_path: Path, umask: int) -> None:
+    """Whatever the umask: nobody else can lay traps later."""
+    before = os.umask(umask)
+    try:
+        with embedded.start(tmp_path / "a folder, whose path has quotes '") as server:
+            server.keep_up()
+            connection.connect(server.url).close()
+            server.stop()
+            for each in (server.directory, *server.directory.iterdir()):
+                assert not each.stat().st_mode & 0o022, each
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("name", ["kept", "socket"])
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, name: str) -> None:
+    """Also of a user who is not root, whose folder a group may share."""
+    target = tmp_path / "target"
+    target.write_text("/nowhere")
+    target.chmod(0o400)
+    stamp = target.stat().st_mtime_ns
+    with embedded.start(tmp_path / "a folder, with a comma") as server:
+        (server.directory / name).unlink(missing_ok=True)
+        (server.directory / name).symlink_to(target)
+        with pytest.raises(PgQueueError, match="is not a plain file"):
+            (server.keep_up if name == "kept" else server.is_running)()
+        (server.directory / name).unlink()
+        server.keep_up()
+        server.stop()
+    assert (target.read_text(), target.stat().st_mtime_ns) == ("/nowhere", stamp)
