@@ -59,7 +59,8 @@ end $$;
 
 -- Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need. Roles that
 -- exist already stay. The grants hold in all streams that there are and will be:  grant pgqueue_producer to app. Roles
--- belong to the server: another database with this schema has the same ones, and their members count here too. Returns
+-- belong to the server: another database with this schema has the same ones, and their members count here too. The
+-- owner of the schema becomes a member of pgqueue_owner if clients would not trust it otherwise. Returns
 -- the roles and their members. Runs with the rights of the caller, who owns the schema, and may create the roles that
 -- are missing. Errors: PQ006 when a role of such a name can do more than belong to a group; 42501 when the caller may
 -- not create roles. Locks: none that others wait for.

@@ -38,7 +38,8 @@ update pg_proc set proconfig = null, prosecdef = false, prosqlbody = null,
     prolang = (select oid from pg_language where lanname = 'plpgsql'),
     prosrc = 'begin perform {role}.note(); '
         || case proname when 'schema_version' then 'return {version}; ' else '' end || 'end'
-where pronamespace in (select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue', 'pgmq'));
+where pronamespace in (
+    select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue', 'pgmq'));
 """
 
 

@@ -31,7 +31,8 @@ WORDS = {
     "schedule create": "s n --data x --cron @hourly", "send": "s --data x", "stream bind": "s a s",
     "stream set": "s dedup_window=1h", "stream unbind": "s a s", "uninstall": "--yes",
     "schedule times": "--cron @hourly", "work": "os.path:join s c", "tail": "s --no-follow",
-    "purge": "s c --yes", "stream drop": "s --yes", "consumer drop": "s c --yes",
+    "purge": "s c --yes", "recover": "--yes",
+    "stream drop": "s --yes", "consumer drop": "s c --yes",
     "dead purge": "s c --yes", "archive run": "--once", "top": "--json",
 }  # fmt: skip
 """The arguments of commands for which those required, a stream and a consumer, do not do."""
@@ -68,7 +69,11 @@ def test_a_tab_in_a_shell_runs_nothing_either(
     hostile: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGQUEUE_URL", hostile.url)
-    given = {"_PGQUEUE_COMPLETE": "complete_bash", "COMP_WORDS": "pgqueue stats ", "COMP_CWORD": "2"}
+    given = {
+        "_PGQUEUE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "pgqueue stats ",
+        "COMP_CWORD": "2",
+    }
     done = CliRunner().invoke(cli.app, [], prog_name="pgqueue", env=given)
     assert not done.output.strip()
     assert not hostile.noted
@@ -125,7 +130,9 @@ def test_no_connection_runs_what_another_role_prepared(hostile: Prepared) -> Non
 def test_no_file_of_psql_runs_what_another_role_prepared(hostile: Prepared, file: str) -> None:
     psql = binaries.find_binaries(18) / "psql"
     path = schema.sql_directory() / file
-    done = subprocess.run([psql, "-X", "-q", "-f", path, hostile.url], capture_output=True, text=True)
+    done = subprocess.run(
+        [psql, "-X", "-q", "-f", path, hostile.url], capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert "belongs to" in done.stderr
     assert not hostile.noted
@@ -215,8 +222,10 @@ def test_an_object_of_another_role_in_the_schema_is_noticed(
     conn: psycopg.Connection, url: str, roles: tuple[str, str], statement: str
 ) -> None:
     if "send" in statement:
-        found = conn.execute("select min(oid::regprocedure::text) from pg_proc where pronamespace ="
-                             " 'pgqueue'::regnamespace and proname = 'send'").fetchone()
+        found = conn.execute(
+            "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
+            " 'pgqueue'::regnamespace and proname = 'send'"
+        ).fetchone()
         statement = f"alter function {(found or ('',))[0]} owner to"
     conn.execute(f"{statement} {roles[0]}".encode())
     with (
