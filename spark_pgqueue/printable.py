@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import unicodedata
 from typing import Any
@@ -18,12 +19,23 @@ def printable(text: str, *, keep: str = "") -> str:
         text: any text.
         keep: characters to leave as they are, such as a newline.
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        repr(each)[1:-1] if each not in keep and unicodedata.category(each) in _ESCAPED else each
-        for each in text
-    )
+    return text if text.isprintable() else text.translate(_escapes(keep))
+
+
+class _Escapes(dict[int, str]):
+    """What `str.translate` asks: the text for a character, found once for each."""
+
+    def __init__(self, keep: str):
+        self._keep = keep
+
+    def __missing__(self, code: int) -> str:
+        each = chr(code)
+        is_shown = each in self._keep or unicodedata.category(each) not in _ESCAPED
+        self[code] = each if is_shown else repr(each)[1:-1]
+        return self[code]
+
+
+_escapes = functools.cache(_Escapes)
 
 
 def warn(message: str, *arguments: Any, logger: str = "spark_pgqueue") -> None:

@@ -24,9 +24,43 @@ as $$
     order by g.n
 $$;
 
+-- What create_roles does besides. The schema pgmq gets its grants, if sql/pgmq/install.sql made it and it belongs to the
+-- owner of this schema: another's functions would run with the rights of the caller. And clients call functions of a
+-- schema only where they trust its owner (spark_pgqueue/postgres/owners.py): an owner that is no superuser, and not the
+-- database's owner, needs to be in the role pgqueue_owner.
+create or replace function _pgqueue.complete_roles() returns void
+language plpgsql
+as $$
+declare
+    v_owner oid := (select nspowner from pg_namespace where nspname = 'pgqueue');
+begin
+    if exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+               where n.nspname = 'pgmq' and n.nspowner = v_owner and p.proowner = v_owner
+                 and obj_description(n.oid, 'pg_namespace') like 'spark-pgqueue:%'
+                 and p.proname = '_grant' and p.pronargs = 0) then
+        execute 'select pgmq._grant()';
+    end if;
+    if pg_has_role(v_owner, (select datdba from pg_database where datname = current_database()), 'member') then
+        return;
+    end if;
+    begin
+        if not exists (select from pg_roles where rolname = 'pgqueue_owner') then
+            create role pgqueue_owner nologin;
+        end if;
+        if not pg_has_role(v_owner, 'pgqueue_owner', 'member') then
+            execute format('grant pgqueue_owner to %I', pg_get_userbyid(v_owner));
+        end if;
+    exception when insufficient_privilege then
+        raise warning 'clients of other roles do not trust %: it does not own the database', pg_get_userbyid(v_owner)
+            using hint = format('An administrator runs: create role pgqueue_owner nologin; grant pgqueue_owner to %I.',
+                                pg_get_userbyid(v_owner));
+    end;
+end $$;
+
 -- Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need. Roles that
 -- exist already stay. The grants hold in all streams that there are and will be:  grant pgqueue_producer to app. Roles
--- belong to the server: another database with this schema has the same ones, and their members count here too. Returns
+-- belong to the server: another database with this schema has the same ones, and their members count here too. The
+-- owner of the schema becomes a member of pgqueue_owner if clients would not trust it otherwise. Returns
 -- the roles and their members. Runs with the rights of the caller, who owns the schema, and may create the roles that
 -- are missing. Errors: PQ006 when a role of such a name can do more than belong to a group; 42501 when the caller may
 -- not create roles. Locks: none that others wait for.
@@ -57,6 +91,7 @@ begin
         execute format('grant usage on schema pgqueue to %I', role);
     end loop;
     perform _pgqueue.grant_roles();
+    perform _pgqueue.complete_roles();
     return query
         select g.name, array(select m.rolname::text from pg_auth_members a join pg_roles r on r.oid = a.roleid
                              join pg_roles m on m.oid = a.member

@@ -19,10 +19,31 @@ do $$ begin perform pg_catalog.pg_advisory_xact_lock(1885826420, 0); end $$;  --
 -- worker's transaction for it.
 set local lock_timeout = '500ms';
 
--- An owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, then runs.
--- So nothing is installed into a schema, or beside an object in it, that belongs to another role.
+-- The existing objects, also of the face of pgmq: the others are made now, and lose what default privileges grant, see
+-- roles.sql. And the existing functions: those that are not replaced will be dropped, see version.sql.
 do $$
 declare
+    v_schemas oid[] := array(select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue'));
+begin
+    perform set_config('pgqueue.objects_before',
+                       (select coalesce(string_agg(o.oid::text, ' '), '')
+                        from (select oid, oid as home from pg_namespace
+                              union all select oid, relnamespace from pg_class
+                              union all select oid, pronamespace from pg_proc
+                              union all select oid, typnamespace from pg_type) o
+                        where o.home = any (v_schemas || to_regnamespace('pgmq')::oid)), true);
+    perform set_config('pgqueue.functions_before',
+                       (select coalesce(string_agg(format('%s/%s/%s', oid, xmin, ctid), ' '), '') from pg_proc
+                        where pronamespace = any (v_schemas)), true);
+end $$;
+
+-- An owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, then runs.
+-- So nothing is installed into a schema, or beside an object in it, that belongs to another role.
+-- pgqueue has the tables, and the functions and views for people and programs; _pgqueue has the functions that only
+-- those call.
+do $$
+declare
+    v_there   name[] := array(select nspname from pg_catalog.pg_namespace where nspname in ('pgqueue', '_pgqueue'));
     v_foreign text;
 begin
     select format('%s, which belongs to %s', o.what, pg_catalog.pg_get_userbyid(o.owner)) into v_foreign
@@ -44,30 +65,14 @@ begin
             using errcode = 'PQ011',
                   hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
     end if;
+    -- without "if not exists": another role may make it at this moment, and nobody would look whose it is
+    if 'pgqueue' <> all (v_there) then
+        create schema pgqueue;
+    end if;
+    if '_pgqueue' <> all (v_there) then
+        create schema _pgqueue;
+    end if;
 end $$;
-
--- The existing objects, also of the face of pgmq: the others are made now, and lose what default privileges grant, see
--- roles.sql. And the existing functions: those that are not replaced will be dropped, see version.sql.
-do $$
-declare
-    v_schemas oid[] := array(select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue'));
-begin
-    perform set_config('pgqueue.objects_before',
-                       (select coalesce(string_agg(o.oid::text, ' '), '')
-                        from (select oid, oid as home from pg_namespace
-                              union all select oid, relnamespace from pg_class
-                              union all select oid, pronamespace from pg_proc
-                              union all select oid, typnamespace from pg_type) o
-                        where o.home = any (v_schemas || to_regnamespace('pgmq')::oid)), true);
-    perform set_config('pgqueue.functions_before',
-                       (select coalesce(string_agg(format('%s/%s/%s', oid, xmin, ctid), ' '), '') from pg_proc
-                        where pronamespace = any (v_schemas)), true);
-end $$;
-
--- pgqueue has the tables, and the functions and views for people and programs; _pgqueue has the functions that only
--- those call.
-create schema if not exists pgqueue;
-create schema if not exists _pgqueue;
 
 create table if not exists pgqueue.installed (
     version      int         not null primary key,

@@ -11,6 +11,7 @@ set local lock_timeout = '5s';
 do $$
 declare
     v_others text;
+    v_owner  text;
     v_face   oid := (select oid from pg_namespace
                      where nspname = 'pgmq' and obj_description(oid, 'pg_namespace') like 'spark-pgqueue:%');
     v_ours   regnamespace[] := array_remove(
@@ -18,6 +19,19 @@ declare
 begin
     if v_ours = '{}' then
         return;
+    end if;
+    -- `captured` is read below, and may be a view that somebody prepared
+    select format('%I belongs to %I', o.name, pg_get_userbyid(o.owner)) into v_owner
+    from (select oid as home, nspname as name, nspowner as owner from pg_namespace
+          union all
+          select relnamespace, relname, relowner from pg_class where relname = 'captured') o
+    where o.home = any (v_ours::oid[]) and o.owner <> current_user::regrole
+      and not pg_has_role(o.owner, session_user, 'member')  -- as a superuser, who can do all anyway
+    limit 1;
+    if v_owner is not null then
+        raise exception '%, and the role that removes the schemas is %', v_owner, current_user
+            using errcode = 'PQ011', hint = 'Connect as the owner; or drop schema pgqueue, _pgqueue cascade. '
+                                            'Nothing was changed.';
     end if;
     select string_agg(what, ', ' order by what) into v_others
     from (select distinct coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0),

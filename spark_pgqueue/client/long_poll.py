@@ -196,7 +196,7 @@ class LongPoll:
 
     def _current_listener(self) -> Listener:
         """The listener of the current connection."""
-        conn = self._statements.connection()
+        conn = self._statements.checked_connection()
         if self._listener is None or self._listener.conn is not conn:
             self._listener = Listener(conn, self._wake)
             self._subscriptions.clear()

@@ -25,14 +25,15 @@ EXIT_CODES = {
 }
 
 # Hints of the database that name SQL functions, and the commands to show instead.
+_QUOTED = "('(?:[^']|'')*')"
 _AS_COMMANDS = {
-    r"select pgqueue\.create_stream\(('.*?')\)": r"pgqueue stream create \1",
-    r"select pgqueue\.alter_stream\(('.*?'), '{\"(.*?)\": \"(.*?)\"}'\)": (
+    rf"select pgqueue\.create_stream\({_QUOTED}\)": r"pgqueue stream create \1",
+    rf"select pgqueue\.alter_stream\({_QUOTED}, '{{\"([^\"]*)\": \"([^\"]*)\"}}'\)": (
         r"pgqueue stream set \1 \2='\3'"
     ),
-    r"select pgqueue\.create_consumer\(('.*?'), ('.*?')\)": r"pgqueue consumer create \1 \2",
-    r"select pgqueue\.create_group\(('.*?'), ('.*?')\)": r"pgqueue group create \1 \2",
-    r"select pgqueue\.release\(('.*?'), ('.*?')\)": r"pgqueue release \1 \2",
+    rf"select pgqueue\.create_consumer\({_QUOTED}, {_QUOTED}\)": r"pgqueue consumer create \1 \2",
+    rf"select pgqueue\.create_group\({_QUOTED}, {_QUOTED}\)": r"pgqueue group create \1 \2",
+    rf"select pgqueue\.release\({_QUOTED}, {_QUOTED}\)": r"pgqueue release \1 \2",
     r"select pgqueue\.create_roles\(\); grant pgqueue_(\w+) to ": r"pgqueue grant \1 ",
     r"The view pgqueue\.captures lists": "pgqueue capture lists",
     r"The view pgqueue\.stream_archives shows": "pgqueue archive list shows",

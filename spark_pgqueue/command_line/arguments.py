@@ -58,7 +58,7 @@ def duration(text: str) -> timedelta:
 
 def delay(text: str) -> timedelta:
     """A duration, or 0, with or without a unit."""
-    return timedelta() if re.fullmatch(r"\s*0\s*[a-z]*\s*", text) else duration(text)
+    return timedelta() if re.fullmatch(r"0\s*[a-z]*", text.strip()) else duration(text)
 
 
 def size(text: str) -> int:

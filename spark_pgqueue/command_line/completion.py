@@ -9,7 +9,7 @@ from typing import LiteralString
 
 import typer
 
-from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres import connection, owners
 
 _STREAMS = "select stream from pgqueue.stream_stats order by stream"
 _CONSUMERS = """
@@ -52,6 +52,7 @@ def _names(ctx: typer.Context, query: LiteralString, parameters: list[str | None
     try:
         with connection.connect(url, patience=0) as conn:
             conn.execute("set statement_timeout = '2s'")
+            owners.check(conn)
             return [name for (name,) in conn.execute(query, parameters)]
     except Exception:  # completion in a shell cannot show an error
         return []

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.connection import PIN_PATH, connect_adbc
 from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.retrying import PATIENCE
@@ -34,14 +35,17 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
         patience: seconds to try to connect; see `connect_adbc`.
 
     Raises:
-        PgQueueError: no connection can be made.
+        PgQueueError: no connection can be made; or PQ011, see `owners`.
     """
-    kept = take(_Kept, url) or _connect(url, patience)
+    again = take(_Kept, url)
+    kept = again or _connect(url, patience)
     conn = kept.conn
     try:
         with contextlib.nullcontext() if kept.socket is None else kept.limit.around(kept.socket):
             with conn.cursor() as cursor:
                 call(cursor, f"select {PIN_PATH}")
+                if again is None:
+                    owners.judge(call(cursor, owners.LOOK)[0])
             yield conn
             conn.rollback()
     except BaseException:

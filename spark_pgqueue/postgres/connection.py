@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
@@ -86,12 +87,20 @@ def connect(
 
 
 async def connect_async(url: str | None) -> psycopg.AsyncConnection[Any]:
-    """As `connect`, once, for a loop of asyncio. Errors are those of psycopg."""
+    """As `connect`, once, for a loop of asyncio, and checks the owners of the schema.
+
+    Errors are those of psycopg, and of `owners.judge`.
+    """
     conn = await psycopg.AsyncConnection.connect(
         conninfo(url), autocommit=True, prepare_threshold=None
     )
     if odd := odd_settings(conn.info):
         await conn.execute(odd)
+    try:
+        owners.judge(await (await conn.execute(owners.LOOK)).fetchone())
+    except BaseException:
+        await conn.close()
+        raise
     return conn
 
 

@@ -276,5 +276,5 @@ def _shown(text: str) -> str:
 
 def _renamed(name: str, here: str, text: str) -> str:
     """The text with `here` instead of `name`, except inside quotes, which hold given values."""
-    pattern = rf"'(?:[^']|'')*'|\b{re.escape(name)}\b"
+    pattern = rf"'[^']*'|\b{re.escape(name)}\b"
     return re.sub(pattern, lambda found: here if found[0] == name else found[0], text)

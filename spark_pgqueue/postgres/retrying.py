@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 import psycopg
 
 from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of, translate
-from spark_pgqueue.postgres.url import describe, without_passwords
+from spark_pgqueue.postgres.url import LONGEST, describe, without_passwords
 from spark_pgqueue.printable import warn
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 _FINAL = re.compile(
-    r"authentication|pg_hba\.conf|no password supplied|(role|database|user) .* does not exist"
+    r"authentication|pg_hba\.conf|no password supplied|(role|database|user) .{1,200} does not exist"
     r"|not permitted to log in|no such (user|database)|permission denied|certificate|root\.crt",
     re.IGNORECASE,
 )
@@ -84,7 +84,7 @@ def is_passing(error: BaseException) -> bool:
         return sqlstate.startswith(tuple(PASSING_SQLSTATES))
     if not _is_database_error(error):
         return False
-    text = str(error)
+    text = str(error)[:LONGEST]
     return bool(_PASSING.search(text)) and not _FINAL.search(text)
 
 
@@ -229,9 +229,9 @@ def raise_clear(error: Exception, url: str | None) -> NoReturn:
 
 
 def _hint(reason: str) -> str:
-    if re.search("authentication|password|no such user|role .* does not exist", reason):
+    if re.search("authentication|password|no such user|role .{1,200} does not exist", reason):
         return "check the user and the password (in url, PGPASSWORD, a service file or ~/.pgpass)"
-    if re.search("database .* does not exist|no such database", reason):
+    if re.search("database .{1,200} does not exist|no such database", reason):
         return "check dbname, or create the database"
     if re.search("resolve host|translate host", reason):
         return "check the host"

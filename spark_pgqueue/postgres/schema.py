@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
+from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.errors import (
     INSTALL_HINT,
     SCHEMA_VERSION,
@@ -23,6 +24,7 @@ from spark_pgqueue.postgres.errors import (
     how_to_install,
     translated,
 )
+from spark_pgqueue.postgres.owners import Look
 
 # The logger has the package's name, because users filter by it.
 _log = logging.getLogger("spark_pgqueue.schema")
@@ -162,10 +164,10 @@ def installed_version(conn: psycopg.Connection) -> int | None:
     """The schema version of the database; None when nothing is installed.
 
     Raises:
-        PgQueueError: the role may not use the schema pgqueue.
+        PgQueueError: the role may not use the schema pgqueue, or does not trust its owner.
     """
     with translated():
-        return _version_by(partial(_first_row, conn))
+        return _version_by(partial(_first_row, conn), owners.check(conn))
 
 
 def _first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] | None:
@@ -174,11 +176,8 @@ def _first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] 
         return cursor.execute(sql).fetchone()
 
 
-def _version_by(ask: Ask) -> int | None:
-    found = ask("select pg_catalog.to_regprocedure('pgqueue.schema_version()')")
-    if found is None or found[0] is None:
-        return None
-    found = ask("select pgqueue.schema_version()")
+def _version_by(ask: Ask, look: Look) -> int | None:
+    found = ask("select pgqueue.schema_version()") if look.is_installed else None
     return found[0] if found else None
 
 
@@ -224,9 +223,10 @@ def content(conn: psycopg.Connection) -> str | None:
     """What a removal of the schema would delete, in a few words; None without a schema.
 
     Raises:
-        PgQueueError: the role may not read the streams.
+        PgQueueError: the role may not read the streams, or does not trust the schema's owner.
     """
     with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        owners.check(conn)
         schema = cursor.execute("select pg_catalog.to_regnamespace('pgqueue')").fetchone()
         if schema is None or schema[0] is None:
             return None
@@ -249,12 +249,12 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
         role: an existing role.
 
     Raises:
-        PgQueueError: the role does not exist, or the connection's role may not grant.
+        PgQueueError: the role does not exist, the connection's role may not grant, or does not
+            trust the schema's owner.
     """
     with translated(), conn.transaction():
+        owners.check(conn)
         conn.execute("select pgqueue.create_roles()")
-        if conn.execute("select to_regprocedure('pgmq._grant()')").fetchone() != (None,):
-            conn.execute("select pgmq._grant()")
         try:
             conn.execute(
                 SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))
@@ -277,8 +277,8 @@ def check(conn: psycopg.Connection) -> None:
     """Check that the database has the schema version that this package needs.
 
     Raises:
-        PgQueueError: PQ011, when the schema is missing, older or newer; or the role sets
-            array_nulls to off.
+        PgQueueError: PQ011, when the schema is missing, older, newer, or another role's that this
+            one does not trust (see `owners`); or the role sets array_nulls to off.
     """
     with translated():
         check_by(partial(_first_row, conn), conn.info.dbname)
@@ -291,13 +291,13 @@ def check_by(ask: Ask, database: str) -> None:
         ask: runs a statement, and returns its first row.
         database: the name of the database, for error messages.
     """
-    nulls = ask("select pg_catalog.current_setting('array_nulls')")
-    if nulls == ("off",):
+    look = owners.judge(ask(owners.LOOK))
+    if look.array_nulls == "off":
         raise PgQueueError(
             "array_nulls is off for this role or database: a key that is null would become 'NULL'",
             hint="alter role ... reset array_nulls, or the same of the database",
         )
-    installed, expected = _version_by(ask), expected_version()
+    installed, expected = _version_by(ask, look), expected_version()
     if installed is None:
         raise PgQueueError(
             f"the schema pgqueue is not installed in database {database}",

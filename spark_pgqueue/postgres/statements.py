@@ -101,7 +101,8 @@ class Statements:
 
         Raises:
             PgQueueError: a known database error; a lost connection; Postgres stayed away longer
-                than patience; or PQ011: the schema is missing, older or newer.
+                than patience; or PQ011: the schema is missing, older, newer, or another role's that
+                this one does not trust.
         """
         into = [] if into is None else into
         attempt = partial(self._attempt, sql, parameters, row_factory, binary, into)
@@ -137,6 +138,21 @@ class Statements:
         if self._conn is None:
             raise PgQueueError("the connection is closed")
         return self._conn
+
+    def checked_connection(self) -> psycopg.Connection[Any]:
+        """The connection, for statements of the caller's own that call the schema's functions.
+
+        Raises:
+            PgQueueError: no connection can be made, or PQ011, as in `rows`.
+        """
+        conn = self.connection()
+        self._check(conn)
+        return conn
+
+    def _check(self, conn: psycopg.Connection[Any]) -> None:
+        if not self._checked:
+            schema.check(conn)
+            self._checked = True
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -232,9 +248,7 @@ class Statements:
         with self.turn, self.explained():
             conn = self.connection()
             with self.limited(conn):
-                if not self._checked:
-                    schema.check(conn)
-                    self._checked = True
+                self._check(conn)
                 # Not conn.cursor(): the caller's connection may have factories of its own.
                 with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
                     try:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import psycopg
 
-from spark_pgqueue.postgres import clock
+from spark_pgqueue.postgres import clock, owners
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.notifications import Listener, StreamSubscription, wait_for_any
@@ -149,6 +149,7 @@ class PublicationWaiter:
     def _start(self) -> None:
         if self._conn is None or self._listener is None:
             self._conn = connect(self._url, patience=0)
+            owners.check(self._conn)
             self._listener = Listener(self._conn)
         for name in self._streams:
             subscription = self._subscriptions.setdefault(

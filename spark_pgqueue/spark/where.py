@@ -64,7 +64,7 @@ def blamed_on(where: str | None) -> Iterator[None]:
         sqlstate = sqlstate_of(error) or ""
         said = Said.by(error).message
         # Arrow makes an OSError, without a code, of what the server says while rows are fetched.
-        fetched = re.search("PGRES_FATAL_ERROR.*?: ERROR: +(.*)", said)
+        fetched = re.search("PGRES_FATAL_ERROR.{0,1000}?: ERROR: +(.*)", said)
         is_cause = sqlstate.startswith(_CAUSES) or (fetched and not _OTHER_CAUSES.search(said))
         if where is None or isinstance(error, PgQueueError) or not is_cause:
             raise

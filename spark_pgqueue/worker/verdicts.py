@@ -190,7 +190,7 @@ def of_error(error: BaseException) -> Verdict:
 
 def clean(reason: str) -> str:
     """The text as Postgres can store it: without passwords, and not too long."""
-    return redact(printable(reason, keep="\n\t"))[:_LONGEST]
+    return printable(redact(reason, _LONGEST), keep="\n\t")[:_LONGEST]
 
 
 def _rebuild(kind: type[Verdict], fields: dict[str, Any]) -> Verdict:

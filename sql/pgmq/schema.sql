@@ -3,7 +3,8 @@
 
 do $$
 declare
-    v_schema pg_namespace;
+    v_schema  pg_namespace;
+    v_foreign text;
 begin
     if to_regprocedure('pgqueue.schema_version()') is null then
         raise exception 'the schema pgqueue is not installed in this database'
@@ -12,25 +13,35 @@ begin
         raise exception 'the schema pgqueue belongs to another role than %', current_user
             using errcode = 'PQ011', hint = 'Install as its owner.';
     end if;
+    -- what grants there are now stay: see access.sql
+    perform set_config('pgqueue.objects_before',
+                       (select coalesce(string_agg(distinct oid::text, ' '), '') from _pgqueue.grants()), true);
     select * into v_schema from pg_namespace where nspname = 'pgmq';
-    if found and obj_description(v_schema.oid, 'pg_namespace') like 'spark-pgqueue:%' is not true then
+    if not found then
+        create schema pgmq;  -- fails where another session just made it
+        return;
+    end if;
+    if obj_description(v_schema.oid, 'pg_namespace') like 'spark-pgqueue:%' is not true then
         raise exception 'this database has a schema pgmq that spark-pgqueue did not make: pgmq itself, perhaps'
             using errcode = 'PQ006', hint = 'Move its queues, as sql/guide/moving.md says, then drop or rename it. '
                                             'Nothing was changed.';
-    elsif v_schema.nspowner <> current_user::regrole then
-        raise exception 'the schema pgmq belongs to another role than %', current_user
-            using errcode = 'PQ011', hint = 'Install as its owner.';
+    end if;
+    -- as in ../schema.sql: an owner could prepare what this installer then runs
+    select string_agg(distinct o.what, ', ') into v_foreign
+    from (select 'the schema pgmq' as what, v_schema.nspowner as owner
+          union all
+          select 'pgmq.' || relname, relowner from pg_class where relnamespace = v_schema.oid and relkind not in ('i', 'I')
+          union all
+          select 'pgmq.' || proname, proowner from pg_proc where pronamespace = v_schema.oid
+          union all
+          select 'pgmq.' || typname, typowner from pg_type where typnamespace = v_schema.oid) o
+    where o.owner <> current_user::regrole;
+    if v_foreign is not null then
+        raise exception '% belongs to another role than %', v_foreign, current_user
+            using errcode = 'PQ011', hint = 'Install as its owner, or let its owner drop it. Nothing was changed.';
     end if;
 end $$;
 
--- What grants there are now stay: see access.sql.
-do $$
-begin
-    perform set_config('pgqueue.objects_before',
-                       (select coalesce(string_agg(distinct oid::text, ' '), '') from _pgqueue.grants()), true);
-end $$;
-
-create schema if not exists pgmq;
 comment on schema pgmq is 'spark-pgqueue: the functions of pgmq, on streams of the schema pgqueue';
 
 do $$

@@ -48,7 +48,8 @@ class Worker:
             PgQueueError: it ended.
         """
         if (code := self._process.poll()) is not None:
-            said = redact(self._log.read_text(errors="replace")).strip().splitlines()
+            log = self._log.read_text(errors="replace")
+            said = redact(log, len(log)).strip().splitlines()
             raise PgQueueError(f"{self.name} ended with {code}: {' / '.join(said[-3:])}")
 
     def kill(self) -> None:

@@ -100,7 +100,8 @@ def spark_session(folder: Path, interrupts: Interrupts | None = None) -> Iterato
                     query.stop()
                 spark.stop()
     except Exception:
-        sys.stderr.write(redact(log.read_text(errors="replace")[-LOG_SHOWN:]))
+        said = log.read_text(errors="replace")
+        sys.stderr.write(redact(said, len(said))[-LOG_SHOWN:])
         raise
 
 

@@ -18,12 +18,17 @@ TIMESTAMP = (
 )
 
 
+_LONGEST = 1000  # characters of a duration
+
+
 def duration(text: str) -> timedelta:
     """A positive duration such as '30s', '500 ms', '5 minutes' or '1 hour 30 minutes'.
 
     Raises:
         ValueError: the text is no duration.
     """
+    if len(text) > _LONGEST:  # it is searched for parts from each of its digits
+        raise ValueError
     text = re.sub(r"^interval\s+", "", text.strip().lower())
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)", text)
     if not parts or re.sub(r"\d+(?:\.\d+)?\s*[a-zµ]+[\s,]*", "", text):

@@ -1,0 +1,113 @@
+"""Whose functions may run: nothing of the schema pgqueue is called before its owners are known.
+
+A role that may create a schema in a database may prepare a schema pgqueue there, before the
+installation: its functions, views and triggers would run with all rights of whoever calls them. So
+each connection looks into the catalogue first, and refuses what belongs to a role that it does not
+trust:
+
+- a role that may do all that the session may do anyway: its own role, a member of that role, a
+  superuser;
+- unless the session's role is a superuser or creates roles: the role that it took on (`set role`),
+  the database's owner, and members of the role pgqueue_owner, which only somebody who creates roles
+  can make. A privileged session trusts none of these, since a function can `reset role`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString, NamedTuple
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from spark_pgqueue.postgres.errors import SCHEMA_VERSION, PgQueueError
+
+LOOK: LiteralString = """
+with me as materialized (
+    select r.oid, r.rolsuper or r.rolcreaterole as is_privileged
+    from pg_catalog.pg_roles r where r.rolname operator(pg_catalog.=) session_user),
+trusted as materialized (
+    select r.oid from pg_catalog.pg_roles r cross join me
+    where r.oid operator(pg_catalog.=) me.oid
+       or (not me.is_privileged
+           and (r.rolname operator(pg_catalog.=) current_user
+                or r.rolname operator(pg_catalog.=) 'pgqueue_owner'
+                or r.oid operator(pg_catalog.=) (
+                    select d.datdba from pg_catalog.pg_database d
+                    where d.datname operator(pg_catalog.=) pg_catalog.current_database())))),
+s as materialized (
+    select n.oid, n.nspname, n.nspowner from pg_catalog.pg_namespace n
+    where n.nspname operator(pg_catalog.=) 'pgqueue'
+       or n.nspname operator(pg_catalog.=) '_pgqueue'),
+owned (kind, home, name, owner) as (
+    select 'schema', null, s.nspname, s.nspowner from s
+    union all
+    select 'table', s.nspname, c.relname, c.relowner from pg_catalog.pg_class c join s
+        on c.relnamespace operator(pg_catalog.=) s.oid
+        and c.relowner operator(pg_catalog.<>) s.nspowner
+    union all
+    select 'function', s.nspname, p.proname, p.proowner from pg_catalog.pg_proc p join s
+        on p.pronamespace operator(pg_catalog.=) s.oid
+        and p.proowner operator(pg_catalog.<>) s.nspowner
+    union all
+    select 'type', s.nspname, t.typname, t.typowner from pg_catalog.pg_type t join s
+        on t.typnamespace operator(pg_catalog.=) s.oid
+        and t.typowner operator(pg_catalog.<>) s.nspowner)
+select pg_catalog.current_setting('array_nulls'),
+       case when f.owner is null
+           then pg_catalog.to_regprocedure('pgqueue.schema_version()') is not null end,
+       pg_catalog.concat(f.kind, ' ', f.home, case when f.home is not null then '.' end, f.name),
+       pg_catalog.pg_get_userbyid(f.owner)::pg_catalog.text,
+       session_user::pg_catalog.text,
+       me.is_privileged
+from me left join lateral (
+    select o.kind, o.home, o.name, o.owner from owned o
+    where not exists (
+        select from trusted t where pg_catalog.pg_has_role(o.owner, t.oid, 'member'))
+    limit 1) f on true
+"""
+"""One row for `judge`. It calls functions and operators of pg_catalog alone, in any search path."""
+
+
+class Look(NamedTuple):
+    """What a look found, where all owners are trusted.
+
+    Attributes:
+        array_nulls: the setting of this name.
+        is_installed: whether the schema is there.
+    """
+
+    array_nulls: str
+    is_installed: bool
+
+
+def judge(row: tuple[Any, ...] | None) -> Look:
+    """What the row of `LOOK` says.
+
+    Raises:
+        PgQueueError: PQ011, when the schema or something in it belongs to a role that this session
+            does not trust.
+    """
+    if row is None:
+        raise PgQueueError("the session's role is gone", sqlstate=SCHEMA_VERSION)
+    array_nulls, is_installed, what, owner, role, is_privileged = row
+    if owner is None:
+        return Look(array_nulls, is_installed)
+    if is_privileged:
+        hint = f"connect as {owner}, or as a role that neither is a superuser nor creates roles"
+    else:
+        hint = (
+            f"if {owner} shall own the queue, an administrator runs: create role pgqueue_owner "
+            f'nologin; grant pgqueue_owner to "{owner}"'
+        )
+    raise PgQueueError(
+        f"the {what} belongs to {owner}, and nothing of it runs with the rights of {role}",
+        hint=f"{hint}; if somebody else made it, drop it",
+        sqlstate=SCHEMA_VERSION,
+    )
+
+
+def check(conn: psycopg.Connection[Any]) -> Look:
+    """Look, and judge. Errors as in `judge`."""
+    # Plain rows, whatever row factory the caller's connection has.
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        return judge(cursor.execute(LOOK).fetchone())

@@ -1,0 +1,264 @@
+"""Nothing of a schema runs before its owner is trusted, whoever calls what."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
+
+import spark_pgqueue
+from spark_pgqueue.client import AsyncClient, Client
+from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import adbc, binaries, connection, owners, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.lease import Parent, PublicationWaiter
+from tests.prepared import Prepared, prepared
+from tests.unit.test_commands import commands
+
+WORDS = {
+    "ack": "1", "defer": "1", "nack": "1", "archive set": "s /tmp", "capture": "public.t s",
+    "cancel": "s c 1", "consumer replay": "s c earliest", "consumer seek": "s c earliest",
+    "consumer set": "s c max_deliver_count=3", "explain": "s c 1", "grant": "producer postgres",
+    "outcome": "s c 1", "postpone": "s c 1 --until 2100-01-31T12:00:00Z", "release": "public.t s",
+    "schedule create": "s n --data x --cron @hourly", "send": "s --data x", "stream bind": "s a s",
+    "stream set": "s dedup_window=1h", "stream unbind": "s a s", "uninstall": "--yes",
+    "schedule times": "--cron @hourly", "work": "os.path:join s c", "tail": "s --no-follow",
+    "purge": "s c --yes", "recover": "--yes",
+    "stream drop": "s --yes", "consumer drop": "s c --yes",
+    "dead purge": "s c --yes", "archive run": "--once", "top": "--json",
+}  # fmt: skip
+"""The arguments of commands for which those required, a stream and a consumer, do not do."""
+
+ELSEWHERE = {"checkpoint", "sql", "up", "down", "demo", "web", "top"}
+"""Commands that ask no database, or a server of their own; the page asks by a `Client`."""
+
+
+@pytest.fixture
+def hostile(empty_url: str) -> Iterator[Prepared]:
+    with prepared(empty_url) as found:
+        yield found
+
+
+def test_no_command_runs_what_another_role_prepared(
+    hostile: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_URL", hostile.url)
+    tried = 0
+    for name, command in commands():
+        if name in ELSEWHERE:
+            continue
+        needed = [p for p in command.params if p.required and p.param_type_name == "argument"]
+        words = WORDS.get(name, " ".join("sc"[: len(needed)]))
+        done = CliRunner().invoke(cli.app, [*name.split(), *words.split()], input="")
+        assert done.exit_code == 1, (name, done.output)
+        assert f"belongs to {hostile.role}" in done.output, (name, done.output)
+        assert not hostile.noted, name
+        tried += 1
+    assert tried > 50
+
+
+def test_a_tab_in_a_shell_runs_nothing_either(
+    hostile: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_URL", hostile.url)
+    given = {
+        "_PGQUEUE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "pgqueue stats ",
+        "COMP_CWORD": "2",
+    }
+    done = CliRunner().invoke(cli.app, [], prog_name="pgqueue", env=given)
+    assert not done.output.strip()
+    assert not hostile.noted
+
+
+def test_what_was_prepared_would_run(hostile: Prepared) -> None:
+    """Else the other tests could not fail."""
+    with connection.connect(hostile.url) as conn:
+        conn.execute("select pgqueue.schema_version()")
+    assert hostile.noted
+
+
+def test_no_connection_runs_what_another_role_prepared(hostile: Prepared) -> None:
+    async def by_loop() -> None:
+        async with await psycopg.AsyncConnection.connect(hostile.url) as conn:
+            await AsyncClient(conn).send("s", "x")
+
+    def by_executor() -> None:
+        with adbc.kept_connection(hostile.url):
+            pass
+
+    def by_connection() -> None:
+        with connection.connect(hostile.url) as conn:
+            Client(conn).send("s", "x")
+
+    def installed_again() -> None:
+        with connection.connect(hostile.url) as conn:
+            schema.install(conn, pgmq=True)
+
+    def granted() -> None:
+        with connection.connect(hostile.url) as conn:
+            schema.grant(conn, "producer", "postgres")
+
+    with spark_pgqueue.connect(hostile.url) as queue:
+        for attempt in (
+            lambda: queue.send("s", "x"),
+            lambda: next(iter(queue.consume("s", "c"))),
+            by_connection,
+            lambda: asyncio.run(by_loop()),
+            lambda: asyncio.run(connection.connect_async(hostile.url)),  # type: ignore[arg-type]
+            by_executor,
+            installed_again,
+            granted,
+        ):
+            with pytest.raises(PgQueueError, match=f"belongs to {hostile.role}") as caught:
+                attempt()
+            assert caught.value.sqlstate == "PQ011"
+    waiter = PublicationWaiter(hostile.url, ["s"], Parent())
+    assert not waiter.start()
+    assert not hostile.noted
+
+
+@pytest.mark.parametrize("file", ["install.sql", "uninstall.sql", "pgmq/install.sql"])
+def test_no_file_of_psql_runs_what_another_role_prepared(hostile: Prepared, file: str) -> None:
+    psql = binaries.find_binaries(18) / "psql"
+    path = schema.sql_directory() / file
+    done = subprocess.run(
+        [psql, "-X", "-q", "-f", path, hostile.url], capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "belongs to" in done.stderr
+    assert not hostile.noted
+
+
+def test_grant_runs_nothing_of_a_schema_pgmq_of_another_role(hostile: Prepared) -> None:
+    with connection.connect(hostile.url) as conn:
+        conn.execute("create schema other")
+        conn.execute("alter schema pgqueue rename to theirs")
+        conn.execute("alter schema _pgqueue rename to _theirs")
+        schema.install(conn)
+        schema.grant(conn, "observer", "pg_monitor")
+        conn.execute("revoke pgqueue_observer from pg_monitor")
+        assert not hostile.noted
+        conn.execute("drop schema pgqueue, _pgqueue cascade")
+        conn.execute("alter schema theirs rename to pgqueue")
+        conn.execute("alter schema _theirs rename to _pgqueue")
+
+
+@pytest.fixture
+def roles(conn: psycopg.Connection) -> Iterator[tuple[str, str]]:
+    """An owner, and a client in no privileged role."""
+    names = tuple(f"pgqueue_test_{uuid.uuid4().hex[:8]}" for _ in range(2))
+    for name in names:
+        conn.execute(f"create role {name} login".encode())
+    yield names  # type: ignore[misc]
+    for name in names:
+        conn.execute(f"reassign owned by {name} to current_user; drop owned by {name}".encode())
+        conn.execute(f"drop role {name}".encode())
+
+
+def test_a_client_trusts_its_own_role_the_databases_owner_and_those_that_are_named(
+    conn: psycopg.Connection, url: str, roles: tuple[str, str]
+) -> None:
+    owner, app = roles
+    conn.execute(f"alter schema pgqueue owner to {owner}".encode())
+    mine = make_conninfo(url, user=app)
+    conn.execute(f"grant usage on schema pgqueue to {app}".encode())
+
+    def is_trusted(of: str) -> bool:
+        with connection.connect(of) as session:
+            try:
+                return bool(owners.check(session))
+            except PgQueueError:
+                return False
+
+    assert is_trusted(make_conninfo(url, user=owner))
+    assert not is_trusted(mine)
+    assert not is_trusted(url)  # a superuser
+    (database,) = conn.execute("select current_database()").fetchone() or ("",)
+    (before,) = conn.execute("select current_user").fetchone() or ("",)
+    conn.execute(f"alter database {database} owner to {owner}".encode())
+    assert is_trusted(mine)
+    assert not is_trusted(url)
+    conn.execute(f"alter role {app} createrole".encode())
+    assert not is_trusted(mine)
+    conn.execute(f"alter role {app} nocreaterole".encode())
+    conn.execute(f"alter database {database} owner to {before}".encode())
+    conn.execute("create role pgqueue_owner nologin")
+    try:
+        assert not is_trusted(mine)
+        conn.execute(f"grant pgqueue_owner to {owner}".encode())
+        assert is_trusted(mine)
+        assert not is_trusted(url)
+    finally:
+        conn.execute("drop role pgqueue_owner")
+    # a session that took on the role of the owner; a superuser's could be reset by a function
+    conn.execute(f"grant {owner} to {app}".encode())
+    assert not is_trusted(mine)
+    assert is_trusted(make_conninfo(mine, options=f"-c role={owner}"))
+    assert not is_trusted(make_conninfo(url, options=f"-c role={owner}"))
+    conn.execute(f"alter schema pgqueue owner to {before}".encode())
+    assert is_trusted(mine)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter function pgqueue.send(text,text,text,jsonb,bytea) owner to",
+        "alter function _pgqueue.roles() owner to",
+        "alter view pgqueue.stream_stats owner to",
+        "alter table pgqueue.streams owner to",
+        "alter type pgqueue.line_place owner to",
+    ],
+)
+def test_an_object_of_another_role_in_the_schema_is_noticed(
+    conn: psycopg.Connection, url: str, roles: tuple[str, str], statement: str
+) -> None:
+    if "send" in statement:
+        found = conn.execute(
+            "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
+            " 'pgqueue'::regnamespace and proname = 'send'"
+        ).fetchone()
+        statement = f"alter function {(found or ('',))[0]} owner to"
+    conn.execute(f"{statement} {roles[0]}".encode())
+    with (
+        spark_pgqueue.connect(url) as queue,
+        pytest.raises(PgQueueError, match=f"belongs to {roles[0]}") as caught,
+    ):
+        queue.streams()
+    assert caught.value.sqlstate == "PQ011"
+
+
+OPENING = {
+    "client.on_loop": "a connection of the caller, by schema.check_by",
+    "command_line.commands.schema": "uninstall and grant, by schema.content and schema.grant",
+    "command_line.completion": "by owners.check",
+    "command_line.demo.story": "a database of its own",
+    "command_line.doctor": "by schema.check, before it calls anything",
+    "postgres.adbc": "by owners.judge",
+    "postgres.statements": "by schema.check",
+    "spark.lease": "by owners.check",
+    "worker.tasks": "connect_async does it",
+}
+"""The modules that open connections by `postgres.connection`, and how each checks the owners."""
+
+
+def test_whoever_opens_connections_checks_owners() -> None:
+    root = Path(spark_pgqueue.__file__).parent
+    found = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in (
+                "spark_pgqueue.postgres.connection", "spark_pgqueue.postgres"
+            ):  # fmt: skip
+                names = {alias.name for alias in node.names}
+                if names & {"connect", "connect_async", "connect_adbc", "connection"}:
+                    found.add(".".join(path.relative_to(root).with_suffix("").parts))
+    assert found == OPENING.keys() - {"client.on_loop"}
