@@ -2,8 +2,8 @@
 
 -- Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and their files.
 -- Each file has a name, below uri and folder; the numbers from lo to below hi; its messages; its bytes and sha256; and
--- the same of its footer. (A file of 0.1.0 has no digests.) What is in the archive may also be stored in Postgres, until
--- it is trimmed.
+-- the same of its footer. (A file of 0.1.0 has no digests.) What is in the archive may also be stored in Postgres,
+-- until it is trimmed.
 --   p_lo, p_hi  segments with these numbers alone, from p_lo to below p_hi; null: all
 -- Errors: none. Locks: none.
 create or replace function pgqueue.archive_files(p_stream_id int, p_lo bigint default null, p_hi bigint default null)

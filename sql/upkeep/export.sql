@@ -166,7 +166,7 @@ $$;
 
 -- Notes that the segment of an attempt is in files, which were read back. Returns how many messages are.
 --   p_files  an array of objects, one for each file in order: name, which is <attempt>-<n>.parquet with n from 1 on; lo
---            and hi of its numbers; messages; bytes and sha256 of the file, footer_bytes and footer_sha256 of its footer
+--            and hi of its numbers; messages; bytes and sha256 of it; footer_bytes and footer_sha256 of its footer
 -- Errors: PQ003; PQ008 when the files have not all messages of the segment, or another exporter has ended the attempt;
 -- 55P03 when another exporter has the export lock. Locks: the export.
 create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
