@@ -57,15 +57,17 @@ def heard(session: Conn) -> Iterator[list[str]]:
     except psycopg.Error as error:
         diag = error.diag
         said += [str(getattr(diag, part)) for part in dir(diag) if not part.startswith("_")]
+        if error.sqlstate in ("42883", "42601"):
+            raise  # the call itself is wrong
 
 
 def written(session: Conn, stream: int, data: str, headers: Any = None) -> Any:
-    (seqs,) = value(session, "reserve", stream, 1)
+    seqs = value(session, "reserve", stream, 1)
     session.execute(
         "insert into pgqueue.written (stream_id, seq, data, headers) values (%s, %s, %s, %s)",
-        [stream, seqs.lower, data, headers and Jsonb(headers)],
+        [stream, seqs[0].lower, data, headers and Jsonb(headers)],
     )
-    return [seqs]
+    return seqs
 
 
 def staged(session: Conn, stream: int, data: str, sink: str, **more: Any) -> int:
@@ -279,14 +281,15 @@ def calls(session: Conn, schema_: str, given: dict[str, str]) -> list[sql.Compos
     by_type = {"jsonb": "'{}'", "jsonb[]": "array['{}'::jsonb]", "integer": "0"}
     statements = []
     for name, needed, names, types in found:
-        arguments = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(
-                sql.SQL(given.get(named, by_type.get(type_, "null"))), sql.SQL(type_)
-            )
+        arguments = [
+            f"{given.get(named, by_type.get(type_, 'null'))}::{type_}"
             for named, type_ in list(zip(names, types, strict=False))[:needed]
-        )
+        ]
         statements.append(
-            sql.SQL("select f::text from {}({}) f").format(sql.Identifier(schema_, name), arguments)
+            sql.SQL("select f::text from {}({}) f").format(
+                sql.Identifier(schema_, name),
+                sql.SQL(", ".join(arguments)),  # type: ignore[arg-type]
+            )
         )
     return statements
 
