@@ -25,8 +25,7 @@ as $$
         -- (the owner may write a number that nobody gave out: one that is far away does not count)
         ('seq_%s', false, 'select max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
         ('seq_%s', true, 'select upper(seqs) - 1 from pgqueue.trims where stream_id = %1$s'),
-        ('seq_%s', true, 'select max(case when closed_at is null then lo - 1 else hi - 1 end) from pgqueue.segments '
-                         'where stream_id = %1$s and opened_at is not null'),
+        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.segments where stream_id = %1$s and closed_at is not null'),
         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.publications where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),

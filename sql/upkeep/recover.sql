@@ -12,7 +12,8 @@
 -- recover() also moves the sequences that a restore or a replication left behind their rows (log/numbers.sql).
 --
 -- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data
--- directory is not the one that was noted. Nothing in a database tells a copied volume from the original that was started again.
+-- directory is not the one that was noted. Nothing in a database tells a copied volume from the original that was
+-- started again.
 -- A standby that was promoted counts as restored: nobody here knows if it had all commits, and a restore to a point in
 -- time looks the same. Nothing is refused for that alone, so a failover ends no query.
 
