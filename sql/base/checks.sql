@@ -222,7 +222,7 @@ end $$;
 -- copied directory have files of their own, made later, and a copied volume does not. Nulls where the role may not ask:
 -- for the files it must be a superuser, or have pg_stat_file. For a standby, which is a copy, the files are null too.
 create or replace function _pgqueue.server(out system_identifier bigint, out timeline int, out database oid,
-                                           out files_since timestamptz)
+                                           out files_since bigint)
 language plpgsql stable
 as $$
 begin
@@ -232,7 +232,8 @@ begin
         select c.timeline_id into timeline from pg_control_checkpoint() c;
     else
         timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;
-        files_since := (pg_stat_file('PG_VERSION')).change;  -- of the inode: nobody writes this file after initdb
+        -- of the inode: nobody writes this file after initdb
+        files_since := extract(epoch from (pg_stat_file('PG_VERSION')).change)::bigint;
     end if;
 exception when insufficient_privilege or feature_not_supported then
     null;

@@ -68,7 +68,8 @@ end $$;
 --   p_where          only messages for which this jsonpath, without variables, finds something that is neither false
 --                    nor null in {key, headers, data}
 --   p_settings       an object with a value for each setting, as alter_consumer takes it
--- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006, PQ011. Locks: the history,
+-- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006, PQ011. Locks: the
+-- history,
 -- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
 -- lines: the checks of its arguments are most of it.)
 create or replace function pgqueue.create_consumer(
@@ -97,7 +98,7 @@ begin
     end if;
     perform _pgqueue.check_condition(p_where);
     perform _pgqueue.check_numbers('consumers, or of stream ' || quote_literal(p_stream),
-                                   array_append(_pgqueue.sequences_of(v_stream.stream_id), 'consumers_consumer_id_seq'));
+                                   _pgqueue.sequences_of(v_stream.stream_id) || '{consumers_consumer_id_seq}'::text[]);
     v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
 
     perform _pgqueue.lock_stream_for(v_settings, v_stream.stream_id);

@@ -16,15 +16,16 @@
 --   numbers  the sequence; %s: the id of a stream
 --   quick    whether the query reads a few rows of an index
 --   query    returns the highest number, or null; %1$s: the id of the stream
+-- (More than 60 lines: one list.)
 create or replace function _pgqueue.number_holders() returns table (numbers text, quick boolean, query text)
 language sql immutable
 as $$
     values
         ('seq_%s', true, 'select 0'),
-        ('seq_%s', true, 'select max(seq) from pgqueue.messages_%1$s'),
+        -- (the owner may write a number that nobody gave out: one that is far away does not count)
+        ('seq_%s', false, 'select max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
         ('seq_%s', true, 'select upper(seqs) - 1 from pgqueue.trims where stream_id = %1$s'),
-        ('seq_%s', true, 'select max(case when closed_at is null then lo - 1 else hi - 1 end) from pgqueue.segments '
-                         'where stream_id = %1$s and opened_at is not null'),
+        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.segments where stream_id = %1$s and closed_at is not null'),
         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.publications where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
@@ -69,7 +70,8 @@ as $$
                                   'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         -- claims of readers; those of workers have the last bits of a number, and random ones
         ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.claims where reader is not null'),
-        ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 from pgqueue.readers'),
+        ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 '
+                                 'from pgqueue.readers'),
         ('claim_numbers', false, 'select max(slot) from pgqueue.slots'),
         ('claim_numbers', false, 'select max(greatest(slots_low, slots_block, slots_from, slots_more)) '
                                  'from pgqueue.consumer_cursors'),

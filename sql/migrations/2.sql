@@ -21,5 +21,5 @@ begin
                        'cross join pg_sequence where seqrelid = %1$L::regclass and not is_called', v_name, v_stream_id);
     end loop;
     alter table pgqueue.streams add column publications_from bigint not null default 1;
-    alter table pgqueue.servers add column database oid, add column files_since timestamptz;
+    alter table pgqueue.servers add column database oid, add column files_since bigint;
 end $$;

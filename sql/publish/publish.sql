@@ -38,7 +38,8 @@ end $$;
 
 -- Makes messages visible: the last step of every statement that publishes.
 --   p_key  see check_keys()
--- Returns p_count. Errors: PQ011 after a restore without the values of sequences. Locks: the publish lock, shared (notify takes its global lock at commit).
+-- Returns p_count. Errors: PQ011 after a restore without the values of sequences. Locks: the publish lock, shared
+-- (notify takes its global lock at commit).
 create or replace function _pgqueue.publish(p_stream pgqueue.streams, p_seqs int8multirange, p_count bigint,
                                             p_priority int,
                                             p_deliver_at timestamptz, p_consumers int[],

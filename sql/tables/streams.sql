@@ -61,7 +61,7 @@ create table if not exists pgqueue.servers (
     system_identifier bigint,
     timeline          int,
     database          oid,          -- a dump that is restored in the same server has another one
-    files_since       timestamptz,  -- the data directory is what it is since then; null: not known
+    files_since       bigint,       -- the data directory is what it is since then (epoch); null: not known
     noted_at          timestamptz not null default clock_timestamp()
 );
 

@@ -11,8 +11,9 @@
 --
 -- recover() also moves the sequences that a restore or a replication left behind their rows (log/numbers.sql).
 --
--- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data directory
--- is not the one that was noted. Nothing in a database tells a copied volume from the original that was started again.
+-- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data
+-- directory is not the one that was noted. Nothing in a database tells a copied volume from the original that was
+-- started again.
 -- A standby that was promoted counts as restored: nobody here knows if it had all commits, and a restore to a point in
 -- time looks the same. Nothing is refused for that alone, so a failover ends no query.
 
@@ -37,7 +38,8 @@ as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() 
 -- A dump that was made beside maintain() may lack messages that its consumers owe: they are counted in a warning, and
 -- passed over.
 -- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when
--- somebody publishes, or has a consumer's lock for a minute: sequences were moved then. Locks, to the end of the transaction: the rows of streams;
+-- somebody publishes, or has a consumer's lock for a minute: sequences were moved then.
+-- Locks, to the end of the transaction: the rows of streams;
 -- where messages are missing, the consumer that owes them.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql
