@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
@@ -256,22 +256,12 @@ def _fresh(handler: Any) -> Any:
     return functools.partial(handler)
 
 
-@contextmanager
-def wrap(message: Any) -> Iterator[None]:
-    yield
-
-
 HANDLING: dict[str, tuple[Callable[..., int], dict[str, Any]]] = {
     "threads": (in_threads, {}),
     "threads, batch": (in_threads, {"batch": 5}),
-    "threads, transactional": (in_threads, {"transactional": True}),
     "threads, transactional batch": (in_threads, {"transactional": True, "batch": 5}),
-    "threads, wrapped": (in_threads, {"wrap": wrap}),
     "tasks": (in_tasks, {}),
-    "tasks, batch": (in_tasks, {"batch": 5}),
-    "tasks, transactional": (in_tasks, {"transactional": True}),
     "tasks, transactional batch": (in_tasks, {"transactional": True, "batch": 5}),
-    "keywords": (by_keyword, {}),
     "keywords, transactional": (by_keyword, {"transactional": True}),
 }
 
@@ -280,7 +270,7 @@ HANDLING: dict[str, tuple[Callable[..., int], dict[str, Any]]] = {
 def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
     work, options = HANDLING[place]
 
-    def outcome_of(handler):
+    def outcome_of(handler: Any) -> Any:
         ran.clear()
         seq = queue.send("s", json.dumps({"connection": 1}))
         try:
@@ -374,7 +364,7 @@ def wrapping(given: Any) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def wrapping_async(given: Any) -> Any:
+async def wrapping_async(given: Any) -> AsyncIterator[None]:
     await asyncio.sleep(0)
     ran.append("enter")
     yield
