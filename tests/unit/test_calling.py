@@ -290,7 +290,7 @@ def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
         return found
 
     for handler in [*RUN, *DONE]:
-        found = outcome_of(handler)
+        found: Any = outcome_of(handler)
         if isinstance(found, str):
             assert place.startswith("tasks"), (handler, found)
             assert "handler must be awaited: an async function" in found
@@ -410,10 +410,10 @@ def test_a_hook_runs_or_its_error_is_told_or_it_is_refused(queue, url, way, capl
     work, handler, options = WAYS[way]
     kinds = RUN if way != "processes" else [coroutine, undecorated(coroutine), *RUN[-3:]]
     for function in kinds:
+        if function is started and way != "tasks":
+            continue  # its task needs the loop of the hook
         ran.clear()
         queue.send_batch("s", ["good", "bad"])
-        if function in (started, *giving(coroutine)) and way != "tasks":
-            continue
         assert work(url, handler, **dict.fromkeys(HOOKS, function), **options) == 1
         assert len(ran) == 4, function
     assert "a hook failed" not in caplog.text
