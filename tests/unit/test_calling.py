@@ -58,7 +58,9 @@ def generator(given: Any = None, connection: Any = None, **fields: Any) -> Any:
     yield body(given)
 
 
-async def async_generator(given: Any = None, connection: Any = None, **fields: Any) -> Any:
+async def async_generator(
+    given: Any = None, connection: Any = None, **fields: Any
+) -> AsyncIterator[None]:
     yield body(given)
 
 
