@@ -132,16 +132,20 @@ class OnLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._running: Future[Any] | None = None
+        self._is_cancelled = False
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
         value = function(*given)
         if inspect.isawaitable(value):
             self._running = asyncio.run_coroutine_threadsafe(returned_async(value), self._loop)
+            if self._is_cancelled:  # just now
+                self._running.cancel()
             value = self._running.result()
         return _done(function, returned(value))
 
     def cancel(self) -> None:
-        """Cancel the coroutine that runs."""
+        """Cancel the coroutine that runs, and those that come."""
+        self._is_cancelled = True
         if self._running is not None:
             self._running.cancel()
 
