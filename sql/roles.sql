@@ -24,10 +24,10 @@ as $$
     order by g.n
 $$;
 
--- What create_roles does besides. The schema pgmq gets its grants, if sql/pgmq/install.sql made it and it belongs to the
--- owner of this schema: another's functions would run with the rights of the caller. And clients call functions of a
--- schema only where they trust its owner (spark_pgqueue/postgres/owners.py): an owner that is no superuser, and not the
--- database's owner, needs to be in the role pgqueue_owner.
+-- What create_roles does besides. The schema pgmq gets its grants, if sql/pgmq/install.sql made it and it belongs to
+-- the owner of this schema: another's functions would run with the rights of the caller. And clients call functions of
+-- a schema only where they trust its owner (spark_pgqueue/postgres/owners.py): an owner that is no superuser, and not
+-- the database's owner, needs to be in the role pgqueue_owner.
 create or replace function _pgqueue.complete_roles() returns void
 language plpgsql
 as $$

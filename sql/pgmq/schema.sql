@@ -30,7 +30,8 @@ begin
     select string_agg(distinct o.what, ', ') into v_foreign
     from (select 'the schema pgmq' as what, v_schema.nspowner as owner
           union all
-          select 'pgmq.' || relname, relowner from pg_class where relnamespace = v_schema.oid and relkind not in ('i', 'I')
+          select 'pgmq.' || relname, relowner from pg_class
+          where relnamespace = v_schema.oid and relkind not in ('i', 'I')
           union all
           select 'pgmq.' || proname, proowner from pg_proc where pronamespace = v_schema.oid
           union all

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.prepared import prepared
-from tests.spark.conftest import Queue
+from tests.prepared import Prepared, prepared
 
 pytestmark = pytest.mark.spark
 
 READERS = {
     "table": {"table": "messages", "stream": "s"},
-    "table of all": {"table": "stream_stats"},
+    "table of all": {"table": "stats"},
     "source": {"stream": "s", "consumer": "c"},
-    "offset source": {"stream": "s", "group": "g"},
+    "offset source": {"stream": "s"},
 }
 
 
+def read(spark: SparkSession, hostile: Prepared, name: str, folder: Path) -> None:
+    options = READERS[name]
+    kind = spark.read if "table" in options else spark.readStream
+    frame = kind.format("pgqueue").options(url=hostile.url, **options).load()
+    if "table" in options:
+        frame.collect()
+        return
+    writer = frame.writeStream.format("noop").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / name)).start().awaitTermination(60)
+
+
+def write(spark: SparkSession, hostile: Prepared) -> None:
+    rows = spark.createDataFrame([("x",)], "data string")
+    writer = rows.write.format("pgqueue").mode("append")
+    writer.options(url=hostile.url, stream="s").save()
+
+
 def test_sources_tables_and_sinks_run_nothing_that_another_role_prepared(
-    spark: SparkSession, empty_url: str, tmp_path
+    spark: SparkSession, empty_url: str, tmp_path: Path
 ) -> None:
     with prepared(empty_url) as hostile:
         refused = f"belongs to {hostile.role}"
-        for name, options in READERS.items():
-            kind = spark.read if "table" in options else spark.readStream
+        for name in READERS:
             with pytest.raises(Exception, match=refused):
-                frame = kind.format("pgqueue").options(url=hostile.url, **options).load()
-                if "table" in options:
-                    frame.collect()
-                else:
-                    writer = frame.writeStream.format("noop").trigger(availableNow=True)
-                    place = str(tmp_path / name)
-                    writer.option("checkpointLocation", place).start().awaitTermination(60)
+                read(spark, hostile, name, tmp_path)
             assert not hostile.noted, name
-        rows = spark.createDataFrame([("x",)], "data string")
-        queue = Queue(hostile.url, tmp_path, spark)
         with pytest.raises(Exception, match=refused):
-            writer = rows.write.format("pgqueue").mode("append")
-            writer.options(url=queue.url, stream="s").save()
+            write(spark, hostile)
         assert not hostile.noted

@@ -147,8 +147,8 @@ def test_what_the_where_of_a_query_says_is_searched_once() -> None:
         assert time.process_time() - start < 10
 
 
-PASSWORD = st.text(st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="@/ \\'\""),
-                   min_size=4, max_size=20)  # fmt: skip
+LETTERS = st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="@/ \\'\"")
+PASSWORD = st.text(LETTERS, min_size=4, max_size=20)
 NOISE = st.text(st.sampled_from("ghijklm:/ .,\n"), max_size=40)
 
 
