@@ -196,10 +196,6 @@ begin
          'Deletes what failed writers left, trims what retention need not keep, and forgets abandoned readers.'),
         ('maintain_all',
          'Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.'),
-        ('is_restored', 'Tells whether this database is on another server or timeline than was noted.'),
-        ('numbers_behind',
-         'Lists the sequences that are behind their rows: restored or replicated without their values.'),
-        ('recover', 'Begins a new incarnation of each stream, after a restore or a promotion.'),
         ('is_restored',
          'Tells whether this database is not where it was noted: another server, timeline, database, or copied '
          'files.'),

@@ -247,7 +247,8 @@ as $$
     select s.system_identifier, s.timeline, s.database, s.files_since from _pgqueue.server() s
 $$;
 
--- Whether this database is somewhere else than was noted, see is_restored().
+-- Whether this database is surely somewhere else than was noted. The files are not asked: a volume whose owner is set
+-- at each mount (`chown -R`, Kubernetes' fsGroup) has files of a later time, and is the same. See is_restored().
 create or replace function _pgqueue.is_elsewhere() returns boolean
 language plpgsql stable
 as $$
@@ -257,5 +258,5 @@ declare
 begin
     select * into v_noted from pgqueue.servers order by server_no desc limit 1;
     return coalesce(v_noted.system_identifier <> v_now.system_identifier or v_noted.timeline <> v_now.timeline
-                    or v_noted.database <> v_now.database or v_noted.files_since <> v_now.files_since, false);
+                    or v_noted.database <> v_now.database, false);
 end $$;

@@ -22,7 +22,11 @@
 -- copied directory to an owner that is no superuser. Locks nothing.
 create or replace function pgqueue.is_restored() returns boolean
 language sql stable
-as $$ select _pgqueue.is_elsewhere() $$;
+as $$
+    select _pgqueue.is_elsewhere()
+        or coalesce((select s.files_since <> (_pgqueue.server()).files_since
+                     from pgqueue.servers s order by s.server_no desc limit 1), false)
+$$;
 
 -- Lists the sequences that are behind their rows: restored or replicated without their values.
 -- Sends, and calls that would rely on such a number, fail (PQ011) until recover() has moved them.

@@ -264,11 +264,12 @@ def test_a_receive_that_is_cancelled_at_any_moment_has_delivered_nothing(queue, 
 @pytest.mark.parametrize("wait", [None, timedelta(seconds=30)], ids=["at once", "waiting"])
 def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, url, wait):
     with spark_pgqueue.connect(url) as client:
-        (claim,) = [client.receive("s", "c", 10, wait=wait)]  # connected
-        claim.defer()
-        for line in range(1, 100_000):
+        received(client, wait).defer()  # connected
+        line = 0
+        while True:
+            line += 1
             try:
-                claim = interrupted(line, lambda: client.receive("s", "c", 10, wait=wait))
+                claim = interrupted(line, lambda: received(client, wait))
             except KeyboardInterrupt:
                 assert queue.stats("s")[0].claims == 0, line
             else:
@@ -276,6 +277,12 @@ def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, 
                 break
         assert line > 30
         all_are_there(queue)
+
+
+def received(client, wait):
+    claim = client.receive("s", "c", 10, wait=wait)
+    assert claim is not None
+    return claim
 
 
 def interrupted(line, call):
