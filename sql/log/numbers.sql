@@ -9,8 +9,8 @@
 --     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison. The
 --     comparison is with the last publication that was trimmed (publications_from): the primary key finds the others.
 --   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
---     consumer's look for hidden work (look_anew), claims of readers, maintain(). reserved_... and room_... are left
---     out: rows keep none of their values, and of maintain_turns only the next value matters.
+--     consumer's look for hidden work (look_anew), claims of readers, maintain(). claim_secret, reserved_... and
+--     room_... are left out: rows keep none of their values, and of maintain_turns only the next value matters.
 
 -- Where numbers are kept that are not the identity of a table. (Those are found in the catalogue, see numbers().)
 --   numbers  the sequence; %s: the id of a stream
@@ -77,7 +77,8 @@ as $$
                                  'from pgqueue.consumer_cursors'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
-        ('write_numbers', false, 'select max(write_no) from pgqueue.table_writes'),
+        -- a number is signed in its lower half, see signed(); of 0.1.0 it is not
+        ('write_numbers', false, 'select max(coalesce(nullif(write_no >> 32, 0), write_no)) from pgqueue.table_writes'),
         ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
         -- ids that others keep of consumers, also of one that was dropped
         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '

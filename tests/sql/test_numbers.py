@@ -27,10 +27,12 @@ from tests.sql.queue import (
     send,
     value,
 )
+from tests.sql.table_writes import Write, target
 
 SQL = Path(__file__).parents[2] / "sql"
 
 COUNTS_NO_ROWS = {
+    "claim_secret": "a secret, and no number",
     "maintain_turns": "whose turn it is: any value will do",
     "reserved_from": "kept in the session alone",
     "reserved_until": "kept in the session alone",
@@ -66,6 +68,9 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
     known.consumers["limited"] = consumer(conn, "limited", max_backlog=1000)
     send(conn)
     conn.execute("select pgmq.create('q'), pgmq.send('q', '{}')")
+    conn.execute("create table public.t (a int)")
+    Write(conn, target("public.t", {"a": "int"})).stage((1,))
+    assert call(conn, "numbers_behind") == []
     call(conn, "recover")
     before = owed(conn)
     last = dict(
