@@ -65,7 +65,7 @@ begin
     end if;
     v_id := nextval(p_stream.publication_numbers);
     if v_id < p_stream.publications_from or lower(p_seqs) < 1 then
-        perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name));
+        perform _pgqueue.refuse_behind('stream ' || _pgqueue.called(p_stream));
     end if;
     insert into pgqueue.publications (publication_id, message_count, published_at, deliver_at, stream_id, priority,
                                       seqs, consumers, expires_at)

@@ -318,7 +318,7 @@ begin
     end if;
     perform _pgqueue.lock_publish(p_stream.stream_id);  -- before the publication id, as publish()
     v_id := nextval(p_stream.publication_numbers);
-    perform _pgqueue.refuse_behind('stream ' || quote_literal(p_stream.name)) 
+    perform _pgqueue.refuse_behind('stream ' || _pgqueue.called(p_stream))
     where v_id < p_stream.publications_from or exists (select from unnest(p_chunks) w where lower(w.seqs) < 1);
     with chunk as (
         -- lock: chunk
