@@ -77,7 +77,8 @@ as $$
                                  'from pgqueue.consumer_cursors'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
-        ('write_numbers', false, 'select max(write_no) from pgqueue.table_writes'),
+        -- signed(): beside the number a table's write has what proves it
+        ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes'),
         ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
         -- ids that others keep of consumers, also of one that was dropped
         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '
