@@ -23,7 +23,7 @@ from socket import AF_INET6, socket
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
@@ -152,13 +152,11 @@ class Server(ThreadingTCPServer):
 
     def may_be_called(self, host: str | None) -> bool:
         """Whether a request may have this Host."""
-        if host is None:
+        found = re.fullmatch(r"(?:([\w.-]+)|\[([\w.:%]+)\])(?::\d*)?", host or "", re.ASCII)
+        if found is None:
             return False
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return name.rstrip(".") in self.names or _address(name) is not None
+        name = (found[1] or found[2]).lower().rstrip(".")
+        return name in self.names or _address(name) is not None
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or refuse when there are too many."""
@@ -270,21 +268,23 @@ def _refusal(request: h11.Request, received: bytearray) -> Answer | None:
         request: the request, whose lines and equal lengths h11 has joined.
         received: its bytes, to the end of its headers or further.
     """
-    lines = re.split(rb"\n\r?\n", received, maxsplit=1)[0]
+    lines = re.split(rb"(?<=\n\n)|(?<=\n\r\n)", received, maxsplit=1)[0]
+    lengths = re.findall(rb"\ncontent-length:.*", lines, re.IGNORECASE)
     headers = dict(request.headers)
     length = int(headers.get(b"content-length", 0))
+    wanted = request.method == b"POST"
     why, status = "", 400
     if request.method not in (b"GET", b"HEAD", b"POST"):
         why, status = "the method is not GET, HEAD or POST", 501
     elif not request.target.startswith(b"/") or request.http_version not in (b"1.0", b"1.1"):
         why = "the request line is not METHOD /path HTTP/1.1"
-    elif re.search(rb"\n[ \t]", lines):
-        why = "a line of the headers is not Name: value"
+    elif re.search(rb"\n[ \t]|[^\r]\n", lines):
+        why = "a line of the headers is not Name: value, with CR and LF behind it"
     elif b"transfer-encoding" in headers:
         why = "Transfer-Encoding is not supported"
-    elif request.method != b"POST":
-        why = "only POST has a body" if length else ""
-    elif len(re.findall(rb"\ncontent-length:", lines, re.IGNORECASE)) != 1:
+    elif length and not wanted:
+        why = "only POST has a body"
+    elif not wanted <= len(lengths) <= 1 or b"," in b"".join(lengths):
         why = "there must be one Content-Length"
     elif length > MAX_BODY:
         why, status = "a body of at most 64 kB is needed", 413

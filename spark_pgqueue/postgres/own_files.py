@@ -26,17 +26,18 @@ def check_own_folder(folder: Path) -> None:
         folder: the folder, which exists; its path has no links.
 
     Raises:
-        PgQueueError: this is root, and the folder belongs to another user, or others may write.
+        PgQueueError: this is root, and the folder, or one above it, belongs to another user or may
+            be written by others.
     """
     if os.geteuid() != 0:
         return
-    if folder.stat().st_uid != 0:
-        raise PgQueueError(
-            f"{folder} belongs to {owner_of_own(folder)}, and this is root",
-            hint="start it as that user, or give a directory of root's",
-        )
     for each in (folder, *folder.parents):
         found = each.stat()
+        if found.st_uid != 0:  # with the sticky bit, too
+            raise PgQueueError(
+                f"{each} belongs to {owner_of_own(each)}, and this is root",
+                hint="start it as that user, or give a directory of root's",
+            )
         others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
         if found.st_mode & others and (each == folder or not found.st_mode & stat.S_ISVTX):
             raise PgQueueError(

@@ -57,8 +57,9 @@ as $$
     where c.oid = p_table
 $$;
 
--- The statements that make the functions of a captured table; or those of a partition whose columns have another order:
--- Postgres maps a trigger's rows to another row type by the position of columns.
+-- The statements that make the functions of a captured table, which nobody but its owner may execute; or those of a
+-- partition whose columns have another order: Postgres maps a trigger's rows to another row type by the position of
+-- columns.
 --   p_names   of these functions; p_base: of the table's
 --   the rest as in capture_script; p_primary: the columns of the primary key; null: none
 create or replace function _pgqueue.function_statements(p_names jsonb, p_base jsonb, p_stream_id int, p_keys text[],
@@ -69,6 +70,12 @@ as $$
 declare
     v_same text := _pgqueue.each_column(p_primary, 'x.%1$I = ($1).%1$I', ' and ');
     v_part text;
+    -- who may execute the triggers' function publishes other rows, by a trigger on another table
+    v_from text := concat_ws(', ', 'public', (
+        select string_agg(distinct quote_ident(pg_get_userbyid(a.grantee)), ', ')
+        from pg_default_acl d cross join aclexplode(d.defaclacl) a
+        where d.defaclobjtype = 'f' and a.grantee not in (0, d.defaclrole)
+          and d.defaclrole = (select relowner from pg_class where oid = (p_base ->> 'relation')::regclass)));
 begin
     return next _pgqueue.compose('create domain {type} as {relation}', p_names);
     return next _pgqueue.compose(
@@ -113,7 +120,7 @@ begin
     foreach v_part in array array['{run}()', '{key}({type})', '{row}({type})']
                             || case when p_primary is not null then array['{now}({type})'] else '{}' end
                             || case when p_outbox then array['{done}({type})'] else '{}' end loop
-        return next _pgqueue.compose(format('revoke all on function %s from public', v_part), p_names);
+        return next _pgqueue.compose('revoke all on function ' || v_part, p_names) || ' from ' || v_from;
     end loop;
 end $$;
 

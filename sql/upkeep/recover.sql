@@ -64,6 +64,7 @@ begin
                   hint = 'Stop producers, call recover(), and let them come back. Nothing was changed.';
     end if;
     perform _pgqueue.move_numbers();  -- first: what follows needs some itself
+    perform _pgqueue.keep_secret();
     perform _pgqueue.await(
         'a stream',
         'select count(*) from (select from pgqueue.streams order by stream_id for update) s',  -- lock: stream

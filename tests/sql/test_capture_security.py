@@ -283,6 +283,33 @@ def test_who_may_create_in_the_schema_of_a_captured_table_gets_nothing_to_run_in
     assert [operation for _, operation, _ in messages(conn)] == ["insert", "update", "delete"]
 
 
+@pytest.mark.parametrize("within", ["", "in schema app"])
+def test_no_default_privilege_lets_others_publish_by_the_functions_of_a_captured_table(
+    conn: Conn, producer: Conn, stranger: Conn, within: str
+) -> None:
+    """They run as the table's owner: a role could publish by a trigger on a table of its own."""
+    other = name_of(stranger)
+    producer.execute("create schema app")
+    for to in (other, "public"):
+        grant = f"alter default privileges {within} grant all on functions to {to}"
+        producer.execute(grant.encode())
+    producer.execute(
+        f"create table app.t (id int primary key, x text) partition by list (id);"
+        f" create table app.t1 (x text, id int not null);"
+        f" alter table app.t attach partition app.t1 for values in (1);"
+        f" grant usage, create on schema app to {other}".encode()
+    )
+    call(producer, "capture", "app.t", "s", p_outbox=True)
+    made = conn.execute(b"select oid::regprocedure::text from pg_proc where proname ~ '^pgqueue_1'")
+    functions = [function for (function,) in made]
+    assert len(functions) > 5
+    for function in functions:
+        asked = "select has_function_privilege(%s, %s, 'execute')"
+        assert conn.execute(asked.encode(), (other, function)).fetchone() == (False,), function
+    producer.execute("insert into app.t1 (id) values (1)")
+    assert [operation for _, operation, _ in messages(conn)] == ["insert"]
+
+
 # Who captures
 
 

@@ -32,7 +32,7 @@ from tests.sql.table_writes import Write, target
 SQL = Path(__file__).parents[2] / "sql"
 
 COUNTS_NO_ROWS = {
-    "claim_secret": "a secret, and no number",
+    "claim_secret": "no row has it; without one, recover() makes one",
     "maintain_turns": "whose turn it is: any value will do",
     "reserved_from": "kept in the session alone",
     "reserved_until": "kept in the session alone",
@@ -94,10 +94,30 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
     assert "pgqueue recover" in (checks["numbers"].advice or "")
 
     call(conn, "recover")
+    assert one(conn, "select pg_sequence_last_value('pgqueue.claim_secret') > 0")
     assert call(conn, "numbers_behind") == []
     for name, number in highest.items():
         assert one(conn, f"select nextval('{name}')") > number
     assert_delivers(conn, known, before)
+
+
+def test_a_tables_write_is_compared_by_its_number_alone(conn: Conn) -> None:
+    """Without what signs it: else recover() moved the sequence so far that no write followed."""
+    conn.execute("create table bills (id int)")
+    given = target("public.bills", {"id": "int"})
+    for forgotten in (False, True):
+        Write(conn, given, f"sink {forgotten}").stage((1,))
+        if forgotten:
+            forget(conn, "write_numbers")
+            ((sequence, last, highest),) = call(conn, "numbers_behind")
+            assert (sequence, last, highest) == ("pgqueue.write_numbers", 0, 2)
+        else:
+            assert call(conn, "numbers_behind") == []
+        call(conn, "recover")
+        assert call(conn, "numbers_behind") == []
+    later = Write(conn, given, "later").stage((3,), (4,))
+    assert later.apply()
+    assert one(conn, "select count(*) from bills") == 2
 
 
 def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None:

@@ -211,6 +211,21 @@ def test_root_starts_nothing_in_a_folder_of_a_folder_where_others_may_write(shar
     embedded.start(shared / "pg").close()
 
 
+@only_root
+@pytest.mark.parametrize("mode", [0o755, 0o1755])
+@pytest.mark.parametrize("below", ["pg", "a/b/pg"])
+def test_root_starts_nothing_below_a_folder_of_another_user(
+    shared: Path, below: str, mode: int
+) -> None:
+    """Its owner may write there, and put another folder in the place of root's."""
+    (shared / below).mkdir(parents=True)
+    shutil.chown(shared, "nobody")
+    shared.chmod(mode)
+    with pytest.raises(PgQueueError, match=f"{shared} belongs to nobody, and this is root"):
+        embedded.start(shared / below)
+    assert list((shared / below).iterdir()) == []
+
+
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_what_a_start_makes_is_its_users_alone(tmp_path: Path, umask: int) -> None:
     """Whatever the umask: nobody else can lay traps later."""

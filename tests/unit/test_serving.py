@@ -74,6 +74,9 @@ def asked() -> Iterator[Asked]:
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1\r\nContent-Length: 50\r\n\r\nx{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1\r\nContent-Length: 1\r\n\r\nx{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1, 50\r\n\r\nx{HIDDEN}",
+        f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1, 1\r\n\r\nx{HIDDEN}",
+        f"GET / HTTP/1.1\r\n{HOST}Content-Length: 0\r\nContent-Length: 0\r\n\r\n{HIDDEN}",
+        f"GET / HTTP/1.1\r\n{HOST}Content-Length: 0, 0\r\n\r\n{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: +1\r\n\r\nx{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: 0x1\r\n\r\nx{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}\r\nx{HIDDEN}",
@@ -90,6 +93,11 @@ def asked() -> Iterator[Asked]:
         f"GET / HTTP/1.1\r\n{HOST}X\x00: b\r\n\r\n{HIDDEN}",
         f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1\n\tX: y\r\n\r\nx{HIDDEN}",
         f"POST / HTTP/1.1\n{HOST}Content-Length: 1\nContent-Length: 1\n\nx{HIDDEN}",
+        # lines without a CR
+        f"GET / HTTP/1.1\n{HOST}\r\n{HIDDEN}",
+        f"GET / HTTP/1.1\r\n{HOST}X: a\nY: b\r\n\r\n{HIDDEN}",
+        f"GET / HTTP/1.1\r\n{HOST}X: a\n\r\n{HIDDEN}",
+        f"GET / HTTP/1.1\r\n{HOST}\n{HIDDEN}",
         # request lines
         f"GET //[ HTTP/1.1 x\r\n{HOST}\r\n{HIDDEN}",
         f"GET http://[/ HTTP/1.1\r\n{HOST}\r\n{HIDDEN}",
@@ -145,7 +153,15 @@ def test_any_path_is_an_answer(asked: Asked, path: str, capfd: pytest.CaptureFix
         (f"GET / HTTP/1.1\r\n{HOST}" + "X: y\r\n" * 9000 + "\r\n", 431),
         ("GET / HTTP/1.1\r\n\r\n", 400),
         ("GET / HTTP/1.0\r\n\r\n", 421),
-        ("GET / HTTP/1.1\r\nHost: [\r\n\r\n", 421),
+        *(
+            (f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n", status)
+            for host, status in {
+                **dict.fromkeys(("LOCALHOST.:80", "127.0.0.1", "[::1]:1", "[fe80::1%eth0]"), 200),
+                **dict.fromkeys(("[", "", "[::1]evil.example", "[::1].evil.example"), 421),
+                **dict.fromkeys(("evil@localhost", "localhost/evil", "localhost#evil"), 421),
+                **dict.fromkeys(("localhost:x", "localhost, evil.example", "evil.example"), 421),
+            }.items()
+        ),
     ],
 )
 def test_other_requests_are_answered(asked: Asked, text: str, status: int) -> None:
