@@ -63,9 +63,7 @@ def refused(attempt: Callable[[], Any]) -> None:
     assert "recover()" in (caught.value.diag.message_hint or "")
 
 
-def test_each_sequence_is_compared_and_moved(
-    conn: Conn, url: str, bills: dict[str, Any]
-) -> None:
+def test_each_sequence_is_compared_and_moved(conn: Conn, url: str, bills: dict[str, Any]) -> None:
     """All that the catalogue has, in a database in use; and none moves back."""
     schema.install(conn, pgmq=True)
     known = use(conn, url, internals.insert_messages)

@@ -11,11 +11,13 @@ import hashlib
 import re
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -130,6 +132,36 @@ def test_a_released_version_becomes_this_one_and_owes_the_same(
         assert owed(old) == before
         checker.check(old)
         assert_delivers(old, known, before)
+
+
+@pytest.fixture
+def owner(empty_url: str) -> Iterator[str]:
+    """The url of a role that owns the database, and is no superuser."""
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    with connection.connect(empty_url) as conn:
+        conn.execute(f"create role {role} login".encode())
+        conn.execute(f"grant create on database {conn.info.dbname} to {role}".encode())
+        yield make_conninfo(empty_url, user=role)
+        conn.execute(f"drop owned by {role} cascade".encode())
+        conn.execute(f"drop role {role}".encode())
+
+
+@pytest.mark.parametrize("version", freeze.released())
+def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
+    """In one transaction: one that fails at its end has changed nothing."""
+    with connection.connect(owner) as old:
+        install_released(old, version)
+        known = use(old, owner, internals.insert_messages)
+        before = owed(old), catalogue(old)
+        with pytest.raises(ZeroDivisionError), old.transaction():
+            old.execute(schema.script(transaction=False).encode(), prepare=False)
+            raise ZeroDivisionError
+        assert (owed(old), catalogue(old)) == before
+        schema.install(old)
+        assert schema.installed_version(old) == THIS
+        assert call(old, "numbers_behind") == []
+        assert owed(old) == before[0]
+        assert_delivers(old, known, before[0])
 
 
 def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str) -> None:
