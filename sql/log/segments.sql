@@ -67,9 +67,6 @@ begin
     if not found then
         return false;
     end if;
-    update pgqueue.streams s set publications_from = l.last + 1
-    from _pgqueue.last_publication_id(p_stream_id) l (last)
-    where s.stream_id = p_stream_id and s.publications_from <= l.last;
     foreach v_step in array array['note_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
                                   'drop_segments'] loop
         begin
