@@ -19,11 +19,14 @@ begin
     loop
         begin
             set local lock_timeout = '40ms';
+            -- views first, as who reads them; a lock of a view would be one of all that it reads, also of pg_class
+            execute (select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)
+                     from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'v');
             -- lock: table
             execute (select format('lock table %s in access exclusive mode',
                                    string_agg(oid::regclass::text, ', ' order by relname))
                      from pg_class
-                     where relnamespace = 'pgqueue'::regnamespace and relkind in ('r', 'p', 'v')
+                     where relnamespace = 'pgqueue'::regnamespace and relkind in ('r', 'p')
                        and not relispartition);
             set local lock_timeout = '500ms';
             exit;
@@ -38,8 +41,6 @@ begin
             perform pg_sleep(0.1);
         end;
     end loop;
-    execute (select 'drop view ' || string_agg(oid::regclass::text, ', ')
-             from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'v');
     if to_regclass('pgqueue.written') is not null then  -- it holds nothing, and its key is one of the functions
         alter table pgqueue.written detach partition pgqueue.messages;  -- lock: table
         drop table pgqueue.written;  -- lock: table

@@ -7,10 +7,14 @@
 --     are behind, and numbers_behind() lists them, for doctor.
 --   * The sequences of a stream begin with negative numbers where nobody has set them. So in a copy that has the tables
 --     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison. The
---     comparison is with the last publication that was trimmed (publications_from): the primary key finds the others.
+--     comparison is with the last number that maintain() saw (publications_from): so an older value of the sequence is
+--     refused too, also where nothing has the number, because it was trimmed, or rolled back. Of numbers since, the
+--     primary key finds those that a publication has. Those of rollbacks are published, and their consumers' next
+--     claims that find nothing fail (has_new).
 --   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
---     consumer's look for hidden work (look_anew), claims of readers, maintain(). claim_secret, reserved_... and
---     room_... are left out: rows keep none of their values, and of maintain_turns only the next value matters.
+--     consumer's look beyond its cursor (has_new) or for hidden work (look_anew), claims of readers, maintain().
+--     reserved_... and room_... are left out: rows keep none of their values; so is the secret of claims, which is no
+--     number, and of maintain_turns only the next value matters.
 
 -- Where numbers are kept that are not the identity of a table. (Those are found in the catalogue, see numbers().)
 --   numbers  the sequence; %s: the id of a stream
@@ -55,6 +59,7 @@ as $$
         ('publication_%s', true, 'select upper(publication_ids) - 1 from pgqueue.trims where stream_id = %1$s'),
         ('publication_%s', true, 'select max(m.next_publication) - 1 from pgqueue.consumer_cursors m '
                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('publication_%s', true, 'select publications_from - 1 from pgqueue.streams where stream_id = %1$s'),
         ('publication_%s', true, 'select below - 1 from pgqueue.decided where stream_id = %1$s'),
         ('publication_%s', true, 'select next_below - 1 from pgqueue.decided where stream_id = %1$s'),
         ('publication_%s', true, 'select trim_from - 1 from pgqueue.retention where stream_id = %1$s'),
@@ -77,8 +82,7 @@ as $$
                                  'from pgqueue.consumer_cursors'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
-        -- a number is signed in its lower half, see signed(); of 0.1.0 it is not
-        ('write_numbers', false, 'select max(coalesce(nullif(write_no >> 32, 0), write_no)) from pgqueue.table_writes'),
+        ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes'),
         ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
         -- ids that others keep of consumers, also of one that was dropped
         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '
@@ -147,6 +151,14 @@ begin
               hint = 'Keep producers and workers out, and call: select * from pgqueue.recover(). '
                      'Nothing was changed.';
 end $$;
+
+-- Raises PQ011: a consumer is beyond the last publication of the stream, and would never take what is published now.
+create or replace function _pgqueue.refuse_to_look(p_stream_id int) returns void
+language sql
+as $$
+    select _pgqueue.refuse_behind('stream ' || quote_literal(s.name)) from pgqueue.streams s
+    where s.stream_id = p_stream_id
+$$;
 
 -- Raises PQ011 when one of these sequences is behind the rows that are quick to find.
 create or replace function _pgqueue.check_numbers(p_what text, p_names text[]) returns void

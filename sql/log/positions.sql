@@ -361,6 +361,18 @@ begin
     o_publishers := _pgqueue.publishers(p_stream_id);  -- after the look
 end $$;
 
+-- Notes the last publication id that was given out, for sends (log/numbers.sql). Locks: the stream's row, if nobody
+-- has it.
+create or replace function _pgqueue.note_numbers(p_stream_id int) returns void
+language sql
+as $$
+    update pgqueue.streams s set publications_from = l.last + 1
+    from (select stream_id, _pgqueue.last_publication_id(stream_id) as last from pgqueue.streams
+          where stream_id = p_stream_id and publications_from <= _pgqueue.last_publication_id(stream_id)
+          for no key update skip locked) l  -- lock: stream
+    where s.stream_id = l.stream_id
+$$;
+
 -- Notes up to which id all publications of a stream are visible or dead. So a position is found without reading the
 -- history, even while somebody publishes. Does nothing while another session notes the same.
 create or replace function _pgqueue.note_decided(p_stream_id int) returns void

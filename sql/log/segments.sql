@@ -67,9 +67,6 @@ begin
     if not found then
         return false;
     end if;
-    update pgqueue.streams s set publications_from = upper(t.publication_ids)
-    from pgqueue.trims t
-    where s.stream_id = p_stream_id and t.stream_id = p_stream_id and s.publications_from < upper(t.publication_ids);
     foreach v_step in array array['note_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
                                   'drop_segments'] loop
         begin

@@ -133,9 +133,9 @@ declare
     v_id        int := p_cursor.consumer_id;
     v_stream_id int := (select stream_id from pgqueue.consumers where consumer_id = v_id);
 begin
-    -- what is published now would never be taken
-    perform _pgqueue.refuse_behind('stream ' || v_stream_id)
-    where p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1;
+    if p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1 then
+        perform _pgqueue.refuse_to_look(v_stream_id);
+    end if;
     p_cursor.looked_at := clock_timestamp();
     p_cursor.scan_from := '{}';
     p_cursor.scan_lanes_from := -2147483648;

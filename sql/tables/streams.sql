@@ -29,7 +29,7 @@ create table if not exists pgqueue.streams (
     -- its sequences: to find them by their names takes a twentieth of a send
     message_numbers     regclass,
     publication_numbers regclass,
-    -- no publication id below this one is given out again: their publications were trimmed (log/numbers.sql)
+    -- publication ids below this one were given out: maintain() notes it, and a send compares (log/numbers.sql)
     publications_from   bigint not null default 1
 );
 

@@ -8,7 +8,7 @@
 -- that its consumer keeps no longer; entries of keys for per_key_capacity that are done; and notes of newest messages,
 -- for per_key_latest, that are older than p_staged_age. It deletes no published message, only messages that a
 -- reservation still has. It makes the triggers of new partitions of captured tables, for statements that write straight
--- to them. It notes up to which publication all are visible or dead. It drops the tables
+-- to them. It notes which publication ids were given out, and up to which all are visible or dead. It drops the tables
 -- of dropped streams. And it trims streams with a retention (claim/retention.sql).
 -- One call does a bounded part of all that, which takes a moment: while it answers that something is unfinished, call
 -- it again. maintain_all() does so, and so do the client and the command line.
@@ -17,8 +17,8 @@
 --                 are forgotten, and what they hold goes to others; so are sinks of dropped streams
 -- Returns what was deleted and how much; unfinished is how many streams have more to trim or to forget, or were not
 -- looked at: one call looks at limit_maintained() of them, the next call at the next ones. Errors: PQ003, PQ007.
--- Locks: the staged chunks and reservations that it deletes; of streams with a retention the locks of trim() and
--- tend_segments(): end the transaction at once.
+-- Locks: the staged chunks and reservations that it deletes; the rows of streams that published; of streams with a
+-- retention the locks of trim() and tend_segments(): end the transaction at once.
 -- Each chore is undone alone if it fails: for a lock that it has no time to wait for, or with a warning.
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
@@ -54,7 +54,8 @@ begin
     perform _pgqueue.chore('select 0 from _pgqueue.forget_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
     perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
-    perform _pgqueue.chore('select 0 from _pgqueue.note_decided($1::int)', id) from unnest(v_turn.o_ids) id;
+    perform _pgqueue.chore('select 0 from _pgqueue.note_numbers($1::int), _pgqueue.note_decided($1::int)', id)
+    from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
     -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept
     -- while other streams are looked at, and no stream that always has more to do keeps the others from their turn.

@@ -142,12 +142,16 @@ def assert_delivers(
     assert value(conn, "publish_staged", SINK, BATCH, known.stream, [block], len(seqs))
     assert value(conn, "publish_staged", "other", 0, known.stream, [], 0) is False
     new = {*sent, *seqs, value(conn, "send", "s", "after")}
+    unused = value(conn, "create_consumer", "b", "c", "earliest")
+    first = value(conn, "send", "b", None, p_data_bytes=b"of a stream that was never used")
+    assert acked(conn, "b", "c") == [first]
     clock.pass_time(conn, timedelta(hours=2))
     for name, delivered in got.items():
         delivered += acked(conn, "s", name)
         alive = {seq for seq, state in before[name].items() if state != "dead"}
         assert sorted(delivered) == sorted(alive | set(known.done.get(name, [])) | new), name
-    checker.check(conn, {known.consumers[name]: set(seqs) for name, seqs in got.items()})
+    done = {known.consumers[name]: set(seqs) for name, seqs in got.items()}
+    checker.check(conn, {**done, unused: {first}})
 
 
 def _read(conn: Conn, known: Known) -> list[int]:

@@ -15,9 +15,11 @@ import pytest
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import schema
 from tests.sql import checker, clock, internals
+from tests.sql.internals import cursor_of
 from tests.sql.owing import SINK, assert_delivers, owed, use
 from tests.sql.queue import (
     Conn,
+    Session,
     acked,
     call,
     consumer,
@@ -61,15 +63,15 @@ def refused(attempt: Callable[[], Any]) -> None:
     assert "recover()" in (caught.value.diag.message_hint or "")
 
 
-def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
+def test_each_sequence_is_compared_and_moved(conn: Conn, url: str, bills: dict[str, Any]) -> None:
     """All that the catalogue has, in a database in use; and none moves back."""
     schema.install(conn, pgmq=True)
     known = use(conn, url, internals.insert_messages)
     known.consumers["limited"] = consumer(conn, "limited", max_backlog=1000)
+    table_write = Write(conn, bills)
+    table_write.stage()
     send(conn)
     conn.execute("select pgmq.create('q'), pgmq.send('q', '{}')")
-    conn.execute("create table public.t (a int)")
-    Write(conn, target("public.t", {"a": "int"})).stage((1,))
     assert call(conn, "numbers_behind") == []
     call(conn, "recover")
     before = owed(conn)
@@ -87,7 +89,7 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
     highest = {row.sequence: row.highest for row in behind}
     used = {n for n, number in last.items() if number > 0}
     # of these, all rows that had a number are gone
-    assert used - set(highest) <= {"pgqueue.gap_numbers", "pgqueue.write_numbers"}
+    assert used - set(highest) <= {"pgqueue.gap_numbers"}
     assert all(row.last_number < row.highest <= last[row.sequence] for row in behind)
     checks = {check.name: check for check in doctor.checks(url)}
     assert checks["numbers"].status == "fail"
@@ -96,6 +98,7 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str) -> None:
     call(conn, "recover")
     assert one(conn, "select pg_sequence_last_value('pgqueue.claim_secret') > 0")
     assert call(conn, "numbers_behind") == []
+    assert Write(conn, bills).write_no >> 32 == (table_write.write_no >> 32) + 1
     for name, number in highest.items():
         assert one(conn, f"select nextval('{name}')") > number
     assert_delivers(conn, known, before)
@@ -230,6 +233,68 @@ def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
     maintain(conn)  # it notes what the one before has trimmed
     conn.execute("select setval('pgqueue.publication_1', 1)")
     refused(lambda: send(conn))
+    value(conn, "recover")
+    sent = send(conn)
+    assert acked(conn, "s", "c") == [sent]
+    checker.check(conn)
+
+
+@pytest.mark.parametrize("seqs", [True, False], ids=["both sequences", "publications"])
+@pytest.mark.parametrize("how", SENDS)
+def test_a_number_of_before_that_nothing_has_is_refused(
+    conn: Conn, stream: int, session: Session, how: str, seqs: bool
+) -> None:
+    """Of a rollback: no key is there twice, and each consumer has passed the number."""
+    schema.install(conn, pgmq=True)
+    consumer(conn)
+    value(conn, "create_stream", "from")
+    value(conn, "bind", "from", "#", "s")
+    conn.execute("create table public.captured (id int primary key)")
+    value(conn, "capture", "captured", "s")
+    conn.execute("select pgmq.create('q')")
+    if how == "a schedule":
+        make_schedule(conn)
+    for _ in range(3):
+        with session() as other, other.transaction(force_rollback=True):
+            for _ in range(2):
+                send(other)
+                other.execute("select pgmq.send('q', '{}')")
+        sent = send(conn)
+        conn.execute("select pgmq.send('q', '{}')")
+        while sent not in acked(conn, "s", "c"):
+            pass
+    maintain(conn)
+    clock.pass_time(conn, timedelta(minutes=1))
+    before = one(conn, "select count(*) from pgqueue.publications")
+    q = one(conn, "select max(stream_id) from pgqueue.streams")
+    for id_ in (1, q):
+        conn.execute(f"select setval('pgqueue.publication_{id_}', 3)".encode())
+        if seqs:
+            conn.execute(f"select setval('pgqueue.seq_{id_}', 3)".encode())
+    refused(lambda: SENDS[how](conn))
+    assert one(conn, "select count(*) from pgqueue.publications") == before
+    value(conn, "recover")
+    SENDS[how](conn)
+    clock.end_leases(conn)
+    assert acked(conn, "s", "c") or one(conn, "select pgmq.read('q', 0, 1)")
+    checker.check(conn)
+
+
+def test_a_claim_that_finds_nothing_says_that_sends_would_be_lost(
+    conn: Conn, stream: int, session: Session
+) -> None:
+    """At once, also where maintain() has not seen the numbers."""
+    consumer(conn)
+    send(conn)
+    with session() as other, other.transaction(force_rollback=True):
+        send(other)
+    sent = send(conn)
+    while sent not in acked(conn, "s", "c"):
+        pass
+    while cursor_of(conn, "c").gaps:
+        receive(conn)
+    conn.execute("select setval('pgqueue.publication_1', 1)")
+    refused(lambda: receive(conn))
     value(conn, "recover")
     sent = send(conn)
     assert acked(conn, "s", "c") == [sent]

@@ -11,15 +11,18 @@ import hashlib
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.sql import checker, freeze, internals
+from tests.sql import checker, clock, freeze, internals
 from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
@@ -130,6 +133,77 @@ def test_a_released_version_becomes_this_one_and_owes_the_same(
         assert owed(old) == before
         checker.check(old)
         assert_delivers(old, known, before)
+
+
+@pytest.fixture
+def owner(empty_url: str) -> Iterator[str]:
+    """The url of a role that owns the database, and is no superuser."""
+    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    with connection.connect(empty_url) as conn:
+        conn.execute(f"create role {role} login".encode())
+        conn.execute(f"grant create on database {conn.info.dbname} to {role}".encode())
+        yield make_conninfo(empty_url, user=role)
+        conn.execute(f"drop owned by {role} cascade".encode())
+        conn.execute(f"drop role {role}".encode())
+
+
+def use_more(conn: Conn) -> Callable[[], None]:
+    """Leave what is behind of other calls; returns a check of it, for after the upgrade."""
+    for name in ("left", "trimmed", "grouped"):
+        value(conn, "create_stream", name)
+    value(conn, "create_consumer", "trimmed", "c", "earliest")
+    value(conn, "set_retention", "trimmed", p_messages=10)
+    for _ in range(4):
+        conn.execute("select pgqueue.send_batch('trimmed', array_fill('x'::text, array[30]))")
+        assert len(acked(conn, "trimmed", "c")) == 30
+        clock.pass_time(conn, timedelta(hours=1))
+        conn.execute("call pgqueue.maintain_all()")
+    assert one(conn, "select count(*) from pgqueue.trims") == 1
+    value(conn, "drop_stream", "left")  # and not swept yet
+    value(conn, "create_group", "grouped", "g", 2, "earliest")
+    leases = [row.lease_id for row in call(conn, "lease_partitions", "grouped", "g", "w")]
+    sent = [value(conn, "send", "grouped", "x", key) for key in "abcd"]
+    conn.execute("create schema theirs create table captured (id int primary key)")
+    value(conn, "capture", "theirs.captured", "grouped")
+
+    def check() -> None:
+        rows = call(conn, "read_partitions", "grouped", "g", leases)
+        assert sorted(row.seq for row in rows if row.seq is not None) == sent
+        for row in rows:
+            if row.seq is None:
+                value(conn, "commit_offset", row.lease_id, row.next_offset)
+        conn.execute("insert into theirs.captured values (1)")
+        (row,) = (r for r in call(conn, "read_partitions", "grouped", "g", leases) if r.seq)
+        assert row.key == "1"
+        sent_later = value(conn, "send", "trimmed", "x")
+        assert acked(conn, "trimmed", "c") == [sent_later]
+        value(conn, "release", "theirs.captured", "grouped")
+        for name in ("trimmed", "grouped"):
+            value(conn, "drop_stream", name)
+        conn.execute("call pgqueue.maintain_all()")
+        assert one(conn, "select count(*) from pgqueue.dropped_streams") == 0
+
+    return check
+
+
+@pytest.mark.parametrize("version", freeze.released())
+def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
+    """In one transaction: one that fails at its end has changed nothing."""
+    with connection.connect(owner) as old:
+        install_released(old, version)
+        check = use_more(old)
+        known = use(old, owner, internals.insert_messages)
+        before = owed(old), catalogue(old)
+        fails = schema.script(transaction=False) + ";select 1 / 0"
+        with pytest.raises(psycopg.errors.DivisionByZero), old.transaction():
+            old.execute(fails.encode(), prepare=False)
+        assert (owed(old), catalogue(old)) == before
+        schema.install(old)
+        assert schema.installed_version(old) == THIS
+        assert call(old, "numbers_behind") == []
+        assert owed(old) == before[0]
+        check()
+        assert_delivers(old, known, before[0])
 
 
 def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str) -> None:
