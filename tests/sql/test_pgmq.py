@@ -549,7 +549,7 @@ def test_the_client_of_npm_gets_the_same_answers(face: Conn, pgmq: Conn, tmp_pat
     assert answers[0] == answers[1]
 
 
-def test_a_read_with_no_time_returns_each_message_once_however_often_it_was_read(
+def test_a_read_with_no_time_returns_each_message_once(
     face: Conn,
 ) -> None:
     rows(face, "select pgmq.create('peek')")
