@@ -2,7 +2,7 @@
 -- pair, and numbers within the bounds of numeric. Whoever asks or shows a payload as jsonb reads it by as_jsonb().
 
 -- A payload of a json stream as jsonb, which never fails. Where jsonb cannot hold it, it becomes the nearest that jsonb
--- holds: \u0000, and half of a surrogate pair, is left out; a number keeps 255 digits behind the point, and the first 4
+-- holds: \u0000, and half of a surrogate pair, is left out; a number keeps 40 digits behind the point, and the first 4
 -- of its exponent. (So what is beyond numeric stays beyond double.)
 -- Returns null for JSON that is nested too deeply or is too large for that.
 create or replace function _pgqueue.as_jsonb(p_data text) returns jsonb
@@ -20,9 +20,8 @@ begin
         -- pairs, and other escapes, stay as they are
         regexp_replace(p_data, E'(\\\\u[dD][89abAB][[:xdigit:]]{2}\\\\u[dD][c-fC-F][[:xdigit:]]{2}|\\\\[^u])'
                        '|\\\\u(?:0000|[dD][89a-fA-F][[:xdigit:]]{2})', E'\\1', 'g'),
-        -- a text, which stays as it is, or a number
-        E'("(?:[^"\\\\]|\\\\.)*"|-?[0-9]+(?:[.][0-9]{1,255})?)[0-9]*([eE][-+]?0*[0-9]{1,4})?[0-9]*', E'\\1\\2',
-        'g')::jsonb;
+        -- a text, which stays as it is, or the end of a number (a repetition of many digits makes each match slow)
+        E'("(?:[^"\\\\]|\\\\.)*"|[.][0-9]{40}|[eE][-+]?0*[0-9]{4})[0-9]*', E'\\1', 'g')::jsonb;
 exception
     when program_limit_exceeded or data_exception then
         return null;

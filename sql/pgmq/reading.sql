@@ -50,6 +50,7 @@ declare
     v_left     int := coalesce(qty, 2147483647);
     v_row      pgqueue.received;
     v_claim    bigint;
+    v_claims   bigint[] := '{}';
     v_until    timestamptz;
 begin
     if conditional <> '{}' then
@@ -63,16 +64,21 @@ begin
     end if;
     while v_left > 0 loop
         v_claim := null;
-        for v_row in select * from pgqueue.receive(pgmq._stream_of(queue_name), 'pgmq', v_left, v_lease) loop
+        for v_row in select * from pgqueue.receive(pgmq._stream_of(queue_name), 'pgmq', v_left,
+                                                   case when vt > 0 then v_lease else interval '1 min' end) loop
             v_claim := v_row.claim_id;
             v_until := coalesce(v_until, clock_timestamp());
             v_left := v_left - 1;
             return next (v_row.seq, v_row.deliver_count, v_row.inserted_at, v_until, v_until + v_lease,
                          pgmq._message(v_row.data), v_row.headers)::pgmq.message_record;
         end loop;
+        v_claims := v_claims || v_claim;
         -- a claim that failed before comes in parts: the rest is another claim
         exit when v_claim is null or not pgqueue.is_suspected(v_claim);
     end loop;
+    if (vt > 0) is not true then  -- visible at once, but not within this read, which would return them again
+        perform _pgqueue.give_back(c, null, 'named', '0', null) from unnest(v_claims) c where c is not null;
+    end if;
 end $$;
 
 -- Reads by groups, the header x-pgmq-group: from each group whose first message is visible, visible messages in their

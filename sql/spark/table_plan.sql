@@ -36,6 +36,8 @@ begin
         when v_table.relkind not in ('r', 'p', 'v') then 'is no table'
         when v_table.relpersistence = 't' then 'is a temporary table, which other sessions do not see'
         when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is noted as done'
+        when exists (select from pg_partition_tree(v_table.oid) p join pg_class c on c.oid = p.relid
+                     where c.relkind = 'f' or c.relpersistence = 'u') then 'has a partition that is unlogged or foreign'
         when v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, true) & 8 = 0
             then 'is a view that takes no rows' end;
     if v_reason is not null then
@@ -109,7 +111,7 @@ begin
     return jsonb_build_object('name', v_found.attname, 'attnum', v_found.attnum, 'staged', v_staged)
         || jsonb_strip_nulls(jsonb_build_object(
                'cast', _pgqueue.written_cast(v_staged, v_to.o_full, v_to.o_base, v_to.o_item, v_to.o_dims),
-               'changes', case when v_staged like 'text%' and not p_may_round
+               'changes', case when v_staged like 'text%' and (p_use is not null or not p_may_round)
                                then _pgqueue.text_changes(v_to.o_item, v_to.o_typmod, v_to.o_dims) end));
 end $$;
 

@@ -213,10 +213,11 @@ declare
     v_last    int := p_plan -> 'sequence';
     v_key     record := _pgqueue.key_parts(p_plan);
     v_chunks  text := format('pgqueue.%I s where s.chunk operator(pg_catalog.=) any ($1)', p_staged);
-    v_rows    text := (  -- staged rows, in the target's types; last is the sequence as it was staged
+    v_rows    text := (  -- staged rows, in the target's types; for a sequence also as they were staged, as s1 and so on
         select format('(select %s from %s) n',
-                      string_agg(format('s.c%s%s as c%1$s', n, '::' || (c ->> 'cast')), ', ' order by n)
-                      || case when v_last is null then '' else format(', s.c%s as last', v_last) end, v_chunks)
+                      string_agg(format('s.c%s%s as c%1$s', n, '::' || (c ->> 'cast'))
+                                 || case when v_last is not null and c ? 'cast' then format(', s.c%s as s%1$s', n)
+                                         else '' end, ', ' order by n), v_chunks)
         from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     v_stored  text := 't.' || quote_ident(p_plan -> 'columns' -> (v_last - 1) ->> 'name');
     v_winners text := v_rows;
@@ -238,9 +239,14 @@ begin
         return v_found || format('insert into %s (%s) select %s from %s', p_plan ->> 'relation', v_names, v_values,
                                  v_rows);
     elsif v_last is not null then
-        -- of the rows of a key the last one, and of equal ones a delete
-        v_winners := format('(select distinct on (%s) n.* from %s order by %s, n.last desc%s) n', v_key.o_columns,
-                            v_rows, v_key.o_order, ', n.c' || v_gone || ' desc nulls last');
+        -- of the rows of a key the last one, and of equal ones a delete; else the values choose, not chance
+        v_winners := (
+            select format('(select distinct on (%s) n.* from %s order by %s, %s) n', v_key.o_columns, v_rows,
+                          v_key.o_order,
+                          string_agg(format('n.%s%s%s desc nulls last', case when c ? 'cast' then 's' else 'c' end, n,
+                                            case when c ->> 'staged' like 'text%' then ' collate pg_catalog."C"' end),
+                                     ', ' order by n is distinct from v_last, n is distinct from v_gone, n))
+            from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     elsif v_gone is not null then
         v_found[2] := format('select 1 from %s group by %s having count(*) operator(pg_catalog.>) 1 limit 1', v_rows,
                              v_key.o_columns);

@@ -355,11 +355,10 @@ def test_it_is_installed_apart_and_removed(conn: Conn, url: str) -> None:
     assert rows(conn, there) == [(None,)]
 
 
-def test_without_the_queue_there_is_no_face(server: Any) -> None:
-    for url in _database(server, "template1"):
-        refusal = pytest.raises(psycopg.Error, match="pgqueue is not installed")
-        with connection.connect(url) as conn, refusal:
-            conn.execute(schema.script(transaction=False, pgmq=True).encode())
+def test_without_the_queue_there_is_no_face(empty_url: str) -> None:
+    refusal = pytest.raises(psycopg.Error, match="pgqueue is not installed")
+    with connection.connect(empty_url) as conn, refusal:
+        conn.execute(schema.script(transaction=False, pgmq=True).encode())
 
 
 LETTERS = {1: "x", 2: "é", 3: "€", 4: "\U0001f600"}
@@ -548,3 +547,14 @@ def test_the_client_of_npm_gets_the_same_answers(face: Conn, pgmq: Conn, tmp_pat
         answers.append(done.stdout.splitlines())
     assert len(answers[0]) == 19
     assert answers[0] == answers[1]
+
+
+def test_a_read_with_no_time_returns_each_message_once(
+    face: Conn,
+) -> None:
+    rows(face, "select pgmq.create('peek')")
+    rows(face, "select pgmq.send('peek', to_jsonb(n)) from generate_series(1, 3) n")
+    for count in range(1, 8):
+        found = rows(face, "select msg_id, read_ct from pgmq.read('peek', %s, 100)", count % 2 - 1)
+        assert sorted(found) == [(n, count) for n in (1, 2, 3)]
+    assert rows(face, "select pgmq.pop('peek', 2) is null") == [(False,), (False,)]

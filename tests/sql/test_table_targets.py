@@ -178,6 +178,7 @@ REFUSED = [
     ("pgqueue.streams", {}, [], "is a table of the queue: option stream sends messages"),
     ("pg_catalog.pg_class", {}, [], "belongs to Postgres"),
     ("public.loose", {}, [], "is unlogged"),
+    ("public.parted", {}, [], "has a partition that is unlogged or foreign"),
     ("public.seq", {}, [], "there is no public.seq"),
     ("public.stored", {}, [], "is no table"),
     ("public.summed", {}, [], "is a view that takes no rows"),
@@ -201,6 +202,8 @@ def tables(conn: Conn) -> None:
         "create table public.t (id int primary key, v int, made int generated always as (id + 1) stored,"
         " always int generated always as identity);"
         "create unlogged table public.loose (id int, v int);"
+        "create table public.parted (id int, v int) partition by list (id);"
+        "create unlogged table public.parted_1 partition of public.parted for values in (1);"
         "create sequence public.seq;"
         "create materialized view public.stored as select id, v from t;"
         "create view public.summed as select count(*) as id, 1 as v from t;"

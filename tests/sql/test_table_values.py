@@ -333,3 +333,28 @@ def test_the_last_row_of_a_key_wins_in_batches_and_against_stored_rows(
             assert not write(odd, given, *staged, batch=batch), "Spark repeats the batch"
         found = conn.execute("select v from t order by id").fetchall()
         assert [row[0] for row in found] == [f"{k}-{model[k]}" for k in sorted(model)], batch
+
+
+def test_a_text_that_would_round_is_no_key_with_allow_rounding_too(conn: Conn) -> None:
+    for stored, loses in (("varchar(2)", "ab "), ("timestamptz(0)", "2024-01-01 00:00:00.4Z"),
+                          ("numeric(5,2)", "1.001"), ("real", "0.123456789")):  # fmt: skip
+        conn.execute(f"create table public.t (id {stored} primary key, v text)".encode())
+        given = target("public.t", {"id": "string", "v": "string"}, ["id"], allow_rounding=["id"])  # type: ignore[arg-type]
+        with pytest.raises(psycopg.errors.StringDataRightTruncation, match="text of column id"):
+            write(conn, given, (loses, "a"), sink=f"sink {stored}")
+        conn.execute("drop table t")
+
+
+def test_of_rows_with_one_key_and_one_sequence_always_the_same_stays(conn: Conn) -> None:
+    """Tasks stage in another order when a batch is repeated. Types without an order are no harm."""
+    conn.execute("create table public.t (id int primary key, at bigint, v json, w text, n point)")
+    columns = {"id": "int", "at": "int", "v": "string", "w": "string", "n": "string"}
+    given = target("public.t", columns, ["id"], sequence_by="at")
+    rows = [(1, 5, f'{{"a": {n % 3}}}', w, "(1,2)") for n in range(20) for w in ("ä", "b", None)]
+    found = set()
+    for batch in range(6):
+        conn.execute("truncate t")
+        RANDOM.shuffle(rows)
+        assert write(conn, given, *rows, (1, 4, '{"a": 9}', "z", None), batch=batch)
+        found.add(str(content(conn, "t")))
+    assert found == {str([(1, 5, {"a": 2}, "ä", "(1,2)")])}

@@ -134,3 +134,18 @@ def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None
     assert [each and each["v"] for each in found] == [n if n != 700 else None for n in range(1000)]
     with pytest.raises(PgQueueError, match="message 700 of stream"):
         read(struct("int"), *texts, permissive=False)
+
+
+@pytest.mark.parametrize(
+    "doubtful",
+    [
+        "9" * 300, "1e9999", "-1.5E+20000", "1e-9999", "NaN", "-Infinity", "Inf", r'"\u0000"',
+        "9" * 299, "1e999", "1e99999x", '"Information"', '"deadbeef1234,"', r'"\u0001"',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", [",", "}", "]", " ", "\n"])
+def test_what_is_doubtful_is_found_wherever_it_is(doubtful: str, end: str) -> None:
+    for before in range(31):
+        text = pa.array([f'{{"{"a" * before}":{doubtful}{end}{"b" * 100}'])
+        found = typed._any_match(text, typed._DOUBTFUL)
+        assert typed._is_doubtful(text, len(text[0].as_py())) == found or doubtful.endswith("x")
