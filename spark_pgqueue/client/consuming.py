@@ -13,6 +13,12 @@ from spark_pgqueue.postgres import clock
 Look = Callable[[], Claim | None]
 
 
+class Asked(asyncio.CancelledError):
+    """Thrown in when the next message was asked for, and the question was cancelled before this
+    iteration got it: the last message is done.
+    """
+
+
 def consume(
     claim: Callable[[Claim | None], Claim | None],
     first: Callable[[Look, Look], Claim | None],
@@ -72,7 +78,8 @@ def _each(claim: Claim, renew_after: float) -> Generator[Message, None, bool]:
             begun += 1
             yield message
             done += 1
-    except asyncio.CancelledError:  # thrown in by the asynchronous client
+    except asyncio.CancelledError as error:  # thrown in by the asynchronous client
+        done = begun if isinstance(error, Asked) else done
         undeliver(claim, done, done)
         raise
     except BaseException:
