@@ -305,6 +305,40 @@ def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, 
         all_are_there(queue)
 
 
+@pytest.mark.longer
+def test_a_loop_that_is_interrupted_anywhere_has_delivered_only_what_it_gave(queue, url):
+    with spark_pgqueue.connect(url) as client:
+        received(client, None).defer()  # connected
+        line = 0
+        while True:
+            line += 7
+            seen: list[int] = []
+            try:
+                interrupted(line, lambda: see_five(client, seen))  # noqa: B023
+            except KeyboardInterrupt:
+                gc.collect()
+            else:
+                break
+            assert queue.stats("s")[0].claimed == 0, (line, seen)
+            for seq in range(1, SENT + 1):
+                state = queue.outcome("s", "c", seq).state
+                # The line of `yield` itself is no place where Python looks for a signal.
+                if seq > max(seen, default=0) + 1:
+                    assert state not in ("done", "dead"), (line, seq, seen)
+                elif seq in seen:
+                    assert state in ("done", "dead"), (line, seq, seen)
+            queue.drop_consumer("s", "c")
+            queue.create_consumer("s", "c", start="earliest", settings={"max_deliver_count": 1})
+        assert line > 100
+
+
+def see_five(client, seen):
+    for message in client.consume("s", "c", prefetch=2):
+        seen.append(message.seq)
+        if message.seq == 5:
+            break
+
+
 def received(client, wait):
     claim = client.receive("s", "c", 10, wait=wait)
     assert claim is not None
