@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 from spark_pgqueue.postgres.errors import PgQueueError
 
 _PLAIN = (str, int, float, bool, type(None))
+_BOXES = (dict, list, tuple, set, frozenset, deque)
 # An iterator that is one of these is a way to what was done: an open file, a cursor.
 _HANDLES = ("__enter__", "__aenter__", "fetchone")
 _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
@@ -56,8 +58,12 @@ def kind_of(function: Any) -> str:
     """
     bare = _bare(function)
     if isinstance(bare, type):
-        is_async = hasattr(bare, "__aenter__") and not hasattr(bare, "__enter__")
-        return "asynchronous context manager" if is_async else ""
+        has = set(dir(bare))
+        if "__await__" in has:
+            return ""
+        if "__enter__" in has:
+            return "context manager"
+        return "asynchronous context manager" if "__aenter__" in has else ""
     if inspect.isasyncgenfunction(bare):
         return "asynchronous generator"
     if inspect.isgeneratorfunction(bare):
@@ -95,7 +101,14 @@ def check(
     """
     if not callable(function):
         raise PgQueueError(f"{name} must be a function, not {type(function).__name__}")
-    kind = kind_of(function)
+    kind, bare = kind_of(function), _bare(function)
+    known = {"__call__", "__await__"} & {*dir(bare)} if isinstance(bare, type) else set()
+    if not kind and known == {"__call__"}:
+        raise PgQueueError(
+            f"{name} must be a function whose body runs when it is called:"
+            f" {name_of(function)} returns an object that nobody calls",
+            hint=f"give the object: {bare.__name__}(...)",
+        )
     if kind.endswith("generator") or (kind.endswith("manager") and not is_wrap):
         way_out = "decorate it with @contextlib.contextmanager" if is_wrap else "leave out yield"
         raise PgQueueError(
@@ -120,6 +133,20 @@ def call(function: Callable[..., Any], *given: Any) -> Any:
 async def call_async(function: Callable[..., Any], *given: Any) -> Any:
     """As `call`, in the running loop."""
     return _done(function, await returned_async(function(*given)))
+
+
+def check_no_loop() -> None:
+    """Refuse to wait for a coroutine where a loop, which would stop meanwhile, runs.
+
+    Raises:
+        PgQueueError: a loop is running in this thread.
+    """
+    with contextlib.suppress(RuntimeError):  # no loop runs
+        asyncio.get_running_loop()
+        raise PgQueueError(
+            "a coroutine cannot run here: this thread runs a loop already",
+            hint="await run_async, or use the asynchronous client",
+        )
 
 
 class OnLoop:
@@ -161,7 +188,12 @@ def returned(value: Any) -> Any:
         if isinstance(value, Future):
             value = value.result()
         elif inspect.isawaitable(value):
-            value = _loop().run(_awaited(value))
+            try:
+                loop = _loop()
+            except PgQueueError:
+                _close(value)
+                raise
+            value = loop.run(_awaited(value))
         else:
             return _raised(value)
 
@@ -243,12 +275,7 @@ def _check_arguments(name: str, function: Any, given: list[str], hint: str | Non
 
 def _loop() -> asyncio.Runner:
     """The loop of this thread."""
-    with contextlib.suppress(RuntimeError):  # no loop runs
-        asyncio.get_running_loop()
-        raise PgQueueError(
-            "a coroutine cannot run here: this thread runs a loop already",
-            hint="await run_async, or use the asynchronous client",
-        )
+    check_no_loop()
     if getattr(_loops, "kept", None) is None:
         _loops.kept = asyncio.Runner()
     return _loops.kept
@@ -256,6 +283,12 @@ def _loop() -> asyncio.Runner:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+def _close(value: Any) -> None:
+    """Close a coroutine that nobody awaits: else Python warns of it."""
+    if inspect.iscoroutine(value):
+        value.close()
 
 
 def _is_exception(value: Any) -> bool:
@@ -279,13 +312,9 @@ def _done(function: Callable[..., Any], value: Any) -> Any:
     """
     if isinstance(value, _PLAIN):
         return value
-    within = ()
-    if isinstance(value, dict):
-        within = value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
-        within = value
     why = _undone(value) or next(
-        (f"in a {type(value).__name__}, {why}" for each in within if (why := _lost(each))), None
+        (f"in a {type(b).__name__}, {why}" for b, each in _within(value) if (why := _lost(each))),
+        None,
     )
     if why:
         raise PgQueueError(
@@ -294,13 +323,25 @@ def _done(function: Callable[..., Any], value: Any) -> Any:
     return value
 
 
+def _within(value: Any) -> Iterator[tuple[Any, Any]]:
+    """All elements of a collection, also of those inside, each with the collection it is in."""
+    boxes, seen = [value], set()
+    while boxes:
+        box = boxes.pop()
+        if isinstance(box, _BOXES) and id(box) not in seen:  # one may contain itself
+            seen.add(id(box))
+            for each in box.values() if isinstance(box, dict) else box:
+                yield box, each
+                if isinstance(each, _BOXES):
+                    boxes.append(each)
+
+
 def _lost(value: Any) -> str | None:
     """Why an element of what was returned is not the result of work."""
     if isinstance(value, _PLAIN):
         return None
     if inspect.isawaitable(value) or isinstance(value, Future):
-        if inspect.iscoroutine(value):
-            value.close()  # else Python warns that it was never awaited
+        _close(value)
         return f"what nobody waits for: {type(value).__name__}"
     if _is_exception(value):
         kind = value if isinstance(value, type) else type(value)

@@ -122,3 +122,29 @@ async def wrap_later(message):
 async def wrapping_async(message):
     """Entered by `async with`."""
     yield
+
+
+def rejected_by_a_class_of_its_own(message):
+    """A class that pickle does not find."""
+
+    class Own(Reject):
+        pass
+
+    raise Own("its own")
+
+
+class Unreadable:
+    """What only its own process can make."""
+
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def _unreadable():
+    raise OSError("no such thing here")
+
+
+def note_and_return_the_unreadable(message):
+    """The work is done all the same."""
+    note(message)
+    return Unreadable()

@@ -150,6 +150,13 @@ def json_text(name: str, value: Any) -> str:
         raise PgQueueError(f"{name} must hold what JSON can: {error}") from None
     if "\\u0000" in written.replace("\\\\", ""):
         raise PgQueueError(f"{name} holds a NUL character, which Postgres cannot store in JSON")
+    if "\\ud" in written:  # half of a character beyond U+FFFF; both halves are a character
+        try:
+            json.dumps(json.loads(written), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise PgQueueError(
+                f"{name} holds a lone surrogate, which Postgres cannot store in JSON"
+            ) from None
     return written
 
 

@@ -21,6 +21,7 @@ from psycopg import AsyncConnection
 from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, connect
+from spark_pgqueue.client.consuming import Asked
 from spark_pgqueue.client.groups import Group
 from spark_pgqueue.client.messages import Claim
 from spark_pgqueue.client.on_loop import CallersLine
@@ -179,10 +180,35 @@ def _begun(client: Client) -> AbstractContextManager[Client]:
     return transaction
 
 
-def _end_unseen(items: Generator[Any, None, None]) -> None:
-    """End an iteration whose last item nobody got: who asked for it was cancelled."""
-    with suppress(asyncio.CancelledError, StopIteration):
-        items.throw(asyncio.CancelledError())
+class _Steps:
+    """The steps of an iteration, which a line's thread makes.
+
+    Args:
+        items: the iteration.
+    """
+
+    def __init__(self, items: Generator[Any, None, None]):
+        self.is_asked = False
+        """Whether the caller waits for an item."""
+        self._items = items
+        self._has_begun = False  # the step for that item
+
+    def next(self) -> Any:
+        """The next item, or _END."""
+        self._has_begun = True
+        return next(self._items, _END)
+
+    def got(self) -> None:
+        """Note that the caller got the item."""
+        self.is_asked = self._has_begun = False
+
+    def end(self) -> None:
+        """End the iteration. An item that the caller waited for in vain was not seen."""
+        if not self.is_asked:
+            self._items.close()
+            return
+        with suppress(asyncio.CancelledError, StopIteration):
+            self._items.throw(asyncio.CancelledError() if self._has_begun else Asked())
 
 
 class AsyncClient:
@@ -278,16 +304,16 @@ class AsyncClient:
     async def _iterate(self, method: _Method) -> AsyncIterator[Any]:
         # An iteration takes no turn: it may last for ever.
         async with self._line_for(method, nullcontext()) as line:
-            items = await line.call(partial(method, line.client))
-            is_seen = False
+            steps = _Steps(await line.call(partial(method, line.client)))
             try:
-                while (item := await line.call(partial(next, items, _END))) is not _END:
-                    is_seen = True
+                steps.is_asked = True
+                while (item := await line.call(steps.next)) is not _END:
+                    steps.got()
                     yield item
-                    is_seen = False
+                    steps.is_asked = True
             finally:
                 with suppress(PgQueueError):  # `close` was faster, and has ended the iteration
-                    await line.finish(items.close if is_seen else partial(_end_unseen, items))
+                    await line.finish(steps.end)
 
     if TYPE_CHECKING:
 

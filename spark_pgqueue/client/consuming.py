@@ -13,6 +13,37 @@ from spark_pgqueue.postgres import clock
 Look = Callable[[], Claim | None]
 
 
+class Asked(asyncio.CancelledError):
+    """Thrown in when the next message was asked for, and the question was cancelled before this
+    iteration got it: the last message is done.
+    """
+
+
+class _Mine:
+    """The claim that an iteration has, if any.
+
+    Attributes:
+        claim: the claim.
+        done: how many of its messages, from the first, are done.
+        begun: how many of them were handed out.
+    """
+
+    def __init__(self) -> None:
+        self.claim: Claim | None = None
+        self.done = self.begun = 0
+
+    def got(self, claim: Claim | None) -> Claim | None:
+        """Note the claim that took the place of the last one, which it acknowledged."""
+        self.done = self.begun = 0
+        self.claim = claim
+        return claim
+
+    def leave(self) -> None:
+        """Settle the claim: the iteration is over."""
+        if self.claim is not None:
+            undeliver(self.claim, self.done, self.begun)
+
+
 def consume(
     claim: Callable[[Claim | None], Claim | None],
     first: Callable[[Look, Look], Claim | None],
@@ -22,60 +53,38 @@ def consume(
 
     Args:
         claim: acknowledges the claim that it is given, and makes the next claim; None when there
-            are no messages.
+            are no messages. A claim whose caller does not get it is given back.
         first: calls its first argument, and then waits: calls its second argument until this
             returns a claim. Returns the claim; None when the wait is over.
         visibility_timeout: of the claims.
     """
-    done: Claim | None = None
-    while (found := _next(claim, first, done)) is not None:
-        is_ours = yield from _each(found, visibility_timeout.total_seconds() / 3)
-        done = found if is_ours else None
-
-
-def _next(
-    claim: Callable[[Claim | None], Claim | None],
-    first: Callable[[Look, Look], Claim | None],
-    done: Claim | None,
-) -> Claim | None:
-    """Make the next claim; the first look acknowledges `done`, whose handling is over.
-
-    A look that fails takes its acknowledgement back. The claim is then acknowledged alone.
-    """
-    owed = done
-
-    def look() -> Claim | None:
-        nonlocal owed
-        found, owed = claim(done), None
-        return found
-
+    mine = _Mine()
+    renew_after = visibility_timeout.total_seconds() / 3
     try:
-        return first(look, lambda: claim(None))
-    except BaseException:
-        if owed is not None:
-            undeliver(owed, len(owed.messages), len(owed.messages))
-        raise
-
-
-def _each(claim: Claim, renew_after: float) -> Generator[Message, None, bool]:
-    """Yield the messages of a claim, and extend it; returns whether the claim is still this
-    worker's.
-    """
-    renewed = clock.now()
-    done = begun = 0
-    try:
-        for message in claim.messages:
-            if clock.now() - renewed > renew_after:
-                if not claim.extend():
-                    return False
-                renewed = clock.now()
-            begun += 1
-            yield message
-            done += 1
-    except asyncio.CancelledError:  # thrown in by the asynchronous client
-        undeliver(claim, done, done)
+        # A look that fails takes its acknowledgement back.
+        while first(lambda: mine.got(claim(mine.claim)), lambda: mine.got(claim(None))) is not None:
+            yield from _each(mine, renew_after)
+    except asyncio.CancelledError as error:  # thrown in by the asynchronous client
+        if isinstance(error, Asked):
+            mine.done = mine.begun
+        mine.begun = mine.done
+        mine.leave()
         raise
     except BaseException:
-        undeliver(claim, done, begun)
+        mine.leave()
         raise
-    return True
+
+
+def _each(mine: _Mine, renew_after: float) -> Generator[Message, None, None]:
+    """Yield the messages of a claim, and extend it."""
+    claim, renewed = mine.claim, clock.now()
+    assert claim is not None
+    for message in claim.messages:
+        if clock.now() - renewed > renew_after:
+            if not claim.extend():
+                mine.got(None)
+                return
+            renewed = clock.now()
+        mine.begun += 1
+        yield message
+        mine.done += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from spark_pgqueue.calling import check, is_async, name_of
@@ -47,7 +48,10 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     check("handler", function)
     if options.batch is not None:
         raise PgQueueError("keywords are of one message: give no batch")
-    parameters = [*inspect.signature(function).parameters.values()][options.transactional :]
+    parameters: list[inspect.Parameter] = []
+    with suppress(TypeError, ValueError):  # of some functions in C nobody knows them
+        parameters += inspect.signature(function).parameters.values()
+    parameters = parameters[options.transactional :]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
              inspect.Parameter.VAR_KEYWORD)  # fmt: skip
     if not parameters or any(each.kind not in named for each in parameters):

@@ -138,6 +138,7 @@ class Consumer:
                 the first connection could not be made, or an error that no message caused.
         """
         if calling.is_async(handler):
+            calling.check_no_loop()
             return asyncio.run(self.run_async(handler, **options))
         chosen = options_of(options)
         check_handler(handler, chosen)

@@ -69,11 +69,13 @@ def handler(
     chosen = options_of(options)
 
     def mark(function: F) -> F:
-        if not hasattr(function, "__dict__"):
-            raise PgQueueError(f"handler must be a function in Python, not {function!r}")
         called = by_name(function, chosen) if keywords else function
         check_handler(called, chosen)
-        function.__dict__.setdefault(_MARK, []).append((called, *names, options))
+        marks = getattr(function, "__dict__", {}).get(_MARK, [])
+        try:
+            setattr(function, _MARK, [*marks, (called, *names, options)])
+        except (AttributeError, TypeError):
+            raise PgQueueError(f"handler must be a function in Python, not {function!r}") from None
         return function
 
     return mark

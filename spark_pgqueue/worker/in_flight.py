@@ -174,7 +174,14 @@ class InFlightClaim:
             client.ack(self.claim_id, None if self.is_done else self._done)
             self._done = []
         if self._results:
-            client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+            try:
+                client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+            except PgQueueError as error:  # JSON that Postgres cannot hold
+                if is_passing(error):
+                    raise
+                said = "claim %s: what the handler returned is not kept: %s"
+                warn(said, self.claim_id, error, logger="spark_pgqueue.worker")
+                client.ack(self.claim_id, [s for seqs in self._results.values() for s in seqs])
             self._results = {}
         while self._verdicts:
             verdict = self._verdicts[0][1]

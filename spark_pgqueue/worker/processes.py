@@ -17,7 +17,7 @@ from typing import Any
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.worker.attempts import Attempt, name_of
-from spark_pgqueue.worker.verdicts import Outcome, Retry, clean
+from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, clean, plain
 
 _PATIENCE = 60.0  # seconds for a process to import the handler's modules
 _PAUSE = 1.0  # seconds after a failed start of a process
@@ -84,7 +84,7 @@ class Child:
                 self.start()
             assert self._pipe is not None
             self._pipe.send((claim_id, messages))
-            outcome, result = self._pipe.recv()
+            outcome, packed = self._pipe.recv()
         except (EOFError, OSError):
             how = self._reap()
             if self._is_interrupted:
@@ -98,7 +98,7 @@ class Child:
             time.sleep(_PAUSE)
             outcome = Retry(reason=clean(str(error)))
             return outcome, outcome
-        return outcome, result
+        return outcome, _unpacked(packed, outcome)
 
     def interrupt(self) -> bool:
         """Kill the process."""
@@ -139,15 +139,25 @@ def _serve(pipe: Connection, attempt: Attempt) -> None:
         while True:
             claim_id, messages = pipe.recv()
             outcome, result = attempt(claim_id, messages)
-            pipe.send((outcome, outcome if isinstance(result, BaseException) else _sent(result)))
+            packed = _packed(outcome if isinstance(result, BaseException) else result)
+            pipe.send((plain(outcome), packed))
     except (EOFError, OSError):  # the worker has ended
         attempt.close()
 
 
-def _sent(result: Any) -> Any:
-    """The handler's return value, if it can be pickled; else its repr."""
+def _packed(value: Any) -> bytes:
+    """What a hook gets, pickled: a verdict, or the handler's return value, or else its repr."""
+    with suppress(Exception):
+        return pickle.dumps(value)
+    with suppress(Exception):
+        return pickle.dumps(plain(value) if isinstance(value, Verdict) else repr(value))
+    return pickle.dumps(object.__repr__(value))
+
+
+def _unpacked(packed: bytes, outcome: Outcome) -> Any:
+    """What was packed. It may need what only the other process has: the call is over even so."""
     try:
-        pickle.dumps(result)
-    except Exception:
-        return repr(result)
-    return result
+        return pickle.loads(packed)
+    except Exception as error:
+        known = isinstance(outcome, Verdict)
+        return outcome if known else f"what cannot be read here: {type(error).__name__}: {error}"

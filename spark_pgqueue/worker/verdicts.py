@@ -27,15 +27,16 @@ class Verdict(Exception):
             given back.
     """
 
+    # The values of a subclass that does not call `__init__`.
+    reason: str | None = None
+    seqs: frozenset[int] | None = None
+
     takes_followers = True
     """Whether later messages of the same key leave the claim with the message."""
 
     def __init__(self, reason: str | None, messages: Iterable[Message] | None):
         super().__init__(reason or "")
-        self.reason: str | None = (
-            None if reason is None else clean(arguments.text("reason", reason))
-        )
-        self.seqs: frozenset[int] | None = None
+        self.reason = None if reason is None else clean(arguments.text("reason", reason))
         if messages is not None:
             self.seqs = frozenset(each.seq for each in arguments.listed("messages", messages))
 
@@ -64,6 +65,8 @@ class Retry(Verdict):
         messages: for a batch, the messages that have failed; None for the whole batch.
     """
 
+    delay: timedelta | None = None
+
     def __init__(
         self,
         reason: str | None = None,
@@ -72,7 +75,7 @@ class Retry(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(reason, messages)
-        self.delay: timedelta | None = arguments.maybe(arguments.duration, "delay", delay)
+        self.delay = arguments.maybe(arguments.duration, "delay", delay)
 
     def as_group(self) -> tuple[Any, ...]:
         return *super().as_group(), self.delay
@@ -95,6 +98,7 @@ class Reject(Verdict):
     """
 
     takes_followers = False
+    details: Any = None
 
     def __init__(
         self,
@@ -131,6 +135,9 @@ class Defer(Verdict):
         messages: for a batch, the messages to defer; None for the whole batch.
     """
 
+    delay: timedelta = timedelta()
+    state: Any = None
+
     def __init__(
         self,
         delay: timedelta = timedelta(),
@@ -139,7 +146,7 @@ class Defer(Verdict):
         messages: Iterable[Message] | None = None,
     ):
         super().__init__(None, messages)
-        self.delay: timedelta = arguments.duration("delay", delay)
+        self.delay = arguments.duration("delay", delay)
         if state is not None:
             arguments.json_text("state", state)
         self.state = state
@@ -182,10 +189,21 @@ def of_result(value: Any) -> Outcome:
 
 
 def of_error(error: BaseException) -> Verdict:
-    """The verdict that an error of a handler stands for."""
+    """The verdict that an error of a handler stands for; a group of one is that error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     if isinstance(error, Retry | Reject | Defer):
         return error
     return Retry(reason=f"{type(error).__name__}: {clean(str(error))}".rstrip(": "))
+
+
+def plain(outcome: Outcome) -> Outcome:
+    """The outcome without what a subclass of a verdict adds, which pickle may not know."""
+    for kind in (Retry, Reject, Defer):
+        if isinstance(outcome, kind):
+            fields = {name: getattr(outcome, name) for name in {"seqs", *vars(kind())}}
+            return _rebuild(kind, fields)
+    return outcome
 
 
 def clean(reason: str) -> str:

@@ -30,7 +30,9 @@ AT = 2
 """The message at which a loop is left, from 0."""
 
 
-@pytest.fixture(params=ORDERINGS)
+@pytest.fixture(
+    params=[pytest.param(o, marks=[pytest.mark.longer] * (o != "key")) for o in ORDERINGS]
+)
 def queue(url, request):
     """A client, with a consumer whose messages die when they fail once; a look at the tables."""
     with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
@@ -225,6 +227,30 @@ def test_a_message_that_a_cancelled_loop_did_not_get_was_not_delivered(queue, ur
     all_are_there(queue)
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "caller's"])
+def test_who_asked_for_the_next_message_is_done_with_the_last(queue, url, conn, own):
+    """Also if the question is cancelled before it is heard, because another call is under way."""
+
+    async def work(client):
+        messages = client.consume("s", "c")
+        await anext(messages)
+        with conn.transaction():
+            conn.execute("lock table pgqueue.streams in access exclusive mode")
+            other = asyncio.create_task(client.stats("s"))
+            await asyncio.to_thread(wait_for_a_lock, conn)
+            asking = asyncio.create_task(anext(messages))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await other
+
+    asyncio.run(with_client(url, own, work))
+    assert queue.outcome("s", "c", 1).state == "done"
+    all_are_there(queue, 1)
+
+
 async def with_client(url, own, work):
     if own:
         async with await spark_pgqueue.connect_async(url) as client:
@@ -279,6 +305,40 @@ def test_a_receive_that_is_interrupted_at_any_line_has_delivered_nothing(queue, 
         all_are_there(queue)
 
 
+@pytest.mark.longer
+def test_a_loop_that_is_interrupted_anywhere_has_delivered_only_what_it_gave(queue, url):
+    with spark_pgqueue.connect(url) as client:
+        received(client, None).defer()  # connected
+        line = 0
+        while True:
+            line += 7
+            seen: list[int] = []
+            try:
+                interrupted(line, lambda: see_five(client, seen))  # noqa: B023
+            except KeyboardInterrupt:
+                assert queue.stats("s")[0].claimed == 0, (line, seen)
+            else:
+                break
+            for seq in range(1, SENT + 1):
+                state = queue.outcome("s", "c", seq).state
+                # The line of `yield` itself is no place where Python looks for a signal.
+                if seq > max(seen, default=0) + 1:
+                    assert state not in ("done", "dead"), (line, seq, seen)
+                elif seq in seen:
+                    assert state in ("done", "dead"), (line, seq, seen)
+            queue.drop_consumer("s", "c")
+            queue.create_consumer("s", "c", start="earliest", settings={"max_deliver_count": 1})
+        assert line > 100
+
+
+def see_five(client, seen):
+    """Returns the iteration: when it is left, nobody interrupts that."""
+    messages = client.consume("s", "c", prefetch=2)
+    for _ in range(5):
+        seen.append(next(messages).seq)
+    return messages
+
+
 def received(client, wait):
     claim = client.receive("s", "c", 10, wait=wait)
     assert claim is not None
@@ -315,7 +375,7 @@ def test_a_wait_whose_claim_cannot_be_handed_over_gives_it_back(queue, url, conn
         while (claim := await client.receive("s", "c", 10)) is not None:
             await claim.ack()
         waiting = asyncio.create_task(client.receive("s", "c", wait=timedelta(minutes=1)))
-        await asyncio.to_thread(wait_until, lambda: listens(conn))
+        await asyncio.to_thread(wait_until, lambda: waits(conn))
         with conn.transaction():
             conn.execute("lock table pgqueue.consumer_messages in share mode")
             conn.execute("select pgqueue.send('s', 'late')")
@@ -331,9 +391,13 @@ def test_a_wait_whose_claim_cannot_be_handed_over_gives_it_back(queue, url, conn
     claim.ack()
 
 
-def listens(conn):
-    sql = "select count(*) from pg_stat_activity where datname = current_database() and query ~* %s"
-    return conn.execute(sql, ["listen"]).fetchone()[0]
+def waits(conn):
+    """Whether a client has the lock by which producers know that somebody waits."""
+    sql = (
+        "select count(*) from pg_locks where locktype = 'advisory'"
+        " and database = (select oid from pg_database where datname = current_database())"
+    )
+    return conn.execute(sql).fetchone()[0]
 
 
 # The command line
