@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue import Consumer
+from spark_pgqueue.command_line import cli
 from spark_pgqueue.worker.verdicts import of_error, trace
 
 MOMENT = timedelta(milliseconds=50)
@@ -107,6 +109,24 @@ def test_an_error_without_a_text_is_a_failure_as_any_other(queue: Any, url: str)
     Consumer(url, "s", "c").run(handle, wait=MOMENT)
     (dead,) = queue.dead_letters("s", "c")
     assert dead.error == "_Unspeakable: its text cannot be made: ValueError"
+
+
+def test_a_hook_that_ends_the_command_shows_no_password(
+    queue: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hooked.py").write_text(
+        "import spark_pgqueue\n"
+        "def boom():\n"
+        f"    raise ValueError('no answer of {URL}')\n"
+        "@spark_pgqueue.handler('s', 'c', on_start=boom)\n"
+        "def handle(message): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(cli.app, ["work", "hooked", "--url", url])
+    assert done.exit_code == 1
+    assert "ValueError: no answer of postgresql://me:***@host/db" in done.stderr
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "s3cret" not in done.output
 
 
 @pytest.mark.parametrize("make", ERRORS)
