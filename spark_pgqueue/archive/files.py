@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -41,14 +42,41 @@ class Segment(NamedTuple):
         Raises:
             PgQueueError: an exporter would not describe a file so.
         """
+        found, above = list[ArchiveFile](), lo
         try:
-            return cls(lo, hi, uri, folder, tuple(ArchiveFile(**each) for each in files))
-        except TypeError as error:
+            if not isinstance(files, list):
+                raise TypeError("it is no list of files")
+            for each in files:
+                found.append(_noted(each, above, hi))
+                above = found[-1].hi
+        except (TypeError, ValueError) as error:
             raise _damaged(f"the manifest of {folder}", error) from error
+        return cls(lo, hi, uri, folder, tuple(found))
 
     def within(self, lo: int, hi: int) -> Segment:
         """The segment with those of its files alone that have numbers from lo to below hi."""
         return self._replace(files=tuple(f for f in self.files if f.lo < hi and f.hi > lo))
+
+
+def _noted(each: dict[str, Any], lo: int, hi: int) -> ArchiveFile:
+    """A file as the manifest has it, with numbers from lo to below hi, as `end_export` takes it.
+
+    Raises:
+        TypeError, ValueError: an exporter would not describe a file so.
+    """
+    about = ArchiveFile(**each)
+    counts = (about.lo, about.hi, about.messages, about.bytes, about.footer_bytes)
+    digests = (about.sha256, about.footer_sha256)
+    is_old = each.keys().isdisjoint(ArchiveFile._field_defaults)
+    if (
+        any(type(count) is not int for count in counts)
+        or not lo <= about.lo < about.hi <= hi
+        or not 0 < about.messages <= about.hi - about.lo
+        or not (is_old or 0 < about.footer_bytes <= about.bytes)
+        or not (is_old or all(re.fullmatch("[0-9a-f]{64}", str(digest)) for digest in digests))
+    ):
+        raise ValueError(f"no exporter writes {str(each)[:500]} after number {lo - 1}")
+    return about
 
 
 def read(

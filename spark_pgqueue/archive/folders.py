@@ -144,7 +144,7 @@ def _parts(uri: str) -> tuple[str, str]:
     scheme, found, path = uri.partition("://")
     if not found:
         scheme, path = "file", uri
-    if scheme not in ("file", *_FILE_SYSTEMS) or (scheme == "file") != path.startswith("/"):
+    if scheme not in ("file", *_FILE_SYSTEMS) or not path or (scheme == "file") != (path[0] == "/"):
         raise ValueError(
             f"it is no absolute path, and no URI of file, {', '.join(_FILE_SYSTEMS)} with a host "
             "or bucket"

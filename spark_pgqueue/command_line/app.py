@@ -115,10 +115,16 @@ class _Commands(TyperGroup):
             raise  # typer ends without a word
         except OSError as error:
             fail(str(error))
+        except (typer.Exit, typer.Abort):
+            raise
         except Exception as error:
             if hasattr(error, "format_message") and hasattr(error, "message"):
                 _clarify(error)
-            raise
+                raise
+            from spark_pgqueue.worker.verdicts import trace  # for a user's hook, as a rule
+
+            print(trace(error), file=sys.stderr)
+            raise typer.Exit(1) from None
 
 
 # No pretty exceptions: they show local variables, and a url may hold a password.

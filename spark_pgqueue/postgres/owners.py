@@ -7,9 +7,11 @@ trust:
 
 - a role that may do all that the session may do anyway: its own role, a member of that role, a
   superuser;
-- unless the session's role is a superuser or creates roles: the role that it took on (`set role`),
-  the database's owner, and members of the role pgqueue_owner, which only somebody who creates roles
-  can make. A privileged session trusts none of these, since a function can `reset role`.
+- unless the session's role is privileged: the role that it took on (`set role`), the database's
+  owner, and members of the role pgqueue_owner, which only somebody who creates roles can make. A
+  privileged session trusts none of these, since a function can `reset role`. And since a function
+  can `set role`, too, a role is privileged by each role that it is a member of: a superuser, one
+  that creates roles, or one that reaches the server's files and programs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from spark_pgqueue.postgres.errors import SCHEMA_VERSION, PgQueueError
 
 LOOK: LiteralString = """
 with me as materialized (
-    select r.oid, r.rolsuper or r.rolcreaterole as is_privileged
+    select r.oid, exists (
+        select from pg_catalog.pg_roles p
+        where (p.rolsuper or p.rolcreaterole
+               or p.rolname operator(pg_catalog.=) any ('{pg_execute_server_program,
+                   pg_read_server_files, pg_write_server_files}'::pg_catalog.name[]))
+          and pg_catalog.pg_has_role(r.oid, p.oid, 'member')) as is_privileged
     from pg_catalog.pg_roles r where r.rolname operator(pg_catalog.=) session_user),
 trusted as materialized (
     select r.oid from pg_catalog.pg_roles r cross join me
@@ -51,7 +58,13 @@ owned (kind, home, name, owner) as (
     union all
     select 'type', s.nspname, t.typname, t.typowner from pg_catalog.pg_type t join s
         on t.typnamespace operator(pg_catalog.=) s.oid
-        and t.typowner operator(pg_catalog.<>) s.nspowner)
+        and t.typowner operator(pg_catalog.<>) s.nspowner
+    union all
+    select 'function of trigger', c.relname, g.tgname, p.proowner
+    from pg_catalog.pg_class c join s on c.relnamespace operator(pg_catalog.=) s.oid
+    join pg_catalog.pg_trigger g on g.tgrelid operator(pg_catalog.=) c.oid
+    join pg_catalog.pg_proc p on p.oid operator(pg_catalog.=) g.tgfoid
+        and p.proowner operator(pg_catalog.<>) s.nspowner)
 select pg_catalog.current_setting('array_nulls'),
        case when f.owner is null
            then pg_catalog.to_regprocedure('pgqueue.schema_version()') is not null end,
@@ -93,7 +106,10 @@ def judge(row: tuple[Any, ...] | None) -> Look:
     if owner is None:
         return Look(array_nulls, is_installed)
     if is_privileged:
-        hint = f"connect as {owner}, or as a role that neither is a superuser nor creates roles"
+        hint = (
+            f"connect as {owner}, or as a role that neither is nor may become a superuser or one "
+            "that creates roles"
+        )
     else:
         hint = (
             f"if {owner} shall own the queue, an administrator runs: create role pgqueue_owner "

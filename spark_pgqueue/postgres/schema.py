@@ -255,6 +255,8 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
     with translated(), conn.transaction():
         owners.check(conn)
         conn.execute("select pgqueue.create_roles()")
+    # Where another role has to grant the membership, the group's rights in this database stay.
+    with translated(), conn.transaction():
         try:
             conn.execute(
                 SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))

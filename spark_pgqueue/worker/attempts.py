@@ -24,9 +24,10 @@ from spark_pgqueue.worker.verdicts import (
     Result,
     Retry,
     Verdict,
-    clean,
     of_error,
     of_result,
+    summary,
+    trace,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ class Hooks:
 
     def _tell_of(self, messages: Sequence[Message], hook: Any, error: BaseException) -> None:
         name = "on_success" if hook is self._options.on_success else "on_failure"
-        logger.error("%s: a hook failed: %s", name_of(self._of, messages), name, exc_info=error)
+        # A traceback of logging's own would show passwords, and texts of any length.
+        logger.error("%s: a hook failed: %s\n%s", name_of(self._of, messages), name, trace(error))
 
 
 class Attempt:
@@ -222,7 +224,7 @@ class LostConnections:
                 return failed(self._of, messages, error)
         logger.warning(
             "%s: given back, the connection of its transaction was lost: %s",
-            *(name_of(self._of, messages), clean(str(error))),
+            *(name_of(self._of, messages), summary(error)),
         )
         return Defer(_PAUSE)
 
@@ -230,7 +232,8 @@ class LostConnections:
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
     """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        logger.warning("%s: %s", name_of(of, messages), type(error).__name__, exc_info=error)
+        named = type(error).__name__
+        logger.warning("%s: %s\n%s", name_of(of, messages), named, trace(error))
     return of_error(error)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.worker.attempts import Attempt, name_of
-from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, clean, plain
+from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain, summary
 
 _PATIENCE = 60.0  # seconds for a process to import the handler's modules
 _PAUSE = 1.0  # seconds after a failed start of a process
@@ -96,7 +96,7 @@ class Child:
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)
-            outcome = Retry(reason=clean(str(error)))
+            outcome = Retry(reason=summary(error))
             return outcome, outcome
         return outcome, _unpacked(packed, outcome)
 

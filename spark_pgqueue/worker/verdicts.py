@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from enum import Enum
@@ -13,7 +15,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable, warn
 
-_LONGEST = 2000  # characters of a reason
+_LONGEST = 2000  # characters of a reason, and of each part of a traceback
+_PARTS = 100  # of a traceback: a line of code with its place, or a message
 
 
 class Verdict(Exception):
@@ -194,7 +197,25 @@ def of_error(error: BaseException) -> Verdict:
         error = error.exceptions[0]
     if isinstance(error, Retry | Reject | Defer):
         return error
-    return Retry(reason=f"{type(error).__name__}: {clean(str(error))}".rstrip(": "))
+    return Retry(reason=summary(error))
+
+
+def summary(error: BaseException) -> str:
+    """The type and the text of an error, as `clean` has it."""
+    try:
+        text = clean(str(error))
+    except Exception as other:  # a handler's error may be of any class
+        text = f"its text cannot be made: {type(other).__name__}"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def trace(error: BaseException) -> str:
+    """The traceback of an error, and of those that led to it, for the log.
+
+    Each part is as `clean` has it; of many parts, the last are there.
+    """
+    parts = deque(traceback.TracebackException.from_exception(error).format(), _PARTS)
+    return "\n".join(clean(part.rstrip("\n")) for part in parts)
 
 
 def plain(outcome: Outcome) -> Outcome:

@@ -141,8 +141,7 @@ create or replace function _pgqueue.read_schema(p_schema text) returns jsonb
 language plpgsql immutable
 as $$
 declare
-    v_words text[] := array(select m[1] from regexp_matches(p_schema, '(`[^`]*`|[[:alnum:]_]+|[^[:space:]])', 'g')
-                                with ordinality w (m, i) order by i);
+    v_words text[];
     v_read  record;
 begin
     if p_schema is null then
@@ -151,6 +150,8 @@ begin
         raise exception 'p_settings: schema has at most 16,384 characters, not %', length(p_schema)
             using errcode = 'PQ003', column = 'p_settings';
     end if;
+    v_words := array(select m[1] from regexp_matches(p_schema, '(`[^`]*`|[[:alnum:]_]+|[^[:space:]])', 'g')
+                           with ordinality w (m, i) order by i);
     v_read := _pgqueue.read_columns(v_words, 1, 0);
     if v_read.o_at <= cardinality(v_words) then
         perform _pgqueue.refuse_schema(v_words, v_read.o_at, 'a comma or the end');

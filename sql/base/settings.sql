@@ -143,7 +143,7 @@ begin
     if found then
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
             using errcode = 'PQ003', column = 'p_settings',
-                  hint = (select concat_ws(' ', format('Is it %s?', _pgqueue.nearest(v_unknown, array_agg(name))),
+                  hint = (select concat_ws(' ', 'Is it ' || _pgqueue.nearest(v_unknown, array_agg(name)) || '?',
                                            format('There are: %s.', string_agg(name, ', ' order by name)))
                           from _pgqueue.settings() s where s.of_what = p_of_what);
     end if;
@@ -163,8 +163,8 @@ as $$
     cross join lateral (select count(distinct a.pair) as common
                         from (select substr('^' || lower(left(p_word, 100)), i, 2)
                               from generate_series(1, length(left(p_word, 100))) i) a (pair)
-                        join (select substr('^' || w, i, 2)
-                              from generate_series(1, length(w)) i) b (pair) using (pair)) c
+                        join (select substr('^' || left(w, 100), i, 2)
+                              from generate_series(1, length(left(w, 100))) i) b (pair) using (pair)) c
     where 5 * common >= length(w) + length(p_word)
     order by common::float8 / (length(w) + length(p_word)) desc, w limit 1
 $$;

@@ -41,16 +41,19 @@ create or replace function pgqueue.scan_where(p_where text, p_columns text[], ou
 language plpgsql stable
 as $$
 declare
-    v_words text[] := array(select w[1] from regexp_matches(p_where,
-        E'now\\s*\\(\\s*\\)|[a-z_][a-z0-9_]*|[0-9]+(?:[.][0-9]*)?(?:e[-+]?[0-9]+)?|[.][0-9]+(?:e[-+]?[0-9]+)?'
-        || E'|\'(?:[^\']|\'\')*\'|"(?:[^"]|"")*"|::|[-+*/<>=~!@#%^&|?`]+|\\s+|.', 'gi') w where w[1] !~ E'^\\s');
+    v_words text[];
     v_word  text;
     v_name  text;
     v_open  text := '';
 begin
     condition := '';
     columns := '{}';
-    if coalesce(octet_length(p_where), 0) not between 1 and _pgqueue.max_condition_bytes() or v_words = '{}' then
+    if octet_length(p_where) <= _pgqueue.max_condition_bytes() then  -- a longer one is not even read
+        v_words := array(select w[1] from regexp_matches(p_where,
+            E'now\\s*\\(\\s*\\)|[a-z_][a-z0-9_]*|[0-9]+(?:[.][0-9]*)?(?:e[-+]?[0-9]+)?|[.][0-9]+(?:e[-+]?[0-9]+)?'
+            || E'|\'(?:[^\']|\'\')*\'|"(?:[^"]|"")*"|::|[-+*/<>=~!@#%^&|?`]+|\\s+|.', 'gi') w where w[1] !~ E'^\\s');
+    end if;
+    if coalesce(v_words, '{}') = '{}' then
         raise exception 'p_where is an expression over columns, of 1 to % bytes, not %', _pgqueue.max_condition_bytes(),
                         coalesce(quote_literal(left(p_where, 50)), 'null')
             using errcode = 'PQ003', column = 'p_where';
@@ -102,7 +105,7 @@ begin
     end if;
     raise exception 'p_where names columns of the table, which has no column %', p_word
         using errcode = 'PQ003', column = 'p_where',
-              hint = concat_ws(' ', format('Is it %s?', _pgqueue.nearest(p_word, p_columns)),
+              hint = concat_ws(' ', 'Is it ' || _pgqueue.nearest(p_word, p_columns) || '?',
                                format('It has %s.', array_to_string(p_columns, ', ')));
 end $$;
 

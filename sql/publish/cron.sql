@@ -61,9 +61,10 @@ declare
     v_fields text[] := regexp_split_to_array(coalesce(v_means[array_position(v_names, v_text)], v_text), E'\\s+');
     v_cron   pgqueue.cron;
 begin
-    if cardinality(v_fields) is distinct from 5 then
+    -- a list of millions of numbers would take hours
+    if cardinality(v_fields) is distinct from 5 or length(p_cron) > 10000 then
         raise exception 'p_cron is minute, hour, day of the month, month and day of the week, with spaces between '
-                        'them, or %, not %',
+                        'them, of at most 10,000 characters, or %, not %',
                         array_to_string(v_names, ', ', ''), coalesce(quote_literal(left(p_cron, 200)), 'null')
             using errcode = 'PQ003', column = 'p_cron';
     end if;

@@ -63,11 +63,11 @@ create or replace function _pgqueue.check_condition(p_where jsonpath) returns vo
 language plpgsql immutable
 as $$
 begin
-    if regexp_replace(p_where::text, E'(^|[^$])"(?:[^"\\\\]|\\\\.)*"', E'\\1', 'g') ~ '[$]"' then
-        raise exception 'p_where has no variables, not %', quote_literal(left(p_where::text, 200))
-            using errcode = 'PQ003', column = 'p_where';
-    elsif octet_length(p_where::text) > _pgqueue.max_condition_bytes() then
+    if octet_length(p_where::text) > _pgqueue.max_condition_bytes() then
         raise exception 'p_where has up to % bytes, not %', _pgqueue.max_condition_bytes(), octet_length(p_where::text)
+            using errcode = 'PQ003', column = 'p_where';
+    elsif regexp_replace(p_where::text, E'(^|[^$])"(?:[^"\\\\]|\\\\.)*"', E'\\1', 'g') ~ '[$]"' then
+        raise exception 'p_where has no variables, not %', quote_literal(left(p_where::text, 200))
             using errcode = 'PQ003', column = 'p_where';
     elsif regexp_count(regexp_replace(p_where::text, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g'), E'\\*\\*') > 1 then
         raise exception 'p_where has .** once, not %', quote_literal(left(p_where::text, 200))

@@ -343,8 +343,30 @@ def test_a_link_that_leads_out_of_the_archive_is_not_followed(
     assert archive.read(segment=archive.segment._replace(uri=str(link))) == archive.rows
 
 
-def test_a_manifest_with_other_keys_is_an_error_that_names_it(archive: Archive) -> None:
-    with pytest.raises(PgQueueError, match="the manifest of 1/1 of the archive is damaged"):
-        Segment.of(1, 41, "/a", "1/1", [{"name": "x"}])
-    with pytest.raises(PgQueueError, match="the manifest"):
-        Segment.of(1, 41, "/a", "1/1", [1])  # type: ignore[list-item]
+def test_a_manifest_that_says_something_else_is_an_error_that_names_it(archive: Archive) -> None:
+    """Or the same messages are read, where what it says is of no account."""
+    (file,) = (each._asdict() for each in archive.segment.files)
+    values: list[Any] = [
+        *(None, True, -1, 0, 1, 75, 149, 150, 151, 152, 10**6, 2**31, 2**63, -(2**63), 10**30),
+        *(1.5, "", "x", "1", "\0", "0" * 64, "A" * 64, [], [1], {}),
+    ]
+    manifests: list[Any] = [
+        *([file | {key: value}] for key in file for value in values),
+        *([{key: file[key] for key in file if key != lacking}] for lacking in file),
+        *([file | {"more": 1}], [file, file], [file | {"lo": 150}, file], [None], ["x"], [[]], [1]),
+        *(None, 1, "x", {}, file),
+    ]
+    read = 0
+    for manifest in manifests:
+        said = "archive.rows"
+        try:
+            segment = Segment.of(*archive.segment[:4], manifest)
+            assert archive.read(segment=segment) == archive.rows, manifest
+            read += 1
+        except PgQueueError as error:
+            said = str(error)
+        names = ("the manifest of", "is damaged", "no exporter names", "cannot be read", "rows")
+        assert any(words in said for words in names), manifest
+    assert read < 10, (
+        "only another digest of the whole file, which no reader reads, is of no account"
+    )

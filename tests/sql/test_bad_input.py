@@ -70,6 +70,7 @@ CASES: list[Case] = [
     ("alter_stream('no', '{}')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("alter_stream('t', null)", "PQ003", ["p_settings", "JSON object", "null"]),
     ("alter_stream('t', '{\"max_byte\": 1}')", "PQ003", ["'max_byte'", "Is it max_bytes?", "dedup_window"]),
+    ("alter_stream('t', '{\"qq\": 1}')", "PQ003", ["'qq'", "\nThere are: dedup_window"]),
     ("alter_stream('t', '{\"max_bytes\": 0}')", "PQ003", ["max_bytes", "null for 16777216", "1 to 268435456, not 0"]),
     ("alter_stream('t', '{\"schema\": \"id int\"}')", "PQ003", ["schema is for streams of kind json, not text"]),
     ("alter_stream('j', '{\"schema\": \"id map\"}')", "PQ003", ["as word 2, 'map', where a type"]),

@@ -210,6 +210,85 @@ def test_a_client_trusts_its_own_role_the_databases_owner_and_those_that_are_nam
 
 
 @pytest.mark.parametrize(
+    "becomes", ["superuser", "createrole", "pg_execute_server_program", "pg_write_server_files"]
+)
+def test_a_role_that_may_become_a_privileged_one_is_one(
+    conn: psycopg.Connection, url: str, roles: tuple[str, str], becomes: str
+) -> None:
+    """A function may `set role` to all that its caller is a member of."""
+    owner, app = roles
+    (database,) = conn.execute("select current_database()").fetchone() or ("",)
+    conn.execute(f"grant usage on schema pgqueue to {app}".encode())
+    conn.execute(f"alter schema pgqueue owner to {owner}".encode())
+    conn.execute(f"alter database {database} owner to {owner}".encode())
+    group = becomes
+    if not becomes.startswith("pg_"):
+        group = f"{app}_admins"
+        conn.execute(f"create role {group} {becomes}".encode())
+    try:
+        with connection.connect(make_conninfo(url, user=app)) as session:
+            assert owners.check(session)
+            conn.execute(f"grant {group} to {app}".encode())
+            with pytest.raises(PgQueueError, match=f"belongs to {owner}") as caught:
+                owners.check(session)
+            assert "nor may become" in str(caught.value.hint)
+            conn.execute("alter schema pgqueue owner to current_user")
+            conn.execute(f"alter database {database} owner to current_user".encode())
+            assert owners.check(session), "a superuser's schema is anybody's to use"
+    finally:
+        conn.execute(f"revoke {group} from {app}".encode())
+        if group != becomes:
+            conn.execute(f"drop role {group}".encode())
+
+
+def test_a_trigger_with_the_function_of_another_role_is_noticed(
+    conn: psycopg.Connection, url: str, roles: tuple[str, str]
+) -> None:
+    mallory, _ = roles
+    conn.execute("grant usage on schema pgqueue to public")
+    conn.execute(f"grant trigger on pgqueue.streams to {mallory}".encode())
+    conn.execute(f"create schema {mallory} authorization {mallory}".encode())
+    with connection.connect(make_conninfo(url, user=mallory)) as theirs:
+        theirs.execute(
+            f"create function {mallory}.noting() returns trigger language plpgsql"
+            " as 'begin return new; end'".encode()
+        )
+        theirs.execute(
+            "create trigger noting before insert on pgqueue.streams"
+            f" for each row execute function {mallory}.noting()".encode()
+        )
+    with (
+        spark_pgqueue.connect(url) as queue,
+        pytest.raises(PgQueueError, match=f"trigger streams.noting belongs to {mallory}"),
+    ):
+        queue.streams()
+    conn.execute("drop trigger noting on pgqueue.streams")
+
+
+def test_who_owns_the_database_and_may_not_grant_a_group_leaves_that_to_an_administrator(
+    conn: psycopg.Connection, empty_url: str, roles: tuple[str, str]
+) -> None:
+    owner, app = roles
+    with connection.connect(empty_url) as admin:
+        (database,) = admin.execute("select current_database()").fetchone() or ("",)
+        conn.execute("select pgqueue.create_roles()")
+        admin.execute(f"alter database {database} owner to {owner}".encode())
+        with connection.connect(make_conninfo(empty_url, user=owner)) as theirs:
+            schema.install(theirs)
+            with pytest.raises(PgQueueError, match="permission denied to grant role") as caught:
+                schema.grant(theirs, "producer", app)
+            assert f"an administrator of the role runs: grant pgqueue_producer to {app}" in str(
+                caught.value.hint
+            )
+            theirs.execute("select pgqueue.create_stream('s')")
+        admin.execute(f"grant pgqueue_producer to {app}".encode())
+        with spark_pgqueue.connect(make_conninfo(empty_url, user=app)) as queue:
+            assert queue.send("s", "x")
+        admin.execute(f"alter database {database} owner to current_user".encode())
+        admin.execute(f"drop owned by {owner} cascade".encode())
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "alter function pgqueue.send(text,text,text,jsonb,bytea) owner to",
