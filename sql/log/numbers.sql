@@ -100,7 +100,7 @@ $$;
 --   p_quick  asks only for what is read by a few rows of an index
 create or replace function _pgqueue.numbers(p_names text[] default null, p_quick boolean default false)
 returns table (sequence regclass, last_number bigint, highest bigint)
-language plpgsql
+language plpgsql stable
 as $$
 declare
     v_one record;

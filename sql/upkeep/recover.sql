@@ -33,7 +33,7 @@ $$;
 -- Returns the sequence, the number that it gave out last, and the highest number that a row has. No row: all is well.
 -- Reads tables whole. Locks nothing.
 create or replace function pgqueue.numbers_behind() returns table (sequence text, last_number bigint, highest bigint)
-language sql
+language sql stable
 as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest $$;
 
 -- Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
