@@ -9,10 +9,12 @@
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
 #                     ARGS=--keep keeps it by commit, in tests/benchmarks/server_time.json
 #   make explore every interleaving of each pair of calls: hours
+#   make mutants plants single faults in the SQL and counts those that a test finds: hours, or
+#                ARGS="--seed 7 --count 20"
 #   make endure  kills of every kind beside messages through everything, counted: an hour, or
 #                ARGS="--minutes 600"; what it counts is added to tests/endure/tally.json
 .DELETE_ON_ERROR:
-.PHONY: demo quick test test-all bench bench-check explore endure compare matrix docs site lint clean
+.PHONY: demo quick test test-all bench bench-check explore mutants endure compare matrix docs site lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -50,6 +52,9 @@ bench-check: .venv/dev
 
 explore: .venv/dev
 	$(BIN)/python -m tests.explore $(ARGS)
+
+mutants: .venv/dev
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 endure: .venv/dev
 	$(BIN)/python -m tests.endure $(ARGS)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 from uuid import uuid4
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
@@ -30,6 +29,8 @@ FIELDS = ["reader", "claim", "messages"]
 def local_folder(location: str) -> Path:
     """The folder of a checkpointLocation on this machine.
 
+    A location is no encoded URI: Hadoop's Path takes %20 as these three characters.
+
     Raises:
         ValueError: the location is on another file system, or empty.
     """
@@ -40,7 +41,7 @@ def local_folder(location: str) -> Path:
     path = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^/].*|/)", location, re.IGNORECASE)
     if path is None:
         raise ValueError
-    return Path(unquote(path[1]))
+    return Path(path[1])
 
 
 def position_of(offset: Any) -> tuple[str, int, int] | None:

@@ -210,13 +210,17 @@ def multirange(seqs: pa.Int64Array) -> str:
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as seconds since 1970."""
+    """Times as seconds since 1970.
+
+    Arrow rounds the local time of a zone: it refuses the hours of a change to or from daylight
+    saving time, and zones such as UTC+01:00. A time is the same instant in UTC.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     options = pc.RoundTemporalOptions(unit="second")
-    full = pc.call_function("ceil_temporal", [times], options)
-    return full.cast(pa.timestamp("s", times.type.tz)).cast(pa.int64())
+    full = pc.call_function("ceil_temporal", [times.cast(pa.timestamp("us", "UTC"))], options)
+    return full.cast(pa.timestamp("s", "UTC")).cast(pa.int64())
 
 
 def _to_jsonb(headers: pa.ChunkedArray) -> pa.Array:

@@ -411,6 +411,14 @@ as $$
                     then pg_advisory_unlock(_pgqueue.lock_class_waiting(), p_stream_id) else false end
 $$;
 
+-- Wakes up sessions that wait for messages of a stream, unless the stream does not notify: a transaction that has
+-- notified cannot be prepared.
+create or replace function _pgqueue.wake(p_stream_id int) returns void
+language sql
+as $$
+    select pg_notify(_pgqueue.channel(stream_id), '') from pgqueue.streams where stream_id = p_stream_id and notify
+$$;
+
 -- Locks a checkpoint reader. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_reader(p_reader uuid) returns void
 language plpgsql

@@ -13,6 +13,10 @@ begin
     return (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r);
 end $$;
 
+-- The number of deliveries after one more: the largest int stays.
+create or replace function _pgqueue.one_more(p_deliver_count int) returns int language sql immutable parallel safe
+as $$ select least(p_deliver_count, 2147483646) + 1 $$;
+
 -- The set of some numbers. Null for null. Errors: PQ003 when one of the numbers is null, or the array has several
 -- dimensions.
 create or replace function _pgqueue.set_of(p_seqs bigint[]) returns int8multirange

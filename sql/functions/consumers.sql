@@ -107,7 +107,9 @@ begin
         'with held as (select stream_id, name from pgqueue.streams '
         'where stream_id = $1 for key share), '  -- lock: stream
         'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered) '
-        'select stream_id, name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean from held '
+        'select stream_id, name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean from held h '
+        'where not exists (select from pgqueue.consumers c '  -- else it would take an id
+        'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
         'on conflict do nothing returning consumer_id) '  -- lock: settings
         'select coalesce(max(consumer_id), 0) from made',
         v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null))::int;

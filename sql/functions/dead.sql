@@ -109,7 +109,7 @@ begin
             where l is not null));
         perform _pgqueue.save_cursor(v_stored, v_cursor, true);
         perform _pgqueue.enter_keys(v_consumer, v_set);
-        perform pg_notify(_pgqueue.channel(v_consumer.stream_id), '');
+        perform _pgqueue.wake(v_consumer.stream_id);
     end if;
     return v_count;
 end $$;

@@ -226,7 +226,7 @@ declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
     perform _pgqueue.pause_or_resume(v_consumer, false);
-    perform pg_notify(_pgqueue.channel(v_consumer.stream_id), '');
+    perform _pgqueue.wake(v_consumer.stream_id);
 end $$;
 
 -- Notes that a consumer is paused, or is not.

@@ -59,5 +59,5 @@ begin
     raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
         v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
     perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
-    perform pg_notify(_pgqueue.channel(v_claim.stream_id), '');  -- what comes next waits for nobody
+    perform _pgqueue.wake(v_claim.stream_id);  -- what comes next waits for nobody
 end $$;

@@ -71,7 +71,8 @@ begin
     perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
-        'with made as (insert into pgqueue.streams (name, kind) values ($2 ->> 0, $2 ->> 1) '
+        'with made as (insert into pgqueue.streams (name, kind) select $2 ->> 0, $2 ->> 1 '
+        'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would take an id
         'on conflict (name) do nothing returning stream_id) '  -- lock: stream
         'select coalesce(max(stream_id), 0) from made', null, jsonb_build_array(p_name, p_kind))::int;
     if v_stream.stream_id = 0 then

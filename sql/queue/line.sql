@@ -33,8 +33,8 @@ begin
         exit when p_size is null and v_place.lane > 0;
         while v_served.message_count < p_want loop
             update pgqueue.consumer_messages
-            set state = 'claimed', claim_id = p_claim_id, deliver_count = deliver_count + 1, not_visible_until = null,
-                last_delivered_at = clock_timestamp()
+            set state = 'claimed', claim_id = p_claim_id, deliver_count = _pgqueue.one_more(deliver_count),
+                not_visible_until = null, last_delivered_at = clock_timestamp()
             where ctid = (select ctid from pgqueue.consumer_messages
                           where consumer_id = p_consumer_id and state = 'ready' and lane = v_place.lane
                             and (line_no, first_seq) >= (v_place.line_no, v_place.first_seq)

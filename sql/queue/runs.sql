@@ -226,7 +226,7 @@ as $$
 begin
     p_run.state := 'claimed';
     p_run.claim_id := p_claim_id;
-    p_run.deliver_count := p_run.deliver_count + 1;
+    p_run.deliver_count := _pgqueue.one_more(p_run.deliver_count);
     p_run.not_visible_until := null;
     p_run.last_delivered_at := clock_timestamp();
     return _pgqueue.store_run(p_run, p_seqs);

@@ -173,6 +173,18 @@ def test_rows_of_one_priority_and_second_are_a_group_and_all_stay_in_their_order
     ]
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "UTC+01:00", "GMT+2", "+05:30", "EST5EDT"])
+def test_a_time_is_an_instant_in_any_zone(zone: str):
+    """Also in the two hours of 2017-11-05 that have one local time in New York."""
+    micros = [1509859800_000_000, 1509863400_000_001, 1489303800_500_000, -1_500_000, None]
+    times = pa.array(micros, pa.timestamp("us", zone))
+    rows = pa.table({"data": list("abcde"), "deliver_at": times, "expires_at": times})
+    _, chunks = to_staged_chunks(rows, pa.array([1, 2, 3, 4, 5], pa.int64()))
+    expected = [1509859800, 1509863401, 1489303801, -1, None]
+    assert [each.deliver_at for each in chunks] == expected
+    assert [each.expires_at for each in chunks] == expected
+
+
 def test_dedup_keys_stay_with_their_rows():
     rows = pa.table(
         {

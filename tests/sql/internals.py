@@ -719,3 +719,8 @@ def add_ended_claims(conn: psycopg.Connection, n: int) -> None:
         [n],
     )
     conn.execute("delete from pgqueue.claims where claim_id < 0")
+
+
+def delivered_often(conn: psycopg.Connection, deliver_count: int) -> None:
+    """The messages that consumers hold as runs were delivered so many times."""
+    conn.execute("update pgqueue.consumer_messages set deliver_count = %s", [deliver_count])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.sql import checker, clock
+from tests.sql import checker, clock, internals
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -74,3 +74,19 @@ def test_after_the_clock_was_set_back_what_is_delayed_comes_when_it_is_due(
         value(conn, "nack", claim, None if returned == "all" else [seq], seconds(60))
     assert receive(conn) == []
     checker.check(conn)  # that it will be found, then
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_message_that_was_delivered_as_often_as_can_be_counted_is_delivered_on(
+    conn: Conn, ordering: str
+) -> None:
+    """An int that overflows would stop its consumer."""
+    most = 2**31 - 1
+    consumer(conn, ordering=ordering)
+    seq = send(conn, p_key="k")
+    value(conn, "nack", claim_of(receive(conn)))
+    internals.delivered_often(conn, most - 1)
+    for _ in range(3):
+        (row,) = receive(conn)
+        assert (row.seq, row.deliver_count) == (seq, most)
+        value(conn, "nack", row.claim_id)

@@ -8,6 +8,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from psycopg import IsolationLevel
 from psycopg.types.json import Jsonb
@@ -312,3 +313,45 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
         dropped.result()
     assert internals.count(conn, "consumer_messages") == 0
     assert internals.count(conn, "claims") == 0
+
+
+def test_making_what_is_there_takes_no_number(conn: Conn) -> None:
+    """A service that makes its streams at each start would use up the ids, which are ints."""
+    made = {
+        "create_stream": ["n"],
+        "create_consumer": ["n", "c"],
+        "create_group": ["n", "g"],
+    }
+    ids = {name: value(conn, name, *given) for name, given in made.items()}
+    for _ in range(3):
+        for name, given in made.items():
+            assert value(conn, name, *given, p_if_not_exists=True) == ids[name]
+    assert value(conn, "create_stream", "t") == ids["create_stream"] + 1
+    assert value(conn, "create_consumer", "t", "c") == ids["create_group"] + 1
+
+
+@pytest.mark.parametrize("notify", [True, False])
+def test_a_stream_that_does_not_notify_leaves_each_call_to_a_prepared_transaction(
+    conn: Conn, notify: bool
+) -> None:
+    """Postgres prepares no transaction that has notified."""
+    value(conn, "create_stream", "q", p_settings=Jsonb({"notify": notify}))
+    value(conn, "create_consumer", "q", "c", p_ordering="key")
+    seqs = [value(conn, "send", "q", "x", "k") for _ in range(4)]
+    value(conn, "dead_letter", claim_of(call(conn, "receive", "q", "c", 1)))
+    value(conn, "ack", claim_of(call(conn, "receive", "q", "c", 1)))
+    calls = {
+        "redrive": ["q", "c"],
+        "resume": ["q", "c"],
+        "cancel": ["q", "c", seqs[3:]],
+    }
+    for name, given in calls.items():
+        conn.execute("begin")
+        call(conn, name, *given)
+        if notify:
+            with pytest.raises(psycopg.errors.FeatureNotSupported):
+                conn.execute("prepare transaction 'q'")
+            conn.execute("rollback")
+        else:
+            conn.execute("prepare transaction 'q'")
+            conn.execute("commit prepared 'q'")

@@ -57,6 +57,11 @@ def test_where_a_checkpoint_is_on_this_machine():
         assert local_folder(there) == Path("/a/b")
 
 
+def test_a_location_is_not_decoded():
+    """Spark makes the folder `a%20b` of both."""
+    assert local_folder("/a%20b") == local_folder("file:///a%20b") == Path("/a%20b")
+
+
 @pytest.mark.parametrize(
     "there",
     ["s3://bucket/c", "s3a://b/c", "hdfs:///c", "dbfs:/c", "file://host/c", "abfss://x@y/c"],
