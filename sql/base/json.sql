@@ -19,7 +19,7 @@ begin
     return regexp_replace(
         -- pairs, and other escapes, stay as they are
         regexp_replace(p_data, E'(\\\\u[dD][89abAB][[:xdigit:]]{2}\\\\u[dD][c-fC-F][[:xdigit:]]{2}|\\\\[^u])'
-                       '|\\\\u(?:0000|[dD][89a-fA-F][[:xdigit:]]{2})', E'\\1', 'g'),
+                       || E'|\\\\u(?:0000|[dD][89a-fA-F][[:xdigit:]]{2})', E'\\1', 'g'),
         -- a text, which stays as it is, or the end of a number (a repetition of many digits makes each match slow)
         E'("(?:[^"\\\\]|\\\\.)*"|[.][0-9]{40}|[eE][-+]?0*[0-9]{4})[0-9]*', E'\\1', 'g')::jsonb;
 exception

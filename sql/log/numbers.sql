@@ -114,7 +114,7 @@ begin
         ), holder as (
             select format(h.numbers, s.stream_id) as name, h.quick, format(h.query, s.stream_id) as query
             from _pgqueue.number_holders() h
-            left join pgqueue.streams s on h.numbers like '%\%s'
+            left join pgqueue.streams s on h.numbers like E'%\\%s'
             union all
             select i.objid::regclass::text, t.oid = i.refobjid,
                    format('select max(%I) from pgqueue.%I', i.attname, t.relname)
