@@ -96,7 +96,7 @@ language plpgsql
 as $$
 begin
     perform pgmq._create(queue_name, true, false);
-    if retention_interval ~ '^\d+$' then
+    if retention_interval ~ '^[0-9]+$' then
         perform pgqueue.set_retention(pgmq._stream_of(queue_name), p_messages => retention_interval::bigint,
                                       p_unread => 'drop');
     else

@@ -62,9 +62,10 @@ begin
             using errcode = 'PQ003', column = 'p_uri',
                   hint = 'The exporter takes options by --options, and Spark by archiveOptions.';
     elsif p_uri !~ '^(/|file:///|(s3|gs|gcs|abfs|abfss|hdfs)://)[^/]' or length(p_uri) > 1000
-          or p_uri ~ '[[:space:][:cntrl:]%\\]|[^:/]//|/[.]{1,2}(/|$)' then
+          or p_uri ~ E'[[:space:][:cntrl:]%\\\\]|[^:/]//|/[.]{1,2}(/|$)' then
         raise exception 'p_uri is an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
-                        'abfss or hdfs, of at most 1,000 characters and without spaces, %%, \, // and .., not %',
+                        'abfss or hdfs, of at most 1,000 characters and without spaces, %%, backslashes, // and .., '
+                        'not %',
                         quote_literal(left(p_uri, 100))
             using errcode = 'PQ003', column = 'p_uri';
     end if;
