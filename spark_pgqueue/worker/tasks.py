@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -47,7 +46,7 @@ class Tasks:
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starting: Future[None] | None = None
+        self._on_loop = calling.OnLoop(self._loop)
         self._is_over = False
         self._url = url
         self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
@@ -55,14 +54,11 @@ class Tasks:
 
     def start(self) -> None:
         """See `Executor`. Another thread than the loop's calls it."""
-        hook = self._hooks.started_async()
-        self._starting = asyncio.run_coroutine_threadsafe(hook, self._loop)
-        self._starting.result()
+        self._on_loop(self._hooks.started_async)
 
     def cancel_start(self) -> None:
         """End the hook on_start, if it still runs."""
-        if self._starting is not None:
-            self._starting.cancel()
+        self._on_loop.cancel()
 
     def feed(self) -> None:
         """See `Executor`. Another thread than the loop's calls it."""

@@ -246,7 +246,8 @@ as $$
 begin
     if p_stream.name is null and not _pgqueue.may_look() then
         raise exception 'a message of stream % does not fit its schema', _pgqueue.called(p_stream)
-            using errcode = 'PQ004', column = 'p_data', hint = 'The schema: pgqueue.schema_of, by the stream''s name.';
+            using errcode = 'PQ004', column = 'p_data',
+                  hint = 'To a role that may look at streams, the error names the column.';
     end if;
     raise exception 'a message of stream % does not fit its schema: %', _pgqueue.called(p_stream),
         case when jsonb_typeof(p_data) <> 'object' then 'it is no JSON object, but of type ' || jsonb_typeof(p_data)

@@ -62,6 +62,7 @@ $$;
 -- columns.
 --   p_names   of these functions; p_base: of the table's
 --   the rest as in capture_script; p_primary: the columns of the primary key; null: none
+-- More than 60 lines: a statement for each function, in their order.
 create or replace function _pgqueue.function_statements(p_names jsonb, p_base jsonb, p_stream_id int, p_keys text[],
                                                         p_columns text[], p_primary text[], p_old boolean,
                                                         p_outbox boolean) returns setof text

@@ -148,7 +148,7 @@ begin
     raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
                     'of its sequences', p_what
         using errcode = 'PQ011',
-              hint = 'Keep producers and workers out, and call: select * from pgqueue.recover(). '
+              hint = 'Keep producers and workers out, and call recover(). '
                      'Nothing was changed.';
 end $$;
 

@@ -59,7 +59,7 @@ begin
                   hint = 'A crash or a failover empties staged rows. Nothing was written; run the batch again.';
     elsif v_changed <> '' then
         raise exception 'table % would cut or round text of column %', p_table, v_changed
-            using errcode = '22001', hint = 'Make the column wider, or let allow_rounding of open_table() name it.';
+            using errcode = '22001', hint = 'Make the column wider, or name it in the sink''s option allowRounding.';
     end if;
     if v_statements[2] is not null then
         execute v_statements[2] into v_rows using p_chunks;

@@ -204,7 +204,8 @@ as $$
 $$;
 
 -- The statements of begin_table_batch(). Names are quoted by format(); casts, operators and collations have their
--- schema, so that it does not matter where the session looks for names.
+-- schema, so that it does not matter where the session looks for names. More than 60 lines: one reads what a statement
+-- is made of beside it.
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
 language plpgsql stable
 as $$

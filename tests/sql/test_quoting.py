@@ -55,6 +55,10 @@ VARIABLES = {
     "v_plan.condition": ("group_workers.sql", "a format with %L, or a text"),
     "v_index[2]": ("indexes.sql", "a text of that file"),
     "v_type": ("limits.sql", "a text of that file"),
+    "v_name": ("migrations/2.sql", "a format with a number"),
+    "h.query": ("numbers.sql", "a text of that file, or a format with %I"),
+    "v_one.query": ("numbers.sql", "made of those"),
+    "v_one.name": ("numbers.sql", "a regclass as text"),
 }
 """Variables with SQL: the file where each is used, and where its text comes from."""
 
@@ -75,7 +79,7 @@ EXECUTED = {
     "settings.sql": ["v_alter"],  # a format
     "segments.sql": ["'drop table ' || v_names"],  # formats with %I
     "upgrade.sql": [
-        "(select 'drop view ' || string_agg(oid::regclass::text, ', ')",
+        "(select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)",
         "(select 'drop routine ' || string_agg(oid::regprocedure::text, ', ')",
     ],
     "version.sql": ["'drop routine ' || v_function"],  # a regprocedure as text

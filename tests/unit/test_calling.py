@@ -644,15 +644,20 @@ def test_async_hooks_run_in_the_loop_of_the_run(queue, url):
 
 def test_a_run_that_is_cancelled_does_not_wait_for_its_first_hook(url, queue):
     async def work() -> None:
-        begun = asyncio.Event()
+        begun, ended = asyncio.Event(), asyncio.Event()
 
         async def start() -> None:
             begun.set()
-            await asyncio.sleep(600)
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                ended.set()
+                raise
 
         run = asyncio.create_task(Consumer(url, "s", "c").run_async(coroutine, on_start=start))
         await begun.wait()
         run.cancel()
+        await ended.wait()  # by that alone
         with pytest.raises(asyncio.CancelledError):
             await run
 
