@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import unicodedata
 from typing import Any
@@ -19,7 +18,9 @@ def printable(text: str, *, keep: str = "") -> str:
         text: any text.
         keep: characters to leave as they are, such as a newline.
     """
-    return text if text.isprintable() else text.translate(_escapes(keep))
+    if text.isprintable():
+        return text
+    return text.translate(_ESCAPES.setdefault(keep, _Escapes(keep)))
 
 
 class _Escapes(dict[int, str]):
@@ -35,7 +36,7 @@ class _Escapes(dict[int, str]):
         return self[code]
 
 
-_escapes = functools.cache(_Escapes)
+_ESCAPES: dict[str, _Escapes] = {}  # by keep; a functools.cache is not pickled by value
 
 
 def warn(message: str, *arguments: Any, logger: str = "spark_pgqueue") -> None:

@@ -285,7 +285,15 @@ def _number(text: str) -> Decimal:
     return number
 
 
-_loads = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_number).decode
+_decoder: list[json.JSONDecoder] = []  # made at the first use: it is not pickled by value
+
+
+def _loads(text: str) -> Any:
+    if not _decoder:
+        _decoder.append(
+            json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_number)
+        )
+    return _decoder[0].decode(text)
 
 
 def _shallow(text: str) -> str:
