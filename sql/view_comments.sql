@@ -38,7 +38,7 @@ begin
             ['lease_until', 'until when other claimers leave it to its owner; null: it is not claimed'],
             ['last_error', 'why it failed last, or died; null: it has not failed, or its worker gave no reason']]),
         ('consumer_settings', 'One row per consumer: how it was created.', array[
-            ['max_deliver_count', 'deliveries after which a message that fails is a dead letter; null: no limit'],
+            ['max_deliver_count', 'deliveries after which a message that fails is a dead letter; null: never'],
             ['visibility_timeout', 'how long a claim is held without being extended'],
             ['topic', 'the topic that the keys of its messages match; null: any key'],
             ['condition', 'the jsonpath that its messages pass; null: no condition'],
@@ -83,8 +83,8 @@ begin
         ('consumer_health', 'One row per consumer: whether it is ok, full, paused, unattended or failing, and '
                             'why.', array[
             ['status', 'the first that is true of: full (max_backlog is reached), paused, unattended (nobody has '
-                       'claimed for a minute), failing (messages died in the last hour, or were delivered ten times '
-                       'where max_deliver_count is not set), ok'],
+                       'claimed for a minute), failing (messages died in the last hour; or were delivered ten times, '
+                       'where max_deliver_count is never, or to Spark), ok'],
             ['because', 'the reason for the status, in words'],
             ['backlog', 'messages that are neither claimed nor dead'],
             ['max_backlog', 'the largest backlog that is allowed; null: no limit'],

@@ -6,35 +6,40 @@
 -- To add a setting: see sql/changing.md.
 --   type       integer, number, interval, boolean or schema; text: one of the choices
 --   low, high  the allowed values, from and to. With an interval, 0 as low allows 0, and '1 us' means longer than 0
+--   none       the word for no value, where null stands for a default that is one; it is stored as null
 create or replace function _pgqueue.settings()
-returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[])
+returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[],
+               none text)
 language sql immutable
 as $$
-    values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', _pgqueue.max_interval()::text, null::text[]),
-           ('consumer', 'max_deliver_count',  'integer',  null, '1', '2147483647', null),
-           ('consumer', 'backoff',            'text',     'constant', null, null, '{constant, linear, exponential}'),
-           ('consumer', 'backoff_base',       'interval', null, '0', _pgqueue.max_interval()::text, null),
-           ('consumer', 'backoff_cap',        'interval', '1 hour', '0', _pgqueue.max_interval()::text, null),
-           ('consumer', 'backoff_jitter',     'number',   '0', '0', '1', null),
-           ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null),
-           ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}'),
-           ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null),
-           ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null),
-           ('consumer', 'rate_interval',      'interval', null, '1 ms', _pgqueue.max_interval()::text, null),
-           ('consumer', 'ageing',             'interval', null, '1 us', _pgqueue.max_interval()::text, null),
-           ('consumer', 'fair',               'boolean',  'false', null, null, null),
-           ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null),
-           ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null),
-           ('consumer', 'per_key_interval',   'interval', null, '1 us', _pgqueue.max_interval()::text, null),
-           ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null),
-           ('consumer', 'per_key_latest',     'boolean',  'false', null, null, null),
-           ('consumer', 'keep_history',       'interval', null, '1 us', _pgqueue.max_interval()::text, null),
-           ('consumer', 'notify_done',        'boolean',  'false', null, null, null),
-           ('stream',   'notify',             'boolean',  'true', null, null, null),
-           ('stream',   'max_bytes',          'integer',  '16777216', '1', _pgqueue.max_max_bytes()::text, null),
-           ('stream',   'max_header_bytes',   'integer',  '65536', '2', _pgqueue.max_max_header_bytes()::text, null),
-           ('stream',   'dedup_window',       'interval', null, '1 us', _pgqueue.max_interval()::text, null),
-           ('stream',   'schema',             'schema',   null, null, null, null)
+    values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', _pgqueue.max_interval()::text, null::text[],
+            null),
+           ('consumer', 'max_deliver_count',  'integer',  '25', '1', '2147483647', null, 'never'),
+           ('consumer', 'backoff',            'text',     'exponential', null, null,
+            '{constant, linear, exponential}', null),
+           ('consumer', 'backoff_base',       'interval', null, '0', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'backoff_cap',        'interval', '1 hour', '0', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'backoff_jitter',     'number',   '0.2', '0', '1', null, null),
+           ('consumer', 'max_backlog',        'integer',  null, '1', '2147483647', null, null),
+           ('consumer', 'on_full',            'text',     'reject', null, null, '{reject, drop_oldest}', null),
+           ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null, null),
+           ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null, null),
+           ('consumer', 'rate_interval',      'interval', null, '1 ms', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'ageing',             'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'fair',               'boolean',  'false', null, null, null, null),
+           ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null, null),
+           ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null, null),
+           ('consumer', 'per_key_interval',   'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'per_key_burst',      'integer',  '1', '1', '2147483647', null, null),
+           ('consumer', 'per_key_latest',     'boolean',  'false', null, null, null, null),
+           ('consumer', 'keep_history',       'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
+           ('consumer', 'notify_done',        'boolean',  'false', null, null, null, null),
+           ('stream',   'notify',             'boolean',  'true', null, null, null, null),
+           ('stream',   'max_bytes',          'integer',  '16777216', '1', _pgqueue.max_max_bytes()::text, null, null),
+           ('stream',   'max_header_bytes',   'integer',  '65536', '2', _pgqueue.max_max_header_bytes()::text, null,
+            null),
+           ('stream',   'dedup_window',       'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
+           ('stream',   'schema',             'schema',   null, null, null, null, null)
 $$;
 
 -- Raises PQ003 for settings of a consumer that contradict each other. Each contradiction is a branch of the case.
@@ -72,10 +77,11 @@ begin
 end $$;
 
 -- The allowed values of a setting, in words.
-create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[]) returns text
+create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[], p_none text)
+returns text
 language sql stable
 as $$
-    select case p_type
+    select concat_ws(', or ', case p_type
         when 'boolean' then 'true or false'
         when 'schema' then 'columns in Spark''s DDL'
         when 'text' then regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1')
@@ -83,7 +89,7 @@ as $$
                                     case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
         when 'integer' then case when p_high = '2147483647' then 'at least ' || p_low
                                  else format('%s to %s', p_low, p_high) end
-        else format('a number from %s to %s', p_low, p_high) end
+        else format('a number from %s to %s', p_low, p_high) end, p_none)
 $$;
 
 -- Raises PQ003 unless a value is allowed for a setting. Null stands for the default, and is always allowed.
@@ -99,7 +105,7 @@ declare
 begin
     select * into v_setting from _pgqueue.settings() s where s.of_what = p_of_what and s.name = p_name;
     begin
-        if v_text is null then
+        if v_text is null or v_text = v_setting.none then
             return;
         elsif jsonb_typeof(p_value) not in ('object', 'array') then
             v_allowed := case v_setting.type
@@ -117,14 +123,15 @@ begin
     end;
     if not v_allowed then
         raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
-                        _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices),
+                        _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
+                                          v_setting.none),
                         left(p_value::text, 100)
             using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
     end if;
 end $$;
 
--- Checks each setting by itself. Returns the settings as they are stored, with the default in place of null. Errors:
--- PQ003.
+-- Checks each setting by itself. Returns the settings as they are stored: with the default in place of null, and null
+-- in place of the word for none. Errors: PQ003.
 create or replace function _pgqueue.checked_settings(p_of_what text, p_settings jsonb) returns jsonb
 language plpgsql stable
 as $$
@@ -148,8 +155,9 @@ begin
                           from _pgqueue.settings() s where s.of_what = p_of_what);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
-    return (select coalesce(jsonb_object_agg(e.key, case e.value when 'null' then to_jsonb(s.default_value)
-                                                         else e.value end), '{}')
+    return (select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
+                                                         when e.value <> to_jsonb(s.none) is not false
+                                                         then e.value end), '{}')
             from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
 end $$;
 
@@ -174,7 +182,7 @@ $$;
 create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb) returns jsonb
 language sql stable
 as $$
-    select coalesce(jsonb_object_agg(s.name, p_row -> s.name)
+    select coalesce(jsonb_object_agg(s.name, coalesce(nullif(p_row -> s.name, 'null'), to_jsonb(s.none)))
                     filter (where p_row -> s.name is distinct from d.row -> s.name), '{}')
     from _pgqueue.settings() s
     cross join (select case p_of_what when 'consumer' then to_jsonb(jsonb_populate_record(null::pgqueue.consumers, d))

@@ -26,7 +26,7 @@ end $$;
 -- then on, until the one to blame is alone.
 --   p_delay    not before then; at least 0. Null: as the consumer's settings say, see backoff
 --   p_reason   kept as the message's last error
---   p_backoff  true: where p_delay is null and the consumer sets no backoff, it is exponential from 1 s, as of a worker
+--   p_backoff  true: where p_delay is null and backoff is constant without a base, it is exponential from 1 s
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
 create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null,
                                         p_reason text default null, p_backoff boolean default false) returns bigint

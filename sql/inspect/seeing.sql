@@ -108,8 +108,10 @@ begin
     o_until := p_run.not_visible_until;
     if o_state = 'claimed' then
         select * into v_claim from _pgqueue.claim_by(p_run.claim_id);
-        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(v_claim), p_run.deliver_count,
-                            coalesce(p_consumer.max_deliver_count::text, 'any number'));
+        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(v_claim),
+                            _pgqueue.counted_deliveries(p_run.deliver_count, p_run.note),
+                            coalesce(case when v_claim.reader is null then p_consumer.max_deliver_count::text end,
+                                     'any number'));
         o_until := v_claim.lease_until;
         return;
     elsif o_state = 'unfiltered' then

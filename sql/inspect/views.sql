@@ -169,7 +169,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
                                                       'nobody has claimed anything yet'))
                when 'failing' then
                    case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
-                        else format('%s were delivered ten times or more, and max_deliver_count is not set: %s',
+                        else format('%s were delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason was given')) end
                else format('%s messages are before it, and %s are claimed', b.said, t.claimed) end as because,
            t.backlog, c.max_backlog, a.since as attended_at, t.estimated
@@ -195,8 +195,11 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
         from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
-    -- without a limit, a message that always fails never dies
-    cross join lateral _pgqueue.failing(case when c.max_deliver_count is null then c.consumer_id end) o
+    -- without a limit, and with Spark, a message that always fails never dies
+    cross join lateral _pgqueue.failing(
+        case when c.max_deliver_count is null
+                  or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id)
+             then c.consumer_id end) o
     cross join lateral (
         select case when t.estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog then 'full'
                     when not t.estimated and t.backlog >= c.max_backlog then 'full'

@@ -22,4 +22,10 @@ begin
     end loop;
     alter table pgqueue.streams add column publications_from bigint not null default 1;
     alter table pgqueue.servers add column database oid, add column files_since bigint;
+    -- consumers that exist keep their settings; groups have none of these
+    alter table pgqueue.consumers
+        alter column max_deliver_count set default 25, alter column backoff set default 'exponential',
+        alter column backoff_jitter set default 0.2;
+    update pgqueue.consumers set max_deliver_count = default, backoff = default, backoff_jitter = default
+    where partitions is not null;
 end $$;

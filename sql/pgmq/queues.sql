@@ -63,7 +63,9 @@ begin
             using errcode = 'PQ006', hint = 'Postgres cuts longer names of views. Choose another name.';
     end if;
     perform pgqueue.create_stream(v_stream, 'json');
-    perform pgqueue.create_consumer(v_stream, 'pgmq', p_start => 'earliest');
+    -- as in pgmq: what is not deleted comes again at once, and for ever
+    perform pgqueue.create_consumer(v_stream, 'pgmq', p_start => 'earliest', p_settings =>
+        '{"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}');
     perform pgqueue.set_retention(v_stream, p_done => true);
     insert into pgmq.meta (queue_name, is_partitioned, is_unlogged) values (queue_name, partitioned, unlogged);
     execute format('create view pgmq.%I as select * from pgmq._rows(%L)', 'q_' || v_stream, queue_name);

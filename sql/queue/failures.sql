@@ -1,10 +1,17 @@
 -- What a failure means for messages that are returned: whether they are given up, and how long they are delayed.
 
+-- How many deliveries of a message count for max_deliver_count and the backoff: all but those to Spark, whose query
+-- works on many messages and blames none by its end; a message that stops it is for spark/quarantine.sql.
+create or replace function _pgqueue.counted_deliveries(p_deliver_count int, p_note jsonb) returns int
+language sql immutable parallel safe
+as $$ select p_deliver_count - coalesce((p_note ->> 'spark')::int, 0) $$;
+
 -- Until when a message that was returned is delayed; null: not at all. The delay of the first failure is backoff_base.
 -- With backoff=linear the delay is twice that for the second failure, and three times that for the third. With
 -- backoff=exponential it is twice that, then four times, and so on. backoff_cap is the longest delay. Chance makes the
 -- delay shorter, by at most backoff_jitter of it.
-create or replace function _pgqueue.delayed_until(p_consumer pgqueue.consumers, p_deliver_count int,
+--   p_counted  counted_deliveries() of the message
+create or replace function _pgqueue.delayed_until(p_consumer pgqueue.consumers, p_counted int,
                                                   p_failure pgqueue.failure)
 returns timestamptz
 language plpgsql stable
@@ -19,8 +26,9 @@ begin
         v_delay := make_interval(secs => (1 - p_consumer.backoff_jitter * p_failure.chance) * least(
             extract(epoch from p_consumer.backoff_cap)::float8,
             extract(epoch from coalesce(p_consumer.backoff_base, '1 s'))::float8
-                * case p_consumer.backoff when 'linear' then p_deliver_count
-                                          when 'exponential' then power(2, least(p_deliver_count - 1, 60)) else 1 end));
+                * case p_consumer.backoff when 'linear' then greatest(p_counted, 1)
+                                          when 'exponential' then power(2, least(greatest(p_counted, 1) - 1, 60))
+                                          else 1 end));
     end if;
     -- the lease may have ended long ago
     return case when v_delay > '0' and p_failure.happened_at + v_delay > p_failure.returned_at
@@ -28,11 +36,12 @@ begin
 end $$;
 
 -- Whether a message that was returned is given up.
-create or replace function _pgqueue.is_hopeless(p_consumer pgqueue.consumers, p_deliver_count int,
+--   p_counted  its counted_deliveries()
+create or replace function _pgqueue.is_hopeless(p_consumer pgqueue.consumers, p_counted int,
                                                 p_failure pgqueue.failure)
 returns boolean
 language sql immutable
-as $$ select coalesce(p_failure.certain and p_deliver_count >= p_consumer.max_deliver_count, false) $$;
+as $$ select coalesce(p_failure.certain and p_counted >= p_consumer.max_deliver_count, false) $$;
 
 -- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
 -- have failed, how long they are delayed, and their note. See return().
@@ -59,6 +68,9 @@ begin
         v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('attempt', jsonb_strip_nulls(jsonb_build_object(
             'at', extract(epoch from p_from)::bigint, 'owner', p_claim.owner,
             'error', left(p_note ->> 'error', _pgqueue.limit_error()))));
+    end if;
+    if p_how = 'unnamed' and p_claim.reader is not null then
+        v_failure.note := v_failure.note || '{"spark": 1}';
     end if;
     if p_how = 'unnamed' and p_claim.reader is null and p_most > 1 then
         v_failure.note := v_failure.note || jsonb_build_object('at_most', (p_claim.remaining + 1) / 2);

@@ -25,7 +25,8 @@ begin
         cross join lateral (select (v_keyed.runs[k.run_no]).*) r
     ), element as (
         select r.key, r.lane, r.arrival_no, r.priority, r.deliver_count, r.note, s as seq, p_set @> s as failed,
-               p_set @> s and _pgqueue.is_hopeless(p_consumer, r.deliver_count, p_failure) as dead
+               p_set @> s and _pgqueue.is_hopeless(
+                   p_consumer, _pgqueue.counted_deliveries(r.deliver_count, r.note), p_failure) as dead
         from run r cross join lateral unnest(r.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where r.key in (select key from run where seqs && p_set) or (r.key is null and r.seqs && p_set)
     ), judged as (
@@ -51,7 +52,8 @@ begin
                case when i.waits then 0 else 1 end,
                i.priority, i.deliver_count, i.arrival_no, i.arrival_no, c.first_seq, c.message_count, c.seqs,
                case when i.waits then i.key end,
-               case when i.failed then _pgqueue.delayed_until(p_consumer, i.deliver_count, p_failure) end,
+               case when i.failed then _pgqueue.delayed_until(
+                   p_consumer, _pgqueue.counted_deliveries(i.deliver_count, i.note), p_failure) end,
                case when i.failed then _pgqueue.noted(i.note, p_failure.note) else i.note end
         from (select key, lane = 0 and key is not null as waits, arrival_no, priority, deliver_count, failed, note,
                      island,

@@ -393,7 +393,7 @@ begin
 end $$;
 
 -- A note with other keys added; null takes a key out. The key attempt, a failed delivery, comes at the end of the list
--- attempts, which keeps the last limit_attempts() of them.
+-- attempts, which keeps the last limit_attempts() of them. The key spark is added up.
 create or replace function _pgqueue.noted(p_note jsonb, p_keys jsonb) returns jsonb
 language sql immutable
 as $$
@@ -403,6 +403,8 @@ as $$
                                     case when jsonb_array_length(p_note -> 'attempts') >= _pgqueue.limit_attempts()
                                          then (p_note -> 'attempts') - 0 else p_note -> 'attempts' end, '[]')
                                 || jsonb_build_array(p_keys -> 'attempt'))
-                           else '{}' end)
+                           else '{}' end
+                   || case when p_note ? 'spark' and jsonb_typeof(p_keys -> 'spark') = 'number'
+                           then jsonb_build_object('spark', _pgqueue.one_more((p_note ->> 'spark')::int)) else '{}' end)
                   - array(select key from jsonb_each(p_keys) where value = 'null' or key = 'attempt'), '{}')
 $$;

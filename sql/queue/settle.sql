@@ -124,7 +124,8 @@ as $$
 declare
     v_cursor  pgqueue.consumer_cursors := p_cursor;
     v_failure pgqueue.failure;
-    v_most    int;          -- deliveries of the message that was delivered most often
+    v_most    int;          -- deliveries of the message that was delivered most often,
+    v_counted int;          -- and those that count
     v_delayed timestamptz;  -- until when that message is delayed
     v_run     pgqueue.consumer_messages;
     v_places  pgqueue.line_place[] := '{}';
@@ -134,11 +135,11 @@ begin
     if p_consumer.per_key_latest then
         v_cursor := _pgqueue.replace_returned(p_consumer, v_cursor, p_claim, p_set);
     end if;
-    select max(deliver_count) into v_most
+    select max(deliver_count), max(_pgqueue.counted_deliveries(deliver_count, note)) into v_most, v_counted
     from pgqueue.consumer_messages
     where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set);
     v_failure := _pgqueue.failure(p_claim, p_how, p_from, p_delay, p_note, v_most);
-    v_delayed := _pgqueue.delayed_until(p_consumer, v_most, v_failure);
+    v_delayed := _pgqueue.delayed_until(p_consumer, v_counted, v_failure);
     if p_claim.ordered and p_consumer.ordering <> 'none'
        and (p_set is not null or p_consumer.per_key_interval is not null
             or (v_delayed is not null and exists (
@@ -157,11 +158,12 @@ begin
     else
         for v_run in select * from _pgqueue.take_out(p_claim.claim_id, p_set) loop
             v_run.note := _pgqueue.noted(v_run.note, v_failure.note);
-            if _pgqueue.is_hopeless(p_consumer, v_run.deliver_count, v_failure) then
+            v_counted := _pgqueue.counted_deliveries(v_run.deliver_count, v_run.note);
+            if _pgqueue.is_hopeless(p_consumer, v_counted, v_failure) then
                 perform _pgqueue.dead_letter(v_run, v_run.seqs, 'max deliveries', null, p_claim.owner);
                 continue;
             end if;
-            v_run.not_visible_until := _pgqueue.delayed_until(p_consumer, v_run.deliver_count, v_failure);
+            v_run.not_visible_until := _pgqueue.delayed_until(p_consumer, v_counted, v_failure);
             v_run.deliver_count := v_run.deliver_count - (not v_failure.counted)::int;
             if p_claim.ordered and (v_run.lane = 1 or p_consumer.ordering = 'none') then
                 v_run.piece := null;

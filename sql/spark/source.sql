@@ -220,7 +220,8 @@ begin
     loop
         if v_claim.claim_id <= v_reader.planned_to and v_reader.planned_by <> p_process then
             update pgqueue.consumer_messages
-            set deliver_count = _pgqueue.one_more(deliver_count), last_delivered_at = clock_timestamp()
+            set deliver_count = _pgqueue.one_more(deliver_count), last_delivered_at = clock_timestamp(),
+                note = _pgqueue.noted(note, '{"spark": 1}')
             where consumer_messages.claim_id = v_claim.claim_id and state = 'claimed';
         end if;
         -- (no lanes: its consumer was moved)

@@ -6,13 +6,13 @@ create table if not exists pgqueue.consumers (
     stream_name        text        not null,                     -- the stream's, so that claims look for no stream
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
-    max_deliver_count  int         check (max_deliver_count > 0),
+    max_deliver_count  int         default 25 check (max_deliver_count > 0),  -- null: never, the setting's other word
     visibility_timeout interval    not null default '30 s' check (visibility_timeout > interval '0'),
     -- How the delay of a failed message grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
-    backoff            text        not null default 'constant',
+    backoff            text        not null default 'exponential',
     backoff_base       interval,
     backoff_cap        interval    not null default '1 hour',
-    backoff_jitter     float8      not null default 0,
+    backoff_jitter     float8      not null default 0.2,
     keep_history       interval,                                 -- how long acknowledgements are kept; null: not at all
     notify_done        boolean     not null default false,       -- notify of what is acknowledged or dead
     created_at         timestamptz not null default clock_timestamp(),
@@ -193,7 +193,8 @@ create table if not exists pgqueue.consumer_messages (
     claim_id          bigint,
     not_visible_until timestamptz,
     last_delivered_at timestamptz,
-    -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved
+    -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved;
+    -- spark: deliveries to Spark, which max_deliver_count and backoff do not count
     note              jsonb,
     key               bigint,                   -- by key: the key's hash, of waiting and delayed messages, ...
     piece             bigint                    -- ... and the piece, of ready and claimed messages

@@ -6,6 +6,7 @@ and its consumer c, which the fixture `stream` and `consumer` make.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections import Counter
@@ -27,6 +28,9 @@ Session = Callable[[], Conn]
 
 ORDERINGS = ["none", "key", "stream"]
 TAKEN_OVER = "the visibility timeout passed"
+
+AT_ONCE = {"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}
+"""Settings by which what failed comes again at once, and for ever."""
 
 
 def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Any]:
@@ -60,11 +64,16 @@ def one(conn: Conn, query: Any, *args: Any) -> Any:
 def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any) -> int:
     """Make a consumer that starts at the first message; returns its id.
 
-    An option is an argument, if its name begins with p_, or else a setting.
+    An option is an argument, if its name begins with p_, or else a setting. What is not given is as
+    AT_ONCE says, unless p_settings are None: then all are the defaults.
     """
     given = {name: option for name, option in options.items() if name.startswith("p_")}
     settings = {name: option for name, option in options.items() if name not in given}
-    if settings:
+    asked = given.pop("p_settings", {})
+    if asked is not None:
+        asked = asked.obj if isinstance(asked, Jsonb) else asked
+        asked = json.loads(asked) if isinstance(asked, str) else asked
+        settings = AT_ONCE | asked | settings
         given["p_settings"] = arguments.settings("settings", settings)
     given = {"p_start": "earliest", "p_ordering": ordering, **given}
     return value(conn, "create_consumer", "s", name, **given)

@@ -10,6 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql.queue import (
+    AT_ONCE,
     Conn,
     Session,
     call,
@@ -37,12 +38,14 @@ def alter_stream(conn: Conn, settings: dict[str, Any], name: str = "s") -> None:
 
 
 def settings_of(conn: Conn, name: str = "c") -> dict[str, Any]:
-    return one(conn, "select settings from pgqueue.consumer_settings where consumer = %s", name)
+    """Its settings, without those that `consumer` gives to each."""
+    found = one(conn, "select settings from pgqueue.consumer_settings where consumer = %s", name)
+    return {name: each for name, each in found.items() if (name, each) not in AT_ONCE.items()}
 
 
 def test_the_defaults_in_the_list_are_those_of_a_new_consumer_and_stream(conn: Conn) -> None:
     """Also of the columns, whose defaults are for consumers of older versions."""
-    consumer(conn)
+    consumer(conn, p_settings=None)
     assert settings_of(conn) == {}
     assert one(conn, "select settings from pgqueue.stream_stats") == {}
     for of_what, table in (("consumer", "consumers"), ("stream", "streams")):

@@ -1,0 +1,135 @@
+"""Retries end: by default a message that fails is delayed more and more, and then is dead."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from spark_pgqueue.postgres import schema
+from tests.sql import clock, freeze
+from tests.sql.queue import (
+    AT_ONCE,
+    ORDERINGS,
+    Conn,
+    Reader,
+    action,
+    claim_of,
+    consumer,
+    one,
+    receive,
+    rows,
+    send,
+    settle,
+    state,
+    states,
+    value,
+)
+
+LIMIT = 25
+DEFAULT = ("exponential", None, 0.2, LIMIT)
+stream = pytest.mark.usefixtures("stream", "allowed_afterwards")
+
+
+def kept(conn: Conn, name: str) -> tuple[Any, ...]:
+    """How a consumer retries."""
+    (row,) = rows(
+        conn,
+        "select backoff, backoff_base, backoff_jitter, max_deliver_count from pgqueue.consumers"
+        " where name = %s", name,
+    )  # fmt: skip
+    return tuple(row)
+
+
+@stream
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("how", ["nack", "lease"])
+def test_a_message_that_fails_or_kills_its_workers_is_dead_after_25_deliveries(
+    conn: Conn, ordering: str, how: str
+) -> None:
+    consumer(conn, ordering=ordering, p_settings=None)
+    seq = send(conn, p_key="k")
+    for n in range(1, LIMIT + 1):
+        claim = claim_of(receive(conn))
+        if how == "nack":
+            value(conn, "nack", claim, [seq])
+        else:
+            clock.pass_time(conn, timedelta(hours=2))
+            receive(conn)  # somebody looks
+        if n < LIMIT:
+            assert states(conn)[seq] in ("delayed", "ready", "waiting")
+            assert how == "lease" or state(conn, seq).not_visible_until is not None
+            value(conn, "retry", "s", "c")
+    assert states(conn) == {seq: "dead"}
+    assert rows(conn, "select reason, deliver_count from pgqueue.dead_messages") == [
+        ("max deliveries", LIMIT)
+    ]
+    value(conn, "redrive", "s", "c")
+    value(conn, "nack", claim_of(receive(conn)), [seq])
+    assert states(conn) != {seq: "dead"}, "it counts from the start"
+
+
+@stream
+def test_what_is_no_failure_counts_never(conn: Conn) -> None:
+    consumer(conn, p_settings=None)
+    seq = send(conn)
+    for _ in range(LIMIT + 2):
+        value(conn, "defer", claim_of(receive(conn)))
+    assert state(conn, seq).deliver_count == 0
+
+
+@stream
+def test_each_way_to_make_a_consumer_has_the_default_and_never_is_a_setting(conn: Conn) -> None:
+    value(conn, "create_consumer", "s", "plain")
+    value(conn, "create_consumer", "s", "again", p_settings=Jsonb(AT_ONCE))
+    value(conn, "create_consumer", "s", "again", p_if_not_exists=True)  # keeps what it has
+    value(conn, "create_group", "s", "group", 2)
+    never = ("constant", None, 0, None)
+    assert [kept(conn, n) for n in ("plain", "again", "group")] == [DEFAULT, never, DEFAULT]
+    settings = "select settings from pgqueue.consumer_settings where consumer = %s"
+    assert one(conn, settings, "again") == AT_ONCE
+    assert one(conn, settings, "plain") == one(conn, settings, "group") == {}
+    value(conn, "alter_consumer", "s", "plain", Jsonb(one(conn, settings, "again")))
+    assert kept(conn, "plain") == never
+    value(conn, "alter_consumer", "s", "plain", Jsonb(dict.fromkeys(AT_ONCE)))
+    assert kept(conn, "plain") == DEFAULT
+
+
+@stream
+def test_deliveries_to_spark_do_not_count(conn: Conn) -> None:
+    """Lost leases and restarts; a nack by a row of a write is a failure as any other."""
+    made = consumer(conn, p_settings=Jsonb({"max_deliver_count": 2, "backoff_base": "0 s"}))
+    seq = send(conn)
+    for _ in range(4):
+        reader = Reader(conn, made)
+        end = reader.ask()
+        reader.resume(end, uuid.uuid4())
+        reader.resume(end, uuid.uuid4())  # a restart
+        clock.pass_time(conn, timedelta(hours=2))
+    found = receive(conn)
+    assert [each.deliver_count > 2 for each in found] == [True]
+    value(conn, "nack", claim_of(found), [seq])
+    assert states(conn) == {seq: "ready"}, "the first failure that counts"
+    reader = Reader(conn, made)
+    end = reader.ask()
+    settle(conn, action("nack", [seq]))
+    assert states(conn) == {seq: "dead"}, "and the second"
+
+
+def test_consumers_of_version_1_keep_what_they_have(conn: Conn) -> None:
+    schema.uninstall(conn)
+    with conn.transaction():
+        conn.execute("set local standard_conforming_strings = on")
+        conn.execute(freeze.sql_of(1).encode(), prepare=False)
+    value(conn, "create_stream", "s")
+    value(conn, "create_consumer", "s", "old")
+    value(conn, "create_consumer", "s", "set", p_settings=Jsonb({"max_deliver_count": 3}))
+    value(conn, "create_group", "s", "group", 2)
+    schema.install(conn)
+    assert kept(conn, "old") == ("constant", None, 0, None)
+    assert kept(conn, "set") == ("constant", None, 0, 3)
+    value(conn, "create_consumer", "s", "new")
+    assert kept(conn, "new") == kept(conn, "group") == DEFAULT
