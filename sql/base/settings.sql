@@ -6,10 +6,10 @@
 -- To add a setting: see sql/changing.md.
 --   type       integer, number, interval, boolean or schema; text: one of the choices
 --   low, high  the allowed values, from and to. With an interval, 0 as low allows 0, and '1 us' means longer than 0
---   none       the word for no value, where null stands for a default that is one; it is stored as null
+--   no_value   the word for no value, where null stands for a default that is one; it is stored as null
 create or replace function _pgqueue.settings()
 returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[],
-               none text)
+               no_value text)
 language sql immutable
 as $$
     values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', _pgqueue.max_interval()::text, null::text[],
@@ -77,7 +77,7 @@ begin
 end $$;
 
 -- The allowed values of a setting, in words.
-create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[], p_none text)
+create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[], p_no_value text)
 returns text
 language sql stable
 as $$
@@ -89,7 +89,7 @@ as $$
                                     case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
         when 'integer' then case when p_high = '2147483647' then 'at least ' || p_low
                                  else format('%s to %s', p_low, p_high) end
-        else format('a number from %s to %s', p_low, p_high) end, p_none)
+        else format('a number from %s to %s', p_low, p_high) end, p_no_value)
 $$;
 
 -- Raises PQ003 unless a value is allowed for a setting. Null stands for the default, and is always allowed.
@@ -105,7 +105,7 @@ declare
 begin
     select * into v_setting from _pgqueue.settings() s where s.of_what = p_of_what and s.name = p_name;
     begin
-        if v_text is null or v_text = v_setting.none then
+        if v_text is null or v_text = v_setting.no_value then
             return;
         elsif jsonb_typeof(p_value) not in ('object', 'array') then
             v_allowed := case v_setting.type
@@ -124,7 +124,7 @@ begin
     if not v_allowed then
         raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
                         _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
-                                          v_setting.none),
+                                          v_setting.no_value),
                         left(p_value::text, 100)
             using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
     end if;
@@ -156,7 +156,7 @@ begin
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
     return (select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
-                                                         when e.value <> to_jsonb(s.none) is not false
+                                                         when e.value <> to_jsonb(s.no_value) is not false
                                                          then e.value end), '{}')
             from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
 end $$;
@@ -182,7 +182,7 @@ $$;
 create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb) returns jsonb
 language sql stable
 as $$
-    select coalesce(jsonb_object_agg(s.name, coalesce(nullif(p_row -> s.name, 'null'), to_jsonb(s.none)))
+    select coalesce(jsonb_object_agg(s.name, coalesce(nullif(p_row -> s.name, 'null'), to_jsonb(s.no_value)))
                     filter (where p_row -> s.name is distinct from d.row -> s.name), '{}')
     from _pgqueue.settings() s
     cross join (select case p_of_what when 'consumer' then to_jsonb(jsonb_populate_record(null::pgqueue.consumers, d))

@@ -77,7 +77,8 @@ begin
         from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
                      -- the notes that would end the message at once again, or limit the size of its claims, are dropped
                      _pgqueue.noted(note, '{"at_most": null, "expires": null}'
-                                    || case when p_reset is not false then '{"error": null, "attempts": null, "spark": null}'
+                                    || case when p_reset is not false
+                                            then '{"error": null, "attempts": null, "spark": null}'
                                             else '{}' end::jsonb)
                          as note, seqs
               from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)) d
