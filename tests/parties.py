@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 import spark_pgqueue
 from spark_pgqueue import Consumer
@@ -19,7 +20,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import with_backoff
 from tests.processes import wait_until
 from tests.sql import checker
-from tests.sql.queue import one, value
+from tests.sql.queue import AT_ONCE, one, value
 
 
 class Parties:
@@ -34,9 +35,9 @@ class Parties:
         self.sure, self.url = sure or url, url
         with connection.connect(self.sure) as conn:
             value(conn, "create_stream", "s", p_settings='{"dedup_window": "1 hour"}')
-            value(conn, "create_consumer", "s", "c", "earliest", "key")
+            value(conn, "create_consumer", "s", "c", "earliest", "key", p_settings=Jsonb(AT_ONCE))
             value(conn, "create_group", "s", "g", 4, "earliest")
-            value(conn, "create_consumer", "s", "t", "earliest")
+            value(conn, "create_consumer", "s", "t", "earliest", p_settings=Jsonb(AT_ONCE))
             conn.execute("create table done (who text, data text)")
         self.unsure: list[PgQueueError] = []
         self.over = threading.Event()

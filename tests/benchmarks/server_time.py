@@ -226,7 +226,7 @@ OPERATIONS = [
     Operation("receive 10,000, ack", take(10_000), 1, filled(10_000)),
     Operation("receive_where, ack", sql(ONE_KEY), 10, filled(100, keys=10)),
     Operation("receive 4, ack each", take_in_parts, 10, SINGLE),
-    Operation("receive 1, nack", take(1, "nack"), 20, filled(20, singly=True)),
+    Operation("receive 1, nack", take(1, "nack"), 20, filled(20, singly=True), settings=AT_ONCE),
     Operation("receive 1, dead_letter", take(1, "dead_letter"), 20, filled(20, singly=True)),
     Operation("extend", extend, 40, hold),
     Operation("read 100 by offset", read_on, 4, filled(400)),

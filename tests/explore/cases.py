@@ -21,6 +21,7 @@ from psycopg.rows import namedtuple_row
 from tests.explore.calls import CALLS, Kind, note_reader_claim, note_staged, planned
 from tests.explore.scheduler import Call, Outcome, Transaction
 from tests.sql import checker, clock
+from tests.sql.queue import AT_ONCE
 
 ORDERINGS = ("none", "key", "stream")
 BESIDE = ("", "retention", "expiry", "rollback", "kill")
@@ -153,7 +154,8 @@ class Case:
             "select pgqueue.create_consumer(%s, 'c', 'earliest', %s,"
             " p_settings => %s)",
             stream, self.ordering,
-            json.dumps({"max_deliver_count": 3} | ({"max_in_flight": 100} if self.limited else {})),
+            json.dumps(AT_ONCE | {"max_deliver_count": 3}
+                       | ({"max_in_flight": 100} if self.limited else {})),
         )  # fmt: skip
         if self.has("group", "leases", "read"):
             self.ask("select pgqueue.create_group(%s, 'g', 2, 'earliest')", stream)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.postgres.connection import connect
 from tests.sql import internals
+from tests.sql.queue import AT_ONCE
 
 
 class Queue:
@@ -50,8 +52,8 @@ class Queue:
         self.sql("select pgqueue.create_stream(%s, %s)", stream, kind)
         for consumer in consumers:
             self.sql(
-                "select pgqueue.create_consumer(%s, %s, p_ordering => %s)",
-                *(stream, consumer, ordering),
+                "select pgqueue.create_consumer(%s, %s, p_ordering => %s, p_settings => %s)",
+                *(stream, consumer, ordering, Jsonb(AT_ONCE)),
             )
 
     def send(self, stream: str, first: int, last: int, keys: int = 10, **more):

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from tests.sql.crossing_actors import SCRATCH, STREAMS, Actor, Round
-from tests.sql.queue import ORDERINGS, call, now, one, value
+from tests.sql.queue import AT_ONCE, ORDERINGS, call, now, one, value
 
 # Steps of operators, and settings, that are left out, to narrow down what was found.
 WITHOUT = os.environ.get("PGQUEUE_CROSSING_WITHOUT", "").split(",")
@@ -27,7 +27,7 @@ class Restarts(Protocol):
 
 def settings(rng: random.Random, ordering: str) -> dict[str, Any]:
     """Some settings of a consumer at random, that go together."""
-    some: dict[str, Any] = {"visibility_timeout": rng.choice(["0.5 s", "2 s"])}
+    some: dict[str, Any] = {**AT_ONCE, "visibility_timeout": rng.choice(["0.5 s", "2 s"])}
     if rng.random() < 0.3:
         return some  # so small claims are slots, if the consumer has no filter
 

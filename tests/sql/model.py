@@ -27,7 +27,7 @@ from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.explaining import check_explanations
 from tests.sql.model_limits import CHANGES, LIMITS, SOME_LIMITS, Limits
-from tests.sql.queue import call, claim_of, one, seqs_of, value
+from tests.sql.queue import AT_ONCE, call, claim_of, one, seqs_of, value
 
 LONG = "10 days"
 PARTITIONS = 3  # of the group
@@ -57,6 +57,7 @@ class Message:
     state: str = "new"  # new, queued, claimed, dead, acked
     position: int = 0
     deliver_count: int = 0
+    spark: int = 0  # of these, to Spark, which do not count
     dead_hours: int = 0
     at_most: int | None = None  # no claim with it has more
     saved: int | None = None  # what comes back with it
@@ -66,6 +67,11 @@ class Message:
     @property
     def place(self) -> tuple[int, int]:
         return self.position, self.seq
+
+    @property
+    def counted(self) -> int:
+        """The deliveries that make a failure dead, or its delay longer."""
+        return self.deliver_count - self.spark
 
 
 @dataclass
@@ -120,14 +126,14 @@ class Consumer:
         return self.topic is None or (key is not None and self.topic in ("*", key))
 
     def give_up(self, m: Message) -> bool:
-        return self.max_deliver_count is not None and m.deliver_count >= self.max_deliver_count
+        return self.max_deliver_count is not None and m.counted >= self.max_deliver_count
 
     def delay(self, m: Message) -> int:
         """The hours after which a failed message comes again."""
         constant = 1 if self.backoff.get("backoff_base") else 0
-        return {None: constant, "linear": min(m.deliver_count, 2),
-                "exponential": min(2 ** (m.deliver_count - 1), 3)}[
-                    self.backoff.get("backoff")]  # fmt: skip
+        return {"constant": constant, "linear": min(m.counted, 2),
+                "exponential": min(2 ** (m.counted - 1), 3)}[
+                    self.backoff["backoff"]]  # fmt: skip
 
     def in_flight(self) -> Counter[str | None]:
         """By key, how many messages are in claims."""
@@ -382,6 +388,7 @@ class QueueMachine(RuleBasedStateMachine):
                     m.at_most = suspect or m.at_most
                     m.saved = m.saved if saved is None else saved
                     m.deliver_count -= saved is not None
+                    m.spark += not worker and not named
                 else:
                     m.not_before = None
                     m.deliver_count -= 1
@@ -487,12 +494,15 @@ class QueueMachine(RuleBasedStateMachine):
                               "earliest")  # fmt: skip
 
     def add_consumer(self, begin: str, limit: int | None, topic: str | None,
-                     backoff: dict[str, str], limits: dict[str, Any]) -> None:  # fmt: skip
+                     backoff: dict[str, Any], limits: dict[str, Any]) -> None:  # fmt: skip
         if self.ordering == "stream":
             limits = {}
         self.names += 1
         name = f"c{self.names}"
-        own = {"max_deliver_count": limit, "visibility_timeout": LONG}
+        backoff = AT_ONCE | backoff
+        own = {"visibility_timeout": LONG}
+        if limit is not None:
+            backoff["max_deliver_count"] = limit
         own["per_key_latest"] = self.latest
         consumer_id = value(self.conn, "create_consumer", self.stream, name, begin, self.ordering,
                             p_topic=topic, p_settings=Jsonb(own | backoff | limits))  # fmt: skip
@@ -548,7 +558,8 @@ class QueueMachine(RuleBasedStateMachine):
         c.bounded = c.bounded or bool(c.limits)
         c.backoff |= {k: v for k, v in changes.items() if k.startswith("backoff")}
         if "max_deliver_count" in changes:
-            c.max_deliver_count = changes["max_deliver_count"]
+            c.max_deliver_count = {None: 25, "never": None}.get(
+                given := changes["max_deliver_count"], given)  # fmt: skip
 
     def history(self, c: Consumer) -> dict[int, tuple[Publication, str | None]]:
         """All that was published to a consumer, also before it was made."""

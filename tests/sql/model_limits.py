@@ -27,7 +27,8 @@ CHANGES: Any = st.sampled_from([
     {"per_key_interval": None}, {"per_key_interval": None, "per_key_burst": None},
     {"per_key_limit": None, "per_key_interval": None, "per_key_burst": None, "fair": None},
     {"max_deliver_count": 1}, {"max_deliver_count": 3}, {"max_deliver_count": None},
-    {"backoff": None, "backoff_base": None, "backoff_cap": None},
+    {"max_deliver_count": "never"},
+    {"backoff": "constant", "backoff_base": None, "backoff_cap": None},
     {"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "2 hours"},
 ])  # fmt: skip
 
