@@ -63,8 +63,8 @@ class Retry(Verdict):
 
     Args:
         reason: kept as the last error of the message.
-        delay: the time until the next delivery; None for the consumer's backoff. Where the consumer
-            sets none, the backoff is exponential, from 1 s up to its backoff_cap.
+        delay: the time until the next delivery; None for the consumer's backoff. Where that is
+            constant without a base, it is exponential, from 1 s up to backoff_cap.
         messages: for a batch, the messages that have failed; None for the whole batch.
     """
 

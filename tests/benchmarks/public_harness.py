@@ -38,6 +38,8 @@ from spark_pgqueue.version import VERSION
 SYSTEM = "spark-pgqueue"
 STREAM = "long_horizon_bench"
 CONSUMER = "bench_consumer"
+# What was not acknowledged comes again at once, and for ever.
+SETTINGS = {"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}
 
 MANIFEST: dict[str, Any] = {
     "system": SYSTEM,
@@ -312,7 +314,9 @@ def prepare(settings: Settings) -> None:
         database = conn.info.dbname
     with spark_pgqueue.connect(settings.url) as queue:
         queue.create_stream(STREAM, if_not_exists=True)
-        queue.create_consumer(STREAM, CONSUMER, start="earliest", if_not_exists=True)
+        queue.create_consumer(
+            STREAM, CONSUMER, start="earliest", if_not_exists=True, settings=SETTINGS
+        )
     described = {
         "kind": "descriptor",
         "event_tables": tables,

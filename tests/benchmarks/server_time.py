@@ -197,6 +197,8 @@ def of_one(name: str, setup: Work, ordering: str = "none", **settings: Any) -> O
     return Operation(name, take(1), 40, setup, ordering, settings)
 
 
+# What failed comes again at once, also at a commit that knows no `never`.
+AT_ONCE = {"max_deliver_count": 2**31 - 1, "backoff": "constant", "backoff_jitter": 0}
 SINGLE, BULK, KEYS = filled(40, singly=True), filled(40), filled(40, singly=True, keys=1000)
 TEN_KEYS = filled(40, singly=True, keys=10)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ import spark_pgqueue
 from spark_pgqueue import Consumer
 from tests.benchmarks.harness import Bench, Line, Target, alternate, run
 from tests.benchmarks.server_cpu import ServerCpu, between
+from tests.sql.queue import AT_ONCE
 
 SLOTS = 4
 GOAL = Target(least=20_000)  # messages per second, without order
@@ -211,7 +213,8 @@ def transactions(conn: psycopg.Connection) -> int:
 
 def kills(bench: Bench, conn: psycopg.Connection) -> None:
     """kill -9 of a worker at full speed: what it had handled, and nobody knows."""
-    run(conn, "select pgqueue.create_consumer('worker', 'killed')")
+    create = "select pgqueue.create_consumer('worker', 'killed', p_settings => %s)"
+    run(conn, create, (json.dumps(AT_ONCE),))
     most, path = 0, Path(bench.home) / "handled"
     for _ in range(3 if bench.quick else 10):
         conn.execute(SEND.format(count=5_000).encode())

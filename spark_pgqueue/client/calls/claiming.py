@@ -264,8 +264,8 @@ class ClaimCalls(Calls):
             seqs: only these messages of the claim; numbers that it does not hold are ignored.
             delay: the time until the next delivery; None for the consumer's backoff.
             reason: kept as the last error of the messages.
-            backoff: where neither delay nor the consumer sets one, the backoff is exponential,
-                from 1 s, as that of a worker.
+            backoff: without a delay, where the consumer's backoff is constant without a base, it is
+                exponential, from 1 s.
 
         Returns:
             how many messages left the claim; 0 as in `ack`.
