@@ -269,8 +269,8 @@ CASES: list[Case] = [
     ("resume('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
     ("create_consumer('t', 'n', p_ordering => 'fifo')", "PQ003", ["p_ordering", "'fifo'", *ORDERING]),
     ("create_consumer('t', 'n', p_ordering => null)", "PQ003", ["null", *ORDERING]),
-    ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": 0}')", "PQ003", ["at least 1, not 0"]),
-    ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": -1}')", "PQ003", ["at least 1, not -1"]),
+    ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": 0}')", "PQ003", ["at least 1, or never, not 0"]),
+    ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": -1}')", "PQ003", ["at least 1, or never, not -1"]),
     ("create_consumer('t', 'n', p_settings => null)", "PQ003", ["p_settings", "JSON object", "null"]),
     (
         "create_consumer('t', 'n', p_settings => '{\"visibility_timeout\": \"0\"}')",

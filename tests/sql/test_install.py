@@ -69,7 +69,8 @@ def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None
     with connection.connect(empty_url) as conn:
         for ordering in ("none", "key", "stream"):
             value(conn, "create_stream", ordering)
-            value(conn, "create_consumer", ordering, "c", "earliest", ordering)
+            value(conn, "create_consumer", ordering, "c", "earliest", ordering,
+                  p_settings=Jsonb(AT_ONCE))  # fmt: skip
             conn.execute("select pgqueue.send_batch(%s, '{a,b,c,d}', '{k,k,l,l}')", [ordering])
         claims = {
             ordering: claim_of(call(conn, "receive", ordering, "c", 3))
@@ -267,7 +268,7 @@ def test_names_in_the_callers_search_path_do_not_change_what_functions_do(conn: 
         )
     conn.execute("set search_path = evil, pg_temp, public, pg_catalog")
     value(conn, "create_stream", "s")
-    value(conn, "create_consumer", "s", "c", "earliest", "key")
+    value(conn, "create_consumer", "s", "c", "earliest", "key", p_settings=Jsonb(AT_ONCE))
     value(conn, "send", "s", "x", "k")
     assert value(conn, "nack", claim_of(call(conn, "receive", "s", "c"))) == 1
     assert len(acked(conn, "s", "c")) == 1

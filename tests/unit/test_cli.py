@@ -712,7 +712,7 @@ ERRORS = [
     ("consumer list nope", "unknown stream 'nope'"),
     ("consumer create s c", "exists already"),
     ("consumer create s x visibility_timeout=30", "settings: visibility_timeout"),
-    ("consumer create s x max_deliver_count=0", "at least 1, not"),
+    ("consumer create s x max_deliver_count=0", "at least 1, or never, not"),
     ("stream drop nope --yes", "unknown stream 'nope'"),
     ("consumer drop s nope --yes", "unknown consumer 'nope'"),
 ]
