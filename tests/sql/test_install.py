@@ -16,13 +16,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.hijack import hijack
-from tests.sql.queue import acked, call, claim_of, one, value
+from tests.sql.queue import AT_ONCE, acked, call, claim_of, one, value
 
 Conn = psycopg.Connection
 

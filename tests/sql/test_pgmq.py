@@ -558,3 +558,9 @@ def test_a_read_with_no_time_returns_each_message_once(
         found = rows(face, "select msg_id, read_ct from pgmq.read('peek', %s, 100)", count % 2 - 1)
         assert sorted(found) == [(n, count) for n in (1, 2, 3)]
     assert rows(face, "select pgmq.pop('peek', 2) is null") == [(False,), (False,)]
+
+
+def test_a_queue_retries_as_that_of_pgmq_at_once_and_without_end(face: Conn) -> None:
+    face.execute("select pgmq.create('mine')")
+    settings = "select settings from pgqueue.consumer_settings where stream = 'mine'"
+    assert face.execute(settings).fetchone() == (AT_ONCE,)

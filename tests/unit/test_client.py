@@ -374,7 +374,7 @@ def test_parts_of_a_claim_are_settled_by_their_messages(queue):
     assert claim.ack([done]) == 1
     assert claim.ack([done]) == 0  # not held any more
     assert claim.ack([]) == 0
-    assert claim.nack([failed], reason="try again") == 1
+    assert claim.nack([failed], delay=SECOND * 0, reason="try again") == 1
     assert claim.dead_letter([hopeless], reason="no", details={"line": 3}) == 1
     assert claim.extend(SECOND * 60) == 1
     assert received(queue).messages[0].deliver_count == 2

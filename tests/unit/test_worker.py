@@ -216,7 +216,8 @@ def failing_thrice(url, consumer, error: Exception, **options):
 @pytest.mark.parametrize("way", ["threads", "batch"])
 def test_where_nothing_is_set_a_worker_backs_off(queue, url, ordering, way):
     """Exponentially, from a second: a handler that always fails is not called 60 times a second."""
-    queue.create_consumer("s", "o", start="earliest", ordering=ordering)
+    settings = {"backoff_jitter": 0}
+    queue.create_consumer("s", "o", start="earliest", ordering=ordering, settings=settings)
     queue.send("s", "x", key="k")
     delays = failing_thrice(url, "o", ValueError(), **({"batch": 3} if way == "batch" else {}))
     assert delays == [pytest.approx(n, abs=0.9) for n in (1, 2, 4)]
@@ -226,7 +227,8 @@ def test_where_nothing_is_set_a_worker_backs_off(queue, url, ordering, way):
     ("settings", "error", "delays"),
     [
         ({"backoff_base": "0 s"}, ValueError("no"), (0, 0, 0)),
-        ({"backoff_base": "20 s"}, ValueError("no"), (20, 20, 20)),
+        ({"backoff": "constant", "backoff_base": "20 s"}, ValueError("no"), (20, 20, 20)),
+        ({"backoff": "constant"}, ValueError("no"), (1, 2, 4)),
         ({"backoff": "linear"}, ValueError("no"), (1, 2, 3)),
         ({"backoff_cap": "2 s"}, ValueError("no"), (1, 2, 2)),
         ({}, Retry(delay=timedelta(0)), (0, 0, 0)),
@@ -235,6 +237,7 @@ def test_where_nothing_is_set_a_worker_backs_off(queue, url, ordering, way):
     ],
 )
 def test_a_backoff_that_is_set_is_that_of_the_worker_too(queue, url, settings, error, delays):
+    settings = {"backoff_jitter": 0} | settings
     queue.create_consumer("s", "o", start="earliest", settings=settings)
     queue.send("s", "x")
     assert failing_thrice(url, "o", error) == [pytest.approx(n, abs=0.9) for n in delays]
