@@ -20,6 +20,7 @@ from tests.conftest import _database
 from tests.sql import checker
 from tests.sql.cost import cost
 from tests.sql.internals import rows
+from tests.sql.queue import AT_ONCE
 
 Conn = psycopg.Connection
 

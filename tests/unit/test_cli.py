@@ -500,7 +500,7 @@ def test_a_claim_is_kept_and_settled_by_number(run, queue):
     assert nacked == "1 message returned\n"
     assert queue._value("select last_error from pgqueue.message_states where seq = 3") == "why not"
     assert "no message acknowledged" in run("ack", claim, "--seq", 1, code=1)
-    run("nack", claim)
+    run("nack", claim, "--delay", "0")
     assert "no message returned" in run("nack", claim, code=1)
     options = ("--json", "--no-ack", "--visibility-timeout", "2h")
     received = json.loads(run("receive", "s", "c", *options))

@@ -454,7 +454,7 @@ def test_lists_and_statistics(queue):
     assert queue.consumers("empty") == []
     assert queue.consumers() == queue.consumers("s")
     plain, keyed = queue.consumers("s")
-    assert (plain.name, plain.ordering, plain.max_deliver_count) == ("c", "none", None)
+    assert (plain.name, plain.ordering, plain.max_deliver_count) == ("c", "none", 25)
     assert (keyed.ordering, keyed.max_deliver_count) == ("key", 3)
     assert keyed.visibility_timeout == SECOND * 90
     queue.send("s", "x")
@@ -727,7 +727,7 @@ BAD = [
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
     (("create_consumer", "s", "x", ("ordering", "fifo")), "ordering is none, key or stream"),
-    (("create_consumer", "s", "x", ("settings", {"max_deliver_count": 0})), "at least 1, not 0"),
+    (("create_consumer", "s", "x", ("settings", {"max_deliver_count": 0})), "or never, not 0"),
     (("create_consumer", "s", "x", ("settings", {"max_deliver_count": True})), "not true"),
     (("create_consumer", "s", "x", ("settings", {"visibility_timeout": 30})), "not 30"),
     (("create_consumer", "s", "x", ("settings", {"visibility_timeout": timedelta()})), "longer"),

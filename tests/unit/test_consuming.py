@@ -13,7 +13,7 @@ import spark_pgqueue
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import wait_until
-from tests.sql.queue import ORDERINGS
+from tests.sql.queue import AT_ONCE, ORDERINGS
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_wait_that_is_cut_off_acknowledges_nothing_twice(queue, url, caplog):
 
 
 def test_who_leaves_returns_the_message_at_hand_and_those_behind_it(queue):
-    queue.create_consumer("s", "c")
+    queue.create_consumer("s", "c", settings=AT_ONCE)
     sent = queue.send_batch("s", ["x"] * 5)
     with closing(queue.consume("s", "c")) as messages:
         assert [next(messages).seq for _ in range(3)] == sent[:3]
@@ -123,7 +123,7 @@ def test_a_claim_is_extended_while_messages_of_it_are_left(queue):
 
 
 def test_what_another_worker_took_over_is_not_worked_on(queue):
-    queue.create_consumer("s", "c", settings={"visibility_timeout": timedelta(seconds=0.1)})
+    queue.create_consumer("s", "c", settings=AT_ONCE | {"visibility_timeout": "100 ms"})
     sent = queue.send_batch("s", ["x"] * 3)
     messages = queue.consume("s", "c")
     assert next(messages).seq == sent[0]

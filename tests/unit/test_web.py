@@ -22,6 +22,7 @@ from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
+from tests.sql.queue import AT_ONCE
 from tests.unit.test_metrics import samples, serving_at
 
 EVIL = "<img src=x onerror=alert(1)> \u202e\x07 &lt; '\"/%TOKEN%"
@@ -32,7 +33,7 @@ SEEN = "return document.body.innerText"
 def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
     with spark_pgqueue.connect(url) as client:
         client.create_stream("orders")
-        client.create_consumer("orders", "billing", settings={"max_deliver_count": 3})
+        client.create_consumer("orders", "billing", settings=AT_ONCE | {"max_deliver_count": 3})
         yield client
 
 
