@@ -500,7 +500,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.names += 1
         name = f"c{self.names}"
         backoff = AT_ONCE | backoff
-        own = {"visibility_timeout": LONG}
+        own: dict[str, Any] = {"visibility_timeout": LONG}
         if limit is not None:
             backoff["max_deliver_count"] = limit
         own["per_key_latest"] = self.latest
