@@ -11,20 +11,19 @@ import pytest
 from spark_pgqueue import metrics
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.doctor import _REMEDIES
-from spark_pgqueue.command_line.doctor import examine as doctor
+from spark_pgqueue.command_line.doctor import checks as doctor
 from spark_pgqueue.serving import Request
 from spark_pgqueue.web.server import Page
-from tests.sql import clock, internals
-from tests.unit.processes import process
+from tests.sql import clock
+from tests.unit.test_cli import process
 
 HOUR = timedelta(hours=1)
 
 
 def full(queue: Client, conn: psycopg.Connection) -> None:
-    queue.alter_consumer("s", "c", {"max_backlog": 1})
-    stuck(queue, conn)
-    queue.pause("s", "c")
+    paused(queue, conn)
     queue.send("s", "x")
+    queue.alter_consumer("s", "c", {"max_backlog": 1})
 
 
 def paused(queue: Client, conn: psycopg.Connection) -> None:
@@ -34,8 +33,8 @@ def paused(queue: Client, conn: psycopg.Connection) -> None:
 
 def unattended(queue: Client, conn: psycopg.Connection) -> None:
     failing(queue, conn)
+    clock.pass_time(conn, timedelta(minutes=2))
     queue.send("s", "x")
-    internals.forget_claimers(conn, internals.consumer_id(conn, "c"))
 
 
 def stuck(queue: Client, conn: psycopg.Connection) -> None:
