@@ -287,8 +287,8 @@ order by array_position('{failing, stuck, full, unattended, dead_letters}', stat
 _REMEDIES = {
     "full": "more workers, or a larger max_backlog",
     "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
-    "stuck": "look at open_claims: does the handler of that worker hang? Restart the worker, and give "
-    "it a timeout",
+    "stuck": "look at open_claims: does the handler of that worker hang? Restart "
+    "the worker, and give it a timeout",
     "dead_letters": "look at dead_letters; then redrive or delete them",
     "failing": "look at dead_letters, or message_states: why do its workers fail?",
 }

@@ -162,9 +162,7 @@ class Consumer:
                     calling.end_loop()
         return poller.handled
 
-    async def run_async(
-        self, handler: Callable[..., Any], **options: Unpack[RunOptions]
-    ) -> int:
+    async def run_async(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Run a coroutine function as the handler, in the running loop; otherwise as `run`.
 
         When the task is cancelled, the worker stops, and cancels the running calls.

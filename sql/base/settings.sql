@@ -164,7 +164,8 @@ as $$
                    'max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}', 'max_deliver_count'),
                   ('{vt,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,ack_wait,'
                    'ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
-                  ('{retry_delay,retry_backoff,delay}', 'backoff_base'), ('{max_retry_delay,max_backoff}', 'backoff_cap'),
+                  ('{retry_delay,retry_backoff,delay}', 'backoff_base'),
+                  ('{max_retry_delay,max_backoff}', 'backoff_cap'),
                   ('{max_length,max_queue_length,x_max_length}', 'max_backlog'),
                   ('{max_ack_pending,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
                   ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),

@@ -1,4 +1,4 @@
-"""One word for the condition of a consumer: consumer_stats has it, and everything shows that one."""
+"""One word for the condition of a consumer: consumer_stats has it, and all faces show it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+import spark_pgqueue
 from spark_pgqueue import metrics
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.doctor import _REMEDIES
@@ -62,6 +63,12 @@ def ok(queue: Client, conn: psycopg.Connection) -> None:
     for _ in range(9):
         clock.pass_time(conn, timedelta(seconds=30))
         claim.extend()
+
+
+@pytest.fixture
+def queue(url: str):
+    with spark_pgqueue.connect(url) as queue:
+        yield queue
 
 
 STATES = (full, paused, unattended, stuck, failing, dead_letters, ok)
