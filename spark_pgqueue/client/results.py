@@ -217,7 +217,7 @@ class ConsumerStats:
         oldest_at: when the oldest message was sent that can be delivered now; None without.
         oldest_claim_at: when the oldest claim was made; None without.
         estimated: whether new and backlog are estimates, because very many publications are new.
-        stuck: how many claims a worker extends beyond ten visibility timeouts; its handler may hang.
+        stuck: how many claims a worker extends beyond ten visibility timeouts: it may hang.
         status: the condition in one word, as in `ConsumerHealth`.
         because: why, for people.
     """

@@ -281,7 +281,8 @@ _HEALTH = """
 select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because,
        count(*) over ()
 from pgqueue.consumer_health where status not in ('ok', 'paused')
-order by array_position('{failing, stuck, full, unattended, dead_letters}', status), backlog desc limit 10
+order by array_position('{failing, stuck, full, unattended, dead_letters}', status), backlog desc
+limit 10
 """
 
 _REMEDIES = {
