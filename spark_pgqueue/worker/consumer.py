@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import Any, Unpack
 
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import calling
+from spark_pgqueue import calling, nearest
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -24,7 +23,7 @@ from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
-from spark_pgqueue.worker.options import ListenOptions, Options, RunOptions
+from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
 from spark_pgqueue.worker.signals import stopped_by_signals
@@ -330,9 +329,7 @@ def options_of(
     """
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name.lower(), names, n=1)
-            is_it = f"is it {near[0]}? " if near else ""
-            hint = f"{is_it}there are {', '.join(names)}"
+            hint = nearest.hint(name, names, FOREIGN)
             raise PgQueueError(f"there is no option {name!r}", hint=hint)
     return Options(**given)
 

@@ -143,8 +143,7 @@ begin
     if found then
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
             using errcode = 'PQ003', column = 'p_settings',
-                  hint = (select concat_ws(' ', 'Is it ' || _pgqueue.nearest(v_unknown, array_agg(name)) || '?',
-                                           format('There are: %s.', string_agg(name, ', ' order by name)))
+                  hint = (select _pgqueue.is_it(v_unknown, array_agg(name order by name))
                           from _pgqueue.settings() s where s.of_what = p_of_what);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
@@ -152,6 +151,14 @@ begin
                                                          else e.value end), '{}')
             from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
 end $$;
+
+-- The hint for a word that is none of some words: the nearest, if one is near, and all.
+create or replace function _pgqueue.is_it(p_word text, p_words text[]) returns text
+language sql immutable
+as $$
+    select concat_ws(' ', 'Is it ' || _pgqueue.nearest(p_word, p_words) || '?',
+                     format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
+$$;
 
 -- The word of some words that is most like p_word: it has the most pairs of letters in common with it. Null: none is
 -- like it. Names that other queues have for the same thing come first.

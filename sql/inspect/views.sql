@@ -177,7 +177,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     cross join lateral (
         select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
                least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at
-        from (select w.o_count + r.unfiltered as new) n) t
+        from (select w.o_count + r.unfiltered as new) n offset 0) t    -- offset 0: computed once, not at each use
     cross join lateral (select a.about, a.about || t.backlog as said
                         from (select case when w.o_estimated then '~' else '' end as about) a) b
     cross join lateral (
@@ -192,10 +192,10 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                    where w.consumer_id = c.consumer_id),
                                   (select max(least(p.committed_at + _pgqueue.reader_patience(), clock_timestamp()))
                                    from _pgqueue.partitions(c) p
-                                   where p.line_no = 0 and p.committed_at is not null)) end as since) a
+                                   where p.line_no = 0 and p.committed_at is not null)) end as since offset 0) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
-        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id
+        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
     -- without a limit, a message that always fails never dies
@@ -210,7 +210,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                     when l.stuck > 0 then 'stuck'
                     when d.died > 0 or o.often > 0 then 'failing'
                     when r.dead > 0 then 'dead_letters'
-                    else 'ok' end as status) h
+                    else 'ok' end as status offset 0) h
 $query$); end $view$;
 
 -- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.

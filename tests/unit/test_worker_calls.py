@@ -9,6 +9,7 @@ from psycopg.conninfo import make_conninfo
 import spark_pgqueue
 from spark_pgqueue import Consumer
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker.options import RunOptions
 from tests.processes import wait_until
 from tests.sql import checker
 from tests.sql.queue import ORDERINGS
@@ -48,7 +49,7 @@ def test_a_claim_acknowledges_the_claim_before(queue, url, ordering, way):
     with connection.connect(url) as conn:
         (name,) = conn.execute("select current_database()").fetchone() or ("",)
         conn.execute(f"alter database {name} set track_functions = 'all'".encode())
-        options = {"batch": 1} if way == "batch" else {}
+        options: RunOptions = {"batch": 1} if way == "batch" else {}
         worker = Consumer(url, "s", "c")
         handler = handle_async if way == "tasks" else handle
         assert worker.run(handler, prefetch=0, wait=MOMENT, **options) == 40
