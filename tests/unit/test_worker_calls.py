@@ -9,7 +9,6 @@ from psycopg.conninfo import make_conninfo
 import spark_pgqueue
 from spark_pgqueue import Consumer
 from spark_pgqueue.postgres import connection
-from spark_pgqueue.worker.options import RunOptions
 from tests.processes import wait_until
 from tests.sql import checker
 from tests.sql.queue import ORDERINGS
@@ -49,10 +48,10 @@ def test_a_claim_acknowledges_the_claim_before(queue, url, ordering, way):
     with connection.connect(url) as conn:
         (name,) = conn.execute("select current_database()").fetchone() or ("",)
         conn.execute(f"alter database {name} set track_functions = 'all'".encode())
-        options: RunOptions = {"batch": 1} if way == "batch" else {}
+        batch = 1 if way == "batch" else None
         worker = Consumer(url, "s", "c")
         handler = handle_async if way == "tasks" else handle
-        assert worker.run(handler, prefetch=0, wait=MOMENT, **options) == 40
+        assert worker.run(handler, prefetch=0, wait=MOMENT, batch=batch) == 40
         wait_until(lambda: calls(conn).get("receive", 0) >= 40)
         assert "ack" not in calls(conn)
     (stats,) = queue.stats()
