@@ -944,13 +944,14 @@ def test_a_handler_that_takes_something_else_is_refused_before_any_message(queue
 
     async def awaited(): ...
 
-    for handler, options, called in (
+    cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
         (lambda: None, {}, "a message"),
         (lambda message: None, {"transactional": True}, "a message and a connection"),
         (lambda message, connection: None, {"batch": 2}, "a list of messages"),
         (lambda message, *, extra: None, {}, "a message"),
         (awaited, {}, "a message"),
-    ):
+    )
+    for handler, options, called in cases:
         with pytest.raises(PgQueueError, match=f"is called with {called}: "):
             worker.run(handler, **options, wait=timedelta(0))
     assert left(queue) == (1, 0, 0)
