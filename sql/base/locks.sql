@@ -196,6 +196,23 @@ begin
     end if;
 end $$;
 
+-- Locks a consumer, unless another transaction holds the lock for longer than claims take. Returns whether the caller
+-- has it now.
+create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+begin
+    if not _pgqueue.try_lock_consumer(p_consumer_id) then
+        perform _pgqueue.await('the lock of a consumer',
+                               'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                               p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                               p_limit => _pgqueue.claim_patience());
+    end if;
+    return true;
+exception when lock_not_available then
+    return false;
+end $$;
+
 -- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
 language plpgsql

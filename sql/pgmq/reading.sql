@@ -55,6 +55,9 @@ declare
 begin
     if conditional <> '{}' then
         perform _pgqueue.check_isolation();
+        if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+            return;
+        end if;
         perform _pgqueue.own_consumer(v_consumer.consumer_id);
         return query
             select * from pgmq._claim(v_consumer, pgmq._set(array(
@@ -94,6 +97,9 @@ declare
     v_order    bigint[];
 begin
     perform _pgqueue.check_isolation();
+    if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+        return;
+    end if;
     perform _pgqueue.own_consumer(v_consumer.consumer_id);
     select array_agg(c.msg_id order by c.first, c.second) into v_order
     from (select g.msg_id, case how when 'rr' then g.rank else g.head end as first,

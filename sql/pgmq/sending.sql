@@ -46,10 +46,10 @@ language plpgsql
 as $$
 begin
     if coalesce(cardinality(msgs), 0) = 0 then
-        raise exception 'msgs cannot be NULL or empty' using errcode = 'PQ003';
+        raise exception 'msgs cannot be NULL or empty' using errcode = 'P0001';
     elsif cardinality(headers) <> cardinality(msgs) then
         raise exception 'headers array length (%) must match msgs array length (%)', cardinality(headers),
-            cardinality(msgs) using errcode = 'PQ003';
+            cardinality(msgs) using errcode = 'P0001';
     end if;
     perform pgmq._sending(queue_name);
     return query
@@ -89,7 +89,7 @@ begin
     perform pgmq._consumer(queue_name);
     if (throttle_interval_ms >= 0) is not true then
         raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
-            using errcode = 'PQ003';
+            using errcode = 'P0001';
     end if;
     perform pgmq.disable_notify_insert(queue_name);
     insert into pgmq.notify_insert_throttle (queue_name, throttle_interval_ms)
@@ -109,7 +109,7 @@ as $$
 begin
     if (throttle_interval_ms >= 0) is not true then
         raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
-            using errcode = 'PQ003';
+            using errcode = 'P0001';
     end if;
     perform pgmq._consumer(queue_name);
     update pgmq.notify_insert_throttle n
@@ -117,7 +117,7 @@ begin
     where n.queue_name = update_notify_insert.queue_name;
     if not found then
         raise exception 'queue % does not notify', quote_literal(queue_name)
-            using errcode = 'PQ003', hint = 'pgmq.enable_notify_insert makes it notify.';
+            using errcode = 'P0001', hint = 'pgmq.enable_notify_insert makes it notify.';
     end if;
 end $$;
 

@@ -7,17 +7,17 @@ language plpgsql immutable
 as $$
 begin
     if given = '' or given is null then
-        raise exception '% cannot be NULL or empty', argument using errcode = 'PQ003';
+        raise exception '% cannot be NULL or empty', argument using errcode = 'P0001';
     elsif length(given) > 255 then
-        raise exception '% has at most 255 characters, not %', argument, length(given) using errcode = 'PQ003';
+        raise exception '% has at most 255 characters, not %', argument, length(given) using errcode = 'P0001';
     elsif given !~ ('^[' || allowed || ']+([.][' || allowed || ']+)*$') then
         raise exception '% is words of %, with one dot between two of them, not %', argument,
                         case argument when 'pattern' then 'letters, digits, -, _, * and #'
                                       else 'letters, digits, - and _' end, quote_literal(given)
-            using errcode = 'PQ003';
+            using errcode = 'P0001';
     elsif given ~ '[*#][*#]' then
         raise exception '% has no two of * and # side by side, not %', argument, quote_literal(given)
-            using errcode = 'PQ003';
+            using errcode = 'P0001';
     end if;
 end $$;
 
@@ -46,7 +46,7 @@ language plpgsql
 as $$
 begin
     if pattern = '' or pattern is null or queue_name = '' or queue_name is null then
-        raise exception 'pattern and queue_name cannot be NULL or empty' using errcode = 'PQ003';
+        raise exception 'pattern and queue_name cannot be NULL or empty' using errcode = 'P0001';
     end if;
     delete from pgmq.topic_bindings b
     where b.pattern = unbind_topic.pattern
@@ -99,9 +99,9 @@ as $$
 begin
     perform pgmq.validate_routing_key(routing_key);
     if msg is null then
-        raise exception 'msg cannot be NULL' using errcode = 'PQ003';
+        raise exception 'msg cannot be NULL' using errcode = 'P0001';
     elsif delay < 0 then
-        raise exception 'delay cannot be negative, not %', delay using errcode = 'PQ003';
+        raise exception 'delay cannot be negative, not %', delay using errcode = 'P0001';
     end if;
     return (select count(*) from pgmq.send_batch_topic(routing_key, array[msg],
                                                        case when headers is not null then array[headers] end,

@@ -429,38 +429,38 @@ def test_each_role_may_do_its_part(face: Conn) -> None:
 
 
 BAD = [
-    ("create(null)", "PQ003", ["queue_name", "null"]),
-    ("create('')", "PQ003", ["queue_name"]),
-    ("create('a;b')", "PQ003", ["invalid characters", "a;b"]),
-    ("create(repeat('x', 48))", "PQ003", ["47", "48"]),
+    ("create(null)", "P0001", ["queue_name", "null"]),
+    ("create('')", "P0001", ["queue_name"]),
+    ("create('a;b')", "P0001", ["invalid characters", "a;b"]),
+    ("create(repeat('x', 48))", "P0001", ["47", "48"]),
     ("create('taken')", "PQ006", ["'taken'"]),
     ("create_partitioned('p', '1', 'soon')", "22007", ["soon"]),
     ("send('no', '{}')", "42P01", ["'no'", "pgmq.create"]),
     ("send(null, '{}')", "42P01", ["null"]),
     ("send('q', null)", "PQ004", ["p_data"]),
     ("send('q', '{}', '[1]'::jsonb)", "PQ003", ["headers"]),
-    ("send_batch('q', '{}')", "PQ003", ["msgs"]),
-    ("send_batch('q', null::jsonb[])", "PQ003", ["msgs"]),
-    ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "PQ003", ["(2)", "(1)"]),
+    ("send_batch('q', '{}')", "P0001", ["msgs"]),
+    ("send_batch('q', null::jsonb[])", "P0001", ["msgs"]),
+    ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "P0001", ["(2)", "(1)"]),
     ("read('no', 30, 1)", "42P01", ["'no'"]),
     ("read('q', 2000000000, 1)", "PQ003", ["p_visibility_timeout", "10 years"]),
     ("pop('no')", "42P01", ["'no'"]),
     ("delete('no', 1)", "42P01", ["'no'"]),
     ("archive('no', '{1}'::bigint[])", "42P01", ["'no'"]),
     ("set_vt('no', 1, 5)", "42P01", ["'no'"]),
-    ("set_vt('q', 1, 'infinity'::timestamptz)", "PQ003", ["vt", "infinity"]),
-    ("set_vt('q', 1, null::timestamptz)", "PQ003", ["vt", "null"]),
+    ("set_vt('q', 1, 'infinity'::timestamptz)", "P0001", ["vt", "infinity"]),
+    ("set_vt('q', 1, null::timestamptz)", "P0001", ["vt", "null"]),
     ("purge_queue('no')", "42P01", ["'no'"]),
     ("metrics('no')", "42P01", ["'no'"]),
     ("bind_topic('a', 'no')", "42P01", ["'no'"]),
-    ("bind_topic('a b', 'q')", "PQ003", ["pattern", "'a b'"]),
-    ("bind_topic('a.**', 'q')", "PQ003", ["pattern", "'a.**'"]),
-    ("unbind_topic('', 'q')", "PQ003", ["pattern"]),
-    ("send_topic('a.', '{}')", "PQ003", ["routing_key", "'a.'"]),
-    ("send_topic('a', null)", "PQ003", ["msg"]),
-    ("send_topic('a', '{}', -1)", "PQ003", ["delay", "-1"]),
-    ("enable_notify_insert('q', -1)", "PQ003", ["throttle_interval_ms", "-1"]),
-    ("update_notify_insert('q', 1)", "PQ003", ["'q'", "enable_notify_insert"]),
+    ("bind_topic('a b', 'q')", "P0001", ["pattern", "'a b'"]),
+    ("bind_topic('a.**', 'q')", "P0001", ["pattern", "'a.**'"]),
+    ("unbind_topic('', 'q')", "P0001", ["pattern"]),
+    ("send_topic('a.', '{}')", "P0001", ["routing_key", "'a.'"]),
+    ("send_topic('a', null)", "P0001", ["msg"]),
+    ("send_topic('a', '{}', -1)", "P0001", ["delay", "-1"]),
+    ("enable_notify_insert('q', -1)", "P0001", ["throttle_interval_ms", "-1"]),
+    ("update_notify_insert('q', 1)", "P0001", ["'q'", "enable_notify_insert"]),
 ]
 
 
@@ -558,3 +558,58 @@ def test_a_read_with_no_time_returns_each_message_once(
         found = rows(face, "select msg_id, read_ct from pgmq.read('peek', %s, 100)", count % 2 - 1)
         assert sorted(found) == [(n, count) for n in (1, 2, 3)]
     assert rows(face, "select pgmq.pop('peek', 2) is null") == [(False,), (False,)]
+
+
+EXCUSED = {
+    "notify_queue_listeners()": "a trigger of a queue's table, which is a view here",
+}
+
+
+def test_each_public_function_of_pgmq_is_here(face: Conn, pgmq: Conn) -> None:
+    signatures = """
+        select p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' from pg_proc p
+        where p.pronamespace = 'pgmq'::regnamespace and p.proname !~ '^_'"""
+    here, there = ({name for (name,) in rows(conn, signatures)} for conn in (face, pgmq))
+    assert there - here == set(EXCUSED)
+
+
+READS = [
+    "pgmq.read('q', 30, 5)",
+    "pgmq.read('q', 30, 5, '{\"n\": 1}')",
+    "pgmq.pop('q')",
+    "pgmq.read_grouped('q', 30, 5)",
+    "pgmq.read_with_poll('q', 30, 5, 1, 10)",
+    "pgqueue.receive('q', 'pgmq', 5)",
+    "pgqueue.claim('q', 'pgmq', 5)",
+    "pgqueue.receive_where('q', 'pgmq', '$.data.n == 1', 5)",
+]
+
+
+@pytest.mark.parametrize("settings", ["{}", '{"ordering": "key"}', '{"max_in_flight": 100}'])
+def test_no_read_waits_for_a_read_in_an_open_transaction(
+    face: Conn, session: Any, settings: str
+) -> None:
+    """The open transaction took the new messages. Others get nothing, and do not wait a minute."""
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgqueue.alter_consumer('q', 'pgmq', %s)", [settings])
+    face.execute("select count(*) from pgmq.send_batch('q', array['{}', '{}', '{}']::jsonb[])")
+    held = rows(face, "select claim_id from pgqueue.receive('q', 'pgmq')")[0][0]
+    holder, other = session(), session()
+    holder.execute("begin")
+    assert len(rows(holder, "select pgmq.read('q', 30, 1)")) == 1
+    holder.execute("select pgqueue.cancel('q', 'pgmq', array[99])")  # it has the consumer's lock
+    other.execute("set statement_timeout = '20 s'")
+    if settings == "{}":
+        face.execute("select pgmq.send('q', '{}')")
+    others = READS[:-1] if "key" in settings else READS
+    for read in others:
+        for _ in range(3):  # what is ready they get
+            rows(other, f"select * from {read}")
+        assert rows(other, f"select * from {read}") == [], read
+    receive = "select * from pgqueue.receive('q', 'pgmq', p_ack => %s)"
+    assert rows(other, receive, held) == []
+    assert rows(face, "select pgqueue.extend(%s)", held) != [(True,)], "it was acknowledged"
+    holder.execute("rollback")
+    face.execute("select pgmq.send('q', '{}')")
+    assert rows(other, "select * from pgmq.read('q', 30, 5)") != []
+    checker.check(face)
