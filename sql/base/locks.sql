@@ -69,7 +69,7 @@
 --        release_due(), forget_readers()) passes over those that are being settled.
 -- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips,
 --        newest_of_keys and group_workers: who has it takes publications, deals keys and makes runs ready. These wait:
---        claims that find nothing ready; all claims of a consumer with per_key_interval, per_key_latest,
+--        claims that find nothing ready (200 ms, then they get nothing); all claims of a consumer with per_key_interval, per_key_latest,
 --        max_in_flight or rate_limit, or whose backlog may be full; claims by receive_where that go on
 --        with the lock; nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a

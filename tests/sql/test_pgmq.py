@@ -585,7 +585,7 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize("settings", ["{}", '{"ordering": "key"}', '{"max_in_flight": 100}'])
+@pytest.mark.parametrize("settings", ["{}", '{"per_key_limit": 1}', '{"max_in_flight": 100}'])
 def test_no_read_waits_for_a_read_in_an_open_transaction(
     face: Conn, session: Any, settings: str
 ) -> None:
@@ -601,7 +601,7 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     other.execute("set statement_timeout = '20 s'")
     if settings == "{}":
         face.execute("select pgmq.send('q', '{}')")
-    others = READS[:-1] if "key" in settings else READS
+    others = READS[:-1] if "per_key" in settings else READS
     for read in others:
         for _ in range(3):  # what is ready they get
             rows(other, f"select * from {read}")
