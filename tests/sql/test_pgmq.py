@@ -591,7 +591,9 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
 ) -> None:
     """The open transaction took the new messages. Others get nothing, and do not wait a minute."""
     face.execute("select pgmq.create('q')")
+    face.execute("select pgqueue.pause('q', 'pgmq')")
     face.execute("select pgqueue.alter_consumer('q', 'pgmq', %s)", [settings])
+    face.execute("select pgqueue.resume('q', 'pgmq')")
     face.execute("select count(*) from pgmq.send_batch('q', array['{}', '{}', '{}']::jsonb[])")
     held = rows(face, "select claim_id from pgqueue.receive('q', 'pgmq')")[0][0]
     holder, other = session(), session()
