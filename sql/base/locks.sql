@@ -69,9 +69,9 @@
 --        release_due(), forget_readers()) passes over those that are being settled.
 -- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips,
 --        newest_of_keys and group_workers: who has it takes publications, deals keys and makes runs ready. These wait:
---        claims that find nothing ready (200 ms, then they get nothing); all claims of a consumer with per_key_interval, per_key_latest,
+--        claims that find nothing ready; all claims of a consumer with per_key_interval, per_key_latest,
 --        max_in_flight or rate_limit, or whose backlog may be full; claims by receive_where that go on
---        with the lock; nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
+--        with the lock (these claims get nothing if one transaction keeps it, see lock_consumer_soon()); nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
 --        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim(),
 --        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
@@ -198,21 +198,38 @@ begin
     end if;
 end $$;
 
--- Locks a consumer, unless another transaction holds the lock for longer than claims take. Returns whether the caller
--- has it now.
+-- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
+-- to claim, the caller waits, as lock_consumer() does: it gets nothing only beside a transaction that stays open.
+-- Returns whether the caller has the lock.
 create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
 language plpgsql
 as $$
+declare
+    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
+    v_before text;  -- the transaction that had the lock after the wait before
+    v_holder text;
 begin
-    if not _pgqueue.try_lock_consumer(p_consumer_id) then
-        perform _pgqueue.await('the lock of a consumer',
-                               'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
-                               p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
-                               p_limit => _pgqueue.claim_patience());
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        return true;
     end if;
-    return true;
-exception when lock_not_available then
-    return false;
+    loop
+        begin
+            perform _pgqueue.await('the lock of a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                                   p_limit => _pgqueue.claim_patience());
+            return true;
+        exception when lock_not_available then
+            v_holder := (select l.virtualtransaction from pg_locks l
+                         where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+                           and l.classid = _pgqueue.lock_class_consumer()::oid and l.objid = p_consumer_id::oid
+                           and l.database = (select oid from pg_database where datname = current_database()));
+            if v_holder = v_before or clock_timestamp() > v_until then
+                return false;
+            end if;
+            v_before := v_holder;
+        end;
+    end loop;
 end $$;
 
 -- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.

@@ -30,6 +30,21 @@ begin
               hint = format('There is no queue %s: pgmq.create makes one.', coalesce(quote_literal(queue_name), 'null'));
 end $$;
 
+-- Raises pgmq's error for a queue that does not exist, where pgmq looks for it before.
+--   what  the queue, in words
+create or replace function pgmq._check_queue(queue_name text, what text) returns void
+language plpgsql stable
+as $$
+begin
+    if coalesce(queue_name, '') = '' then
+        raise exception 'queue_name cannot be NULL or empty' using errcode = 'P0001';
+    elsif not exists (select from pgqueue.consumers
+                      where stream_name = pgmq._stream_of(queue_name) and name = 'pgmq') then
+        raise exception 'Queue "%" does not exist. Create % first using pgmq.create()', queue_name, what
+            using errcode = 'P0001';
+    end if;
+end $$;
+
 -- Raises an error for a name that no queue can have.
 create or replace function pgmq.validate_queue_name(queue_name text) returns void
 language plpgsql immutable
@@ -42,7 +57,7 @@ begin
         raise exception 'queue name is too long, maximum length is 47 characters: % has %',
             quote_literal(queue_name), length(queue_name) using errcode = 'P0001';
     elsif queue_name ~ '[$;'']|--' then
-        raise exception 'queue name contains invalid characters: $, ;, --, or '' in %', queue_name
+        raise exception 'queue name contains invalid characters: $, ;, --, or \'' in %', queue_name
             using errcode = 'P0001';
     end if;
 end $$;
