@@ -1,13 +1,13 @@
 -- Topics: a message with a routing key goes to each queue that a pattern binds.
 
 -- Raises pgmq's error for a text that is no routing key, or no pattern.
---   only     the characters that it may have, in words, and allowed for a regular expression
-create or replace function pgmq._check_topic(argument text, given text, allowed text, only text) returns void
+--   allowed, in_words  the characters that it may have: for a regular expression, and for the error
+create or replace function pgmq._check_topic(argument text, given text, allowed text, in_words text) returns void
 language plpgsql immutable
 as $$
 declare
     v_wrong text := case
-        when given !~ ('^[.' || allowed || ']+$') then 'contains invalid characters. Only ' || only || ' are allowed'
+        when given !~ ('^[.' || allowed || ']+$') then 'contains invalid characters. Only ' || in_words || ' are allowed'
         when given ~ '^[.]' then 'cannot start with a dot'
         when given ~ '[.]$' then 'cannot end with a dot'
         when given ~ '[.][.]' then 'cannot contain consecutive dots'

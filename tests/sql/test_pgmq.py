@@ -603,14 +603,14 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     """The open transaction took the new messages. Others get nothing, and do not wait a minute."""
     face = impatient
     face.execute("select pgmq.create('q')")
+    face.execute("select pgqueue.pause('q', 'pgmq')")
     face.execute("select pgqueue.alter_consumer('q', 'pgmq', %s)", [settings])
+    face.execute("select pgqueue.resume('q', 'pgmq')")
     face.execute("select count(*) from pgmq.send_batch('q', array['{}', '{}', '{}']::jsonb[])")
     held, acked = rows(face, "select claim_id, seq from pgqueue.receive('q', 'pgmq')")[0]
     holder, other = session(), session()
     holder.execute("begin")
-    assert len(rows(holder, "select pgmq.read('q', 30, 1)")) == 1
-    if settings != '{"max_in_flight": 100}':  # where its read has the lock
-        holder.execute("select pgqueue.cancel('q', 'pgmq', array[99])")
+    assert len(rows(holder, "select pgmq.read_grouped('q', 30, 1)")) == 1
     assert rows(
         face,
         "select count(*) from pg_locks where granted and locktype = 'advisory' and pid = %s "
@@ -639,9 +639,7 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     checker.check(face)
 
 
-def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(
-    face: Conn, session: Any
-) -> None:
+def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, session: Any) -> None:
     """It gets nothing only beside one transaction that stays open."""
     face.execute(
         "create or replace function _pgqueue.claim_patience() returns interval language sql "
@@ -683,7 +681,7 @@ def test_pop_returns_a_message_as_it_was(face: Conn, pgmq: Conn) -> None:
         conn.execute("select pgmq.send_batch('p', array['{}', '{}', '{}']::jsonb[])")
         read = rows(conn, "select msg_id, last_read_at, vt from pgmq.read('p', 0, 2)")
         popped = rows(conn, "select msg_id, last_read_at, vt, read_ct from pgmq.pop('p', 3)")
-        assert [row[0] for row in popped] == [1, 2, 3] or conn is face
+        assert sorted(row[0] for row in popped) == [1, 2, 3]
         found = {row[0]: row[1:] for row in popped}
         assert found[3][0] is None and found[3][2] == 0
         for msg_id, last_read_at, vt in read:
