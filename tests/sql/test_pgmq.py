@@ -611,7 +611,8 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     holder, other = session(), session()
     holder.execute("begin")
     assert len(rows(holder, "select pgmq.read('q', 30, 1)")) == 1
-    holder.execute("select pgmq.read_grouped('q', 30, 1)")  # it takes the lock, whatever is ready
+    face.execute("select pgmq.send('q', '{}')")
+    holder.execute("select pgmq.read('q', 30, 10)")  # what is new is taken under the lock
     assert rows(
         face,
         "select count(*) from pg_locks where granted and locktype = 'advisory' and pid = %s "
@@ -655,8 +656,8 @@ def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, se
         found = rows(face, "select waitstart from pg_locks where not granted and pid = %s", pid)
         return found[0][0] if found else None
 
-    def waits_again(pid: int, before: Any = None) -> Any:
-        while (since := waiting_since(pid)) in (None, before):
+    def waits(pid: int) -> Any:
+        while (since := waiting_since(pid)) is None:
             time.sleep(0.01)
         return since
 
@@ -665,13 +666,16 @@ def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, se
     internals.lock_consumer(first, consumer)
     with ThreadPoolExecutor() as pool:
         queued = pool.submit(internals.lock_consumer, second, consumer)
-        waits_again(second.info.backend_pid)
+        waits(second.info.backend_pid)
         claim = pool.submit(rows, third, "select seq from pgqueue.receive('q', 'pgmq')")
-        since = waits_again(third.info.backend_pid)
-        since = waits_again(third.info.backend_pid, since)
+        since = waits(third.info.backend_pid)
+        while not claim.done() and waiting_since(third.info.backend_pid) in (None, since):
+            time.sleep(0.01)
+        since = waiting_since(third.info.backend_pid)
         first.execute("rollback")
         queued.result(30)
-        waits_again(third.info.backend_pid, since)
+        while not claim.done() and waiting_since(third.info.backend_pid) in (None, since):
+            time.sleep(0.01)
         second.execute("rollback")
         assert claim.result(30) == [(1,)]
 
