@@ -3,8 +3,8 @@
 
 -- Grants the group roles of this database what they need: a producer sends, a consumer reads and settles, an observer
 -- looks, and an admin makes and drops queues. Nobody who only sends learns which queues there are, and nobody who only
--- looks, as pg_monitor does, sees what messages hold. What a role does not need any more is taken from it. pgqueue grant
--- calls it, too.
+-- looks, as pg_monitor does, sees what messages hold. What a role does not need any more is taken from it. pgqueue
+-- grant calls it, too.
 create or replace function pgmq._grant() returns void
 language plpgsql
 as $$

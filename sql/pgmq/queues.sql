@@ -27,7 +27,8 @@ as $$
 begin
     raise exception 'relation "pgmq.q_%" does not exist', coalesce(pgmq._stream_of(queue_name), '')
         using errcode = 'undefined_table',
-              hint = format('There is no queue %s: pgmq.create makes one.', coalesce(quote_literal(queue_name), 'null'));
+              hint = format('There is no queue %s: pgmq.create makes one.',
+                            coalesce(quote_literal(queue_name), 'null'));
 end $$;
 
 -- Raises pgmq's error for a queue that does not exist, where pgmq looks for it before.

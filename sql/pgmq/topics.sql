@@ -7,7 +7,8 @@ language plpgsql immutable
 as $$
 declare
     v_wrong text := case
-        when given !~ ('^[.' || allowed || ']+$') then 'contains invalid characters. Only ' || in_words || ' are allowed'
+        when given !~ ('^[.' || allowed || ']+$')
+        then 'contains invalid characters. Only ' || in_words || ' are allowed'
         when given ~ '^[.]' then 'cannot start with a dot'
         when given ~ '[.]$' then 'cannot end with a dot'
         when given ~ '[.][.]' then 'cannot contain consecutive dots'
