@@ -403,9 +403,7 @@ begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
     if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then  -- a claim in a transaction that stays open has it
         perform _pgqueue.ack(p_ack) where p_ack is not null;
-        v_claim.claim_id := p_claim_id;
-        v_claim.message_count := p_held;
-        return v_claim;
+        return (p_claim_id, p_held, null, null, null)::pgqueue.claimed;
     end if;
     perform _pgqueue.ack(p_ack) where p_ack is not null;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
@@ -442,7 +440,5 @@ begin
         v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end loop;
-    v_claim.claim_id := p_claim_id;
-    v_claim.message_count := v_fill.o_count;
-    return v_claim;
+    return (p_claim_id, v_fill.o_count, null, null, null)::pgqueue.claimed;
 end $$;
