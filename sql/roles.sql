@@ -204,6 +204,7 @@ as $$
            format('revoke all on %s from %s', g.object, g.grantee)
     from _pgqueue.grants() g
     where g.grantee <> all (select quote_ident(r) from unnest(_pgqueue.group_roles()) r)
+      and not (g.grantee = 'pg_monitor' and g.object ~ '^[a-z]+ pgmq([.]|$)')  -- pgmq._grant() made these
       -- the staged rows of a write, for its writer
       and not exists (select from pgqueue.table_writes w
                       where g.oid = to_regclass('pgqueue.staged_rows_' || w.write_no)
