@@ -160,7 +160,7 @@ MESSAGE_COLUMNS = {
     "consumers": Taken(
         "array<string>", (ArrayType,), "to these consumers alone; null: as the option says"
     ),
-    "stream": Taken("string", (StringType,), "to this stream; null: that of the option"),
+    "stream": Taken("string", (StringType,), "to this stream; option stream takes precedence"),
 }
 """The columns of a row that is sent."""
 
@@ -170,7 +170,7 @@ ACTION_COLUMNS = {
         (StringType,),
         "`ack`, `nack`, `dead_letter`, `redrive` or `retry`; null: the row is sent",
     ),
-    "stream": Taken("string", (StringType,), "whose message it is; null: as the option says"),
+    "stream": Taken("string", (StringType,), "whose message it is; option stream takes precedence"),
     "consumer": Taken("string", (StringType,), "whose message it is; null: as the option says"),
     "seq": Taken("long", _INTEGERS, "its number; never null"),
     "delay": Taken(
