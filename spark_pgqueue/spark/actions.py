@@ -41,8 +41,7 @@ class Actions:
     """The actions of the rows of a task.
 
     Args:
-        options: the sink's options. Stream takes precedence over its column; the others are the
-            defaults for theirs.
+        options: the sink's options; they are the defaults for the columns.
     """
 
     def __init__(self, options: SinkOptions):
@@ -106,7 +105,7 @@ class Actions:
         """A column without nulls: the option takes the place of null."""
         import pyarrow as pa
 
-        if name not in rows.column_names or (name == "stream" and option is not None):
+        if name not in rows.column_names:
             return pa.chunked_array([pa.repeat(option, rows.num_rows)])
         column = rows[name]
         if column.null_count and option is None:

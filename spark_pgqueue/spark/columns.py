@@ -170,7 +170,7 @@ ACTION_COLUMNS = {
         (StringType,),
         "`ack`, `nack`, `dead_letter`, `redrive` or `retry`; null: the row is sent",
     ),
-    "stream": Taken("string", (StringType,), "whose message it is; option stream takes precedence"),
+    "stream": Taken("string", (StringType,), "whose message it is; null: as the option says"),
     "consumer": Taken("string", (StringType,), "whose message it is; null: as the option says"),
     "seq": Taken("long", _INTEGERS, "its number; never null"),
     "delay": Taken(

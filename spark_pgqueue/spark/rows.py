@@ -77,7 +77,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-# What Postgres holds, in microseconds and in days since 1970: times from 4713-11-24 BC on, dates to
+# What Postgres holds, in microseconds and in days since 1970: times from 4714-11-24 BC on, dates to
 # the year 5874897. The last time of Arrow is before that of Postgres.
 _MICROS = (-210_866_803_200_000_000, 2**63 - 1)
 _DAYS = (-2_440_588, 2_145_042_905)
@@ -116,7 +116,7 @@ def _check_times(name: str, values: pa.Array) -> None:
                 raise PgQueueError(
                     f"column {name} has a value that does not fit: {shown} is out of the range of "
                     "Postgres",
-                    hint="times are from 4713-11-24 BC on, and dates also not after the year "
+                    hint="times are from 4714-11-24 BC on, and dates also not after the year "
                     "5874897",
                     sqlstate=UNFIT_DATA,
                 )
