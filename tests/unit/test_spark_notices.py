@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -184,7 +184,7 @@ def write(given: dict[str, str], **columns: pa.Array) -> None:
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     schema = from_arrow_schema(batch.schema, prefer_timestamp_ntz=True)
     target = Target(parse_sink(given, streaming=False), schema)
-    target.publish([target.stage(iter([batch]), "sink", 1, None)], 1)
+    target.publish([target.stage(iter([batch]), f"txn:{uuid4()}", 1, None)], 1)
 
 
 def test_a_time_that_postgres_cannot_hold_names_its_column(conn: Conn, url: str) -> None:
@@ -240,7 +240,7 @@ def test_a_run_of_one_micro_batch_is_warned_of_once(
     """By once, or by availableNow beside a source that has it not."""
     value(conn, "create_consumer", "orders", "c")
     value(conn, "send", "orders", "x")
-    value(conn, "create_group", "orders", "g", "earliest")
+    value(conn, "create_group", "orders", "g", 1)
     given = {"url": url, "stream": "orders", how: "c" if how == "consumer" else "g"}
     if how == "consumer":
         options = parse_source(given)
