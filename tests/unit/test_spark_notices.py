@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from types import SimpleNamespace
+from contextlib import ExitStack, closing
 from uuid import uuid4
 
 import psycopg
@@ -248,7 +247,8 @@ def test_a_run_of_one_micro_batch_is_warned_of_once(
     else:
         options = parse_offset_source(given, streaming=True)
         reader = PgQueueOffsetReader(options, offset_source_schema("text", True, False))
-    with closing(SimpleNamespace(close=reader.stop)):
+    with ExitStack() as stack:
+        stack.callback(reader.stop)
         start = reader.initialOffset()
         assert reader.latestOffset(start, ReadMaxRows(10)) != start
         assert "one micro-batch" not in caplog.text
