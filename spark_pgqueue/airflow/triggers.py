@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -93,7 +94,7 @@ class PgQueueTrigger(BaseEventTrigger):
 
     async def _url(self) -> str | None:
         if self.conn_id is None:
-            return None
+            return os.environ.get("PGQUEUE_URL") or None
         from airflow.sdk import BaseHook
 
         connection = await asyncio.to_thread(BaseHook.get_connection, self.conn_id)

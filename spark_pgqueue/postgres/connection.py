@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_pgqueue.postgres import owners
+from spark_pgqueue.postgres.errors import sqlstate_of
 from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
@@ -118,6 +119,12 @@ def connect_adbc(
 
     def attempt() -> adbc.Connection:
         with told_if_slow(url):
-            return dbapi.connect(info, autocommit=autocommit)
+            try:
+                return dbapi.connect(info, autocommit=autocommit)
+            except dbapi.Error as error:
+                if sqlstate_of(error) is not None:
+                    raise
+                # ADBC's own class would be that of values, too, which it cannot convert.
+                raise psycopg.OperationalError(str(error)) from None
 
     return with_backoff(attempt, url, patience)

@@ -210,11 +210,14 @@ def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
 def raise_clear(error: Exception, url: str | None) -> NoReturn:
     """Raise the PgQueueError that explains `error`, or `error` itself if there is none.
 
+    A value that a driver cannot convert is no lost connection, although it has no SQLSTATE either.
+
     Raises:
         PgQueueError: for a failure to connect, and for errors that `errors.translate` knows.
     """
     clear = translate(error)
-    if clear is None and _is_database_error(error) and sqlstate_of(error) is None:
+    is_lost = is_passing(error) or isinstance(error, psycopg.OperationalError)
+    if clear is None and is_lost and sqlstate_of(error) is None:
         reason = without_passwords(str(error).strip(), url)
         clear = PgQueueError(
             f"no connection to Postgres ({describe(url)}): {reason}",

@@ -9,6 +9,7 @@ import traceback
 from datetime import UTC, datetime, timedelta
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -246,6 +247,25 @@ def test_other_errors_do_not_pass_and_come_through(empty_url):
         retrying.with_backoff(divide, empty_url, 60)
     assert not retrying.is_passing(ValueError("connection refused"))
     assert not retrying.is_passing(OSError("connection refused"))
+
+
+def test_a_value_that_a_driver_cannot_convert_is_no_lost_connection(empty_url):
+    """Such an error has no SQLSTATE either."""
+    rows = pa.table({"at": pa.array([-(2**63)], pa.int64()).view(pa.timestamp("us", "UTC"))})
+
+    def copied():
+        with connection.connect_adbc(empty_url) as conn, conn.cursor() as cursor:
+            cursor.adbc_ingest("t", rows, mode="create")
+
+    def loaded():
+        with connection.connect(empty_url) as conn:
+            conn.execute("select timestamptz '12000-01-01'").fetchone()
+
+    for attempt in (copied, loaded):
+        with pytest.raises(Exception) as caught:
+            retrying.with_backoff(attempt, empty_url, 60)
+        assert not isinstance(caught.value, PgQueueError)
+        assert "no connection" not in str(caught.value)
 
 
 def test_an_error_of_adbc_that_came_through_arrow_is_a_database_error():
