@@ -280,13 +280,16 @@ def _health(conn: psycopg.Connection) -> Iterator[Check]:
 _HEALTH = """
 select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because,
        count(*) over ()
-from pgqueue.consumer_health where status in ('full', 'unattended', 'failing')
-order by array_position('{failing, full, unattended}', status), backlog desc limit 10
+from pgqueue.consumer_health where status not in ('ok', 'paused')
+order by array_position('{failing, stuck, full, unattended, dead_letters}', status), backlog desc limit 10
 """
 
 _REMEDIES = {
     "full": "more workers, or a larger max_backlog",
     "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
+    "stuck": "look at open_claims: does the handler of that worker hang? Restart "
+    "the worker, and give it a timeout",
+    "dead_letters": "look at dead_letters; then redrive or delete them",
     "failing": "look at dead_letters, or message_states: why do its workers fail?",
 }
 

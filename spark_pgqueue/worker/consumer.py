@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from psycopg.conninfo import make_conninfo
 
@@ -23,7 +24,7 @@ from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
-from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.options import ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
 from spark_pgqueue.worker.signals import stopped_by_signals
@@ -75,7 +76,7 @@ class Consumer:
     def __repr__(self) -> str:
         return f"<consumer {self._name!r} of stream {self._stream!r}>"
 
-    def run(self, handler: Callable[..., Any], **options: Any) -> int:
+    def run(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Call a handler for each message, until `stop`, SIGTERM or SIGINT.
 
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
@@ -161,7 +162,7 @@ class Consumer:
                     calling.end_loop()
         return poller.handled
 
-    async def run_async(self, handler: Callable[..., Any], **options: Any) -> int:
+    async def run_async(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Run a coroutine function as the handler, in the running loop; otherwise as `run`.
 
         When the task is cancelled, the worker stops, and cancels the running calls.
@@ -208,7 +209,7 @@ class Consumer:
                     await hooks.stopped_async()
         return poller.handled
 
-    def listen(self, **options: Any) -> Iterator[Message]:
+    def listen(self, **options: Unpack[ListenOptions]) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
         A message is done when the loop asks for the next, and acknowledged a moment later. Leaving
@@ -227,10 +228,7 @@ class Consumer:
         Raises:
             PgQueueError: as `run`.
         """
-        allowed = ("prefetch", "visibility_timeout", "wait")
-        if unknown := sorted(set(options) - set(allowed)):
-            raise PgQueueError(f"listen has no option {unknown[0]!r}: {', '.join(allowed)}")
-        return self._listen(options_of(options))
+        return self._listen(options_of(options, ListenOptions.__annotations__))
 
     def stop(self) -> None:
         """End all runs. May be called from another thread, a signal handler, or the handler.
@@ -322,16 +320,20 @@ def _named(url: str | None, worker: str | None) -> str:
     return make_conninfo("", **given, application_name=name)
 
 
-def options_of(given: dict[str, Any]) -> Options:
+def options_of(
+    given: Mapping[str, Any], names: Iterable[str] = Options.__dataclass_fields__
+) -> Options:
     """The options of a run.
 
     Raises:
         PgQueueError: there is no such option, or its value is not allowed.
     """
-    names = Options.__dataclass_fields__
     for name in given:
         if name not in names:
-            raise PgQueueError(f"there is no option {name!r}", hint=f"there are {', '.join(names)}")
+            near = difflib.get_close_matches(name.lower(), names, n=1)
+            is_it = f"is it {near[0]}? " if near else ""
+            hint = f"{is_it}there are {', '.join(names)}"
+            raise PgQueueError(f"there is no option {name!r}", hint=hint)
     return Options(**given)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from spark_pgqueue.calling import name_of
 from spark_pgqueue.client import arguments
@@ -15,6 +15,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
+from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +43,7 @@ class Handling(NamedTuple):
 
 
 def handler(
-    stream: str, consumer: str, *, keywords: bool = False, **options: Any
+    stream: str, consumer: str, *, keywords: bool = False, **options: Unpack[RunOptions]
 ) -> Callable[[F], F]:
     """Name the stream and the consumer whose messages a function handles: a decorator.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
@@ -22,6 +22,30 @@ _HOOKS: dict[str, list[str]] = {
     "wrap": ["a message"],
 }
 """The options that are functions, and what each is called with."""
+
+
+class ListenOptions(TypedDict, total=False):
+    """The types of the options of `Consumer.listen`."""
+
+    prefetch: int
+    visibility_timeout: timedelta | None
+    wait: timedelta | None
+
+
+class RunOptions(ListenOptions, total=False):
+    """The types of the options of `Consumer.run`: the fields of `Options`."""
+
+    concurrency: int
+    processes: int | None
+    batch: int | None
+    transactional: bool
+    timeout: timedelta | None
+    grace: timedelta
+    on_start: Callable[[], Any] | None
+    on_success: Callable[[Any, Any], Any] | None
+    on_failure: Callable[[Any, BaseException], Any] | None
+    on_stop: Callable[[], Any] | None
+    wrap: Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
