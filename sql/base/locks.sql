@@ -128,10 +128,9 @@
 --   _pgqueue.claim: slot before claim.  As above.
 --   _pgqueue.claim: slot before consumer.  As above.
 --   _pgqueue.claim: run before slot.  As above.
---   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, then the consumer, and then
+--   _pgqueue.claim_in_turn: consumer, slot before claim.  It locks the claim first, then the consumer, and then
 --     acknowledges.
---   _pgqueue.claim_in_turn: slot before claim.  It acknowledges, and returns, where it cannot have the consumer's lock.
---   _pgqueue.claim_in_turn: slot before consumer.  As above.
+--   _pgqueue.claim_in_turn: slot before consumer.  It acknowledges, and returns, where it cannot have the lock.
 --   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
 --   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
 --   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.
