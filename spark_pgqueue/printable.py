@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import unicodedata
+from contextlib import suppress
 from typing import Any
+
+_LONGEST = 2000  # characters of a reason, and of each part of a traceback
 
 # Control characters, format characters (which can reverse the direction of text), surrogates, and
 # separators of lines and paragraphs.
@@ -39,10 +42,53 @@ class _Escapes(dict[int, str]):
 _ESCAPES: dict[str, _Escapes] = {}  # by keep; a functools.cache is not pickled by value
 
 
-def warn(message: str, *arguments: Any, logger: str = "spark_pgqueue") -> None:
-    """Log a warning, with each of its arguments printable.
+def clean(text: str) -> str:
+    """The text as Postgres can store it: without passwords, and not too long."""
+    from spark_pgqueue.postgres.url import redact  # it needs this module
+
+    return printable(redact(text, _LONGEST), keep="\n\t")[:_LONGEST]
+
+
+def summary(error: BaseException) -> str:
+    """The type and the text of an error, as `clean` has it."""
+    try:
+        text = clean(str(error))
+    except Exception as other:  # a handler's error may be of any class
+        text = f"its text cannot be made: {type(other).__name__}"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def warn(
+    message: str,
+    *arguments: Any,
+    logger: str = "spark_pgqueue",
+    level: int = logging.WARNING,
+    more: str = "",
+) -> None:
+    """Log a warning, with each of its arguments printable. Where logging fails, as by a filter of
+    the application, the work that it tells of goes on.
 
     Where logging was not set up, Python prints it on standard error.
+
+    Args:
+        message: as for logging.
+        arguments: its values. An error is shown by its text; one that is not of a database, or
+            has no text, by its class as well.
+        logger: the name of the logger.
+        level: of logging.
+        more: text of several lines, which is printable, to follow the message.
     """
-    shown = [each if isinstance(each, int) else printable(str(each)) for each in arguments]
-    logging.getLogger(logger).warning(message, *shown, stacklevel=2)
+    with suppress(Exception):
+        shown = [each if isinstance(each, int) else _shown(each) for each in arguments]
+        if more:
+            message, shown = message + "\n%s", [*shown, more]
+        logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, BaseException):
+        return printable(str(value))
+    said = summary(value)
+    if hasattr(value, "sqlstate"):  # PgQueueError, and those of psycopg: the text says it all
+        return said.partition(": ")[2] or said
+    return said

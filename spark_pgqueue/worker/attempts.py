@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,6 +15,7 @@ import psycopg
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.retrying import is_passing
+from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import (
     Defer,
@@ -26,7 +27,6 @@ from spark_pgqueue.worker.verdicts import (
     Verdict,
     of_error,
     of_result,
-    summary,
     trace,
 )
 
@@ -41,7 +41,7 @@ _MOST_LOSSES = 3
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
+_LOGGER = "spark_pgqueue.worker"
 
 
 class Hooks:
@@ -90,7 +90,9 @@ class Hooks:
             try:
                 await calling.call_async(hook, self._given(messages), result)
             except BaseException as error:
-                if (task := asyncio.current_task()) is not None and task.cancelling():
+                task = asyncio.current_task()
+                ends = isinstance(error, asyncio.CancelledError)
+                if ends and task is not None and task.cancelling():
                     raise
                 self._tell_of(messages, hook, error)
 
@@ -105,7 +107,8 @@ class Hooks:
     def _tell_of(self, messages: Sequence[Message], hook: Any, error: BaseException) -> None:
         name = "on_success" if hook is self._options.on_success else "on_failure"
         # A traceback of logging's own would show passwords, and texts of any length.
-        logger.error("%s: a hook failed: %s\n%s", name_of(self._of, messages), name, trace(error))
+        said = name_of(self._of, messages), name, summary(error)
+        warn("%s: a hook failed: %s: %s", *said, more=trace(error), logger=_LOGGER, level=ERROR)
 
 
 class Attempt:
@@ -222,24 +225,23 @@ class LostConnections:
             if self._times[first] > _MOST_LOSSES:
                 del self._times[first]
                 return failed(self._of, messages, error)
-        logger.warning(
-            "%s: given back, the connection of its transaction was lost: %s",
-            *(name_of(self._of, messages), summary(error)),
-        )
+        said = "%s: given back, the connection of its transaction was lost: %s"
+        warn(said, name_of(self._of, messages), error, logger=_LOGGER)
         return Defer(_PAUSE)
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
     """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        named = type(error).__name__
-        logger.warning("%s: %s\n%s", name_of(of, messages), named, trace(error))
+        said = name_of(of, messages), summary(error)
+        warn("%s: %s", *said, more=trace(error), logger=_LOGGER)
     return of_error(error)
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    logger.warning("%s: undone, another worker has the claim now", name_of(of, messages))
+    said = "%s: undone, another worker has the claim now"
+    warn(said, name_of(of, messages), logger=_LOGGER)
     return DeliveryState.gone
 
 

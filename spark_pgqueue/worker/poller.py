@@ -9,7 +9,6 @@ are statements of their own: what keeps a claim from being made takes no acknowl
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from threading import Event
 
@@ -42,8 +41,6 @@ _TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
 _NEVER = float("inf")
 _LOGGER = "spark_pgqueue.worker"
-
-logger: logging.Logger = logging.getLogger(_LOGGER)
 
 
 class Poller:
@@ -159,10 +156,13 @@ class Poller:
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
+            except BaseException:  # a defect: the claims must not wait for their timeout
+                self._give_all_back()
+                raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", getattr(error, "message", error), logger=_LOGGER)
+            warn("%s; trying again", getattr(error, "message", None) or error, logger=_LOGGER)
         for in_flight in self._claims:  # after the outage, extending tells which claims are left
             in_flight.extend_at = 0.0
         self._wake.clear()
@@ -232,8 +232,8 @@ class Poller:
                 job.claim.note(messages, DeliveryState.unstarted)
 
     def _give_up_overdue(self, now: float) -> None:
-        for job, messages in self._executor.give_up(now):
-            verdict = Retry(reason=f"timed out after {self._options.timeout}")
+        for job, messages, reason in self._executor.give_up(now):
+            verdict = Retry(reason=reason)
             job.claim.note(messages, verdict)
             self._hooks.after(messages, verdict, verdict)
             self._jobs.discard(job)
@@ -296,7 +296,8 @@ class Poller:
             said = f"a dead letter; deliveries: {found.deliver_count}"
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
-        logger.warning("%r, %r: message %s %s", self._stream, self._consumer, failed[0], said)
+        of = f"{self._stream!r}, {self._consumer!r}"
+        warn("%s: message %s %s", of, failed[0], said, logger=_LOGGER)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim once no other claim is left; resume when it is settled."""
@@ -429,5 +430,5 @@ class Poller:
             in_flight.give_up()
             try:
                 in_flight.settle(self._client)
-            except (PgQueueError, psycopg.Error) as error:
+            except Exception as error:
                 warn("claim %s is not given back: %s", in_flight.claim_id, error, logger=_LOGGER)

@@ -26,7 +26,7 @@ from spark_pgqueue.postgres.url import describe, redact
 from spark_pgqueue.printable import printable
 from spark_pgqueue.spark.options.values import duration, size
 from spark_pgqueue.spark.where import blamed_on
-from spark_pgqueue.worker.verdicts import clean
+from spark_pgqueue.printable import clean
 
 ROOT = Path(spark_pgqueue.__file__).parent
 

@@ -1,0 +1,231 @@
+"""Whatever happens between a claim and its report: there is a report, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+import spark_pgqueue
+from spark_pgqueue import Consumer, Reject, Retry
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker import tasks, threads
+from spark_pgqueue.worker.job_queue import WorkerSlot
+
+MOMENT = timedelta(milliseconds=300)
+
+
+class NoText(Exception):
+    """Its text is none."""
+
+    def __str__(self):
+        return 3  # type: ignore[return-value]
+
+
+class Bare(Retry):
+    """Calls no other constructor."""
+
+    def __init__(self):
+        pass
+
+
+class BareReject(Reject):
+    """As `Bare`."""
+
+    def __init__(self):
+        self.reason = "a\0b\ud800"
+
+
+class Odd(BaseException):
+    """Of the user, and no Exception; lies about its cause."""
+
+    @property
+    def __notes__(self):
+        raise MemoryError
+
+
+def deep():
+    return deep()
+
+
+def fail(message):
+    """Fail as the message says."""
+    what = message.data
+    if what == "recursion":
+        deep()
+    if what == "exit":
+        raise SystemExit(3)
+    if what == "die" and os.environ.get("PGQUEUE_TEST_MAY_DIE"):
+        os._exit(3)
+    errors = {
+        "no text": NoText(),
+        "bare": Bare(),
+        "bare reject": BareReject(),
+        "odd": Odd("odd"),
+        "interrupt": KeyboardInterrupt(),
+        "memory": MemoryError(),
+        "unencodable": ValueError("nul \0 and \ud800"),
+        "stop": StopIteration(),
+        "group": BaseExceptionGroup("g", [SystemExit(1), KeyboardInterrupt()]),
+    }
+    if what in errors:
+        raise errors[what]
+
+
+FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd", "interrupt", "memory",
+          "unencodable", "stop", "group"]  # fmt: skip
+
+
+async def fail_async(message):
+    """As `fail`, and ends the task of the call."""
+    if message.data == "good":
+        asyncio.current_task().cancel()
+    fail(message)
+
+
+def fail_in_transaction(message, connection):
+    """As `fail`."""
+    fail(message)
+
+
+@contextmanager
+def replaced(message):
+    """Replaces what comes by an error of its own."""
+    try:
+        yield
+    except BaseException:
+        raise NoText from None
+
+
+def end(*_):
+    """A hook that ends what calls it."""
+    raise SystemExit(2)
+
+
+WAYS = {
+    "threads": (fail, {}),
+    "transactional": (fail_in_transaction, {"transactional": True}),
+    "tasks": (fail_async, {}),
+    "processes": (fail, {"processes": 1}),
+    "wrapped": (fail, {"wrap": replaced}),
+}
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a consumer of one delivery each."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        client.create_consumer("s", "c", settings={"max_deliver_count": 1})
+        yield client
+
+
+@pytest.fixture
+def no_logging():
+    """Logging that fails."""
+
+    class Fails(logging.Filter):
+        def filter(self, record):
+            raise MemoryError
+
+    at, fails = logging.getLogger("spark_pgqueue.worker"), Fails()
+    at.addFilter(fails)
+    yield
+    at.removeFilter(fails)
+
+
+@pytest.mark.usefixtures("no_logging")
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_a_handler_does_its_message_is_reported_and_the_run_goes_on(
+    queue, url, way, monkeypatch
+):
+    handler, options = WAYS[way]
+    if way == "processes":
+        monkeypatch.setenv("PGQUEUE_TEST_MAY_DIE", "1")
+    expected = [each for each in FAULTS if each != "die" or way == "processes"]
+    queue.send_batch("s", [*expected, "good"])
+    hooks = {"on_failure": end, "on_success": end}
+    assert Consumer(url, "s", "c").run(handler, wait=MOMENT, **hooks, **options) == 1
+    (stats,) = queue.stats()
+    assert (stats.backlog, stats.claims) == (0, 0)
+    assert sum(each.messages for each in queue.dead_letters("s", "c")) == len(expected)
+
+
+def test_a_timeout_that_a_wrap_swallows_is_a_failure(queue, url):
+    async def handle(message):
+        await asyncio.sleep(60)
+
+    @contextmanager
+    def deaf(message):
+        try:
+            yield
+        except asyncio.CancelledError:
+            pass
+
+    queue.send("s", "x")
+    options = {"timeout": timedelta(milliseconds=50), "wait": MOMENT, "wrap": deaf}
+    assert Consumer(url, "s", "c").run(handle, **options) == 0
+    (dead,) = queue.dead_letters("s", "c")
+    assert "timed out" in dead.error
+
+
+def plant(monkeypatch, where):
+    """A defect of ours: an error once, where none is expected."""
+    once = ["x"]
+
+    def broken(original):
+        def broken(*given):
+            if once:
+                once.clear()
+                raise MemoryError(where)
+            return original(*given)
+
+        return broken
+
+    if where == "the loop of a slot":
+        monkeypatch.setattr(threads.Threads, "_do", broken(threads.Threads._do))
+        monkeypatch.setattr(tasks.Tasks, "_work", broken(tasks.Tasks._work))
+    elif where == "after a call":
+        monkeypatch.setattr(threads.Hooks, "after", broken(threads.Hooks.after))
+        monkeypatch.setattr(threads.Hooks, "after_async", broken(threads.Hooks.after_async))
+    else:  # the thread dies without a report
+        plant(monkeypatch, "the loop of a slot")
+        monkeypatch.setattr(WorkerSlot, "lose", broken(WorkerSlot.lose))
+        once.append("x")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+@pytest.mark.parametrize("where", ["the loop of a slot", "after a call", "the report"])
+def test_the_claim_of_a_slot_that_died_is_given_back(queue, url, where, way, monkeypatch):
+    if (where, way) == ("the report", "tasks"):
+        pytest.skip("the loop reports for its tasks")
+    queue.create_consumer("s", "d")
+    queue.send_batch("s", ["x", "y"])
+    plant(monkeypatch, where)
+    got = []
+
+    async def handle_async(message):
+        got.append(message.seq)
+
+    handler = handle_async if way == "tasks" else lambda message: got.append(message.seq)
+    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=3))
+    with connection.connect(url) as conn:
+        assert conn.execute("select count(*) from pgqueue.claims").fetchone() == (0,)
+    assert set(got) == {1, 2}
+
+
+def test_a_poller_with_a_defect_gives_back_what_it_has(queue, url, monkeypatch):
+    queue.send_batch("s", ["x", "y"])
+    monkeypatch.setattr("spark_pgqueue.worker.poller.Poller._extend", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "spark_pgqueue.worker.poller.Poller._give_up_overdue", lambda poller, now: None
+    )
+    with pytest.raises(ZeroDivisionError):
+        Consumer(url, "s", "c").run(lambda message: None)
+    (stats,) = queue.stats()
+    assert stats.claims == 0
