@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_pgqueue.postgres import owners
-from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
+from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def connect(
 ) -> psycopg.Connection:
     """Connect with psycopg, waiting out a restart of Postgres.
 
-    Within 2 s the log says once which database is being tried.
+    When attempts have failed for a moment, the log says once which database is tried, and why.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
@@ -75,13 +75,12 @@ def connect(
     info = conninfo(url)
 
     def attempt() -> psycopg.Connection:
-        with told_if_slow(url):
-            # Prepared statements would not survive when a transaction pooler changes the backend.
-            conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
-            if odd := odd_settings(conn.info):
-                conn.execute(odd)
-            conn.autocommit = autocommit
-            return conn
+        # Prepared statements would not survive when a transaction pooler changes the backend.
+        conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+        if odd := odd_settings(conn.info):
+            conn.execute(odd)
+        conn.autocommit = autocommit
+        return conn
 
     return with_backoff(attempt, url, patience)
 
@@ -117,7 +116,6 @@ def connect_adbc(
     info = conninfo(url)
 
     def attempt() -> adbc.Connection:
-        with told_if_slow(url):
-            return dbapi.connect(info, autocommit=autocommit)
+        return dbapi.connect(info, autocommit=autocommit)
 
     return with_backoff(attempt, url, patience)

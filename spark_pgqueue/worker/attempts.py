@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from logging import ERROR
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres.connection import odd_settings
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.options import Options
@@ -42,6 +43,30 @@ _MOST_LOSSES = 3
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
 _LOGGER = "spark_pgqueue.worker"
+
+
+RESET: LiteralString = (
+    "reset session authorization; reset role; reset all; close all; unlisten *; discard temp;"
+    " discard sequences; deallocate all; select pg_catalog.pg_advisory_unlock_all()"
+)
+"""What ends each call of a transactional handler: the session is as before for the next. It keeps
+the plans, unlike DISCARD ALL."""
+
+_KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
+
+
+def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
+    """What a handler may change of a connection, to be set again after it."""
+    return {name: getattr(conn, name) for name in _KEPT}
+
+
+def set_again(
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], before: dict[str, Any]
+) -> None:
+    """Set what `kept` has found. psycopg must forget what it has prepared: it is deallocated."""
+    conn._prepared.clear()
+    for name, value in before.items():
+        setattr(conn, name, value)
 
 
 class Hooks:
@@ -169,10 +194,12 @@ class Attempt:
         from spark_pgqueue.client.client import connect
 
         conn: psycopg.Connection[Any] | None = None
+        before: dict[str, Any] = {}
         try:
             client = self._client = self._client or connect(self._url)
             with client.transaction():
                 conn = client._statements.connection()
+                before = kept(conn)
                 result = calling.call(self._handler, given, conn)
                 seqs = None if self._is_batch else [message.seq for message in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
@@ -182,7 +209,19 @@ class Attempt:
             return lost(self.of, messages), None
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
+        finally:
+            if conn is not None and not conn.closed:
+                self._reset(conn, before)
         return DeliveryState.settled, result
+
+    def _reset(self, conn: psycopg.Connection[Any], before: dict[str, Any]) -> None:
+        try:
+            set_again(conn, before)
+            conn.execute(RESET)
+            if odd := odd_settings(conn.info):
+                conn.execute(odd)
+        except Exception:  # the next call gets another connection
+            conn.close()
 
 
 class _Lost(Exception):

@@ -62,11 +62,12 @@ class InFlightClaim:
         self.claimed_at = claimed_at
         self.until: float = 0.0
         self.extend_at: float = 0.0
-        self._messages = claim.messages
+        self._messages: Messages = claim.messages
         self._is_batch = is_batch
         self._is_undone = is_undone
         self._keeps_results = keeps_results
-        self._open = {message.seq for message in claim.messages}  # without an outcome
+        # Those without an outcome, and how long their data is.
+        self._open = {message.seq: len(message.data) for message in claim.messages}
         self._done: list[int] = []
         self._results: dict[str, list[int]] = {}  # as JSON
         self._unstarted: list[int] = []
@@ -76,6 +77,11 @@ class InFlightClaim:
     def open_count(self) -> int:
         """The number of messages without an outcome."""
         return len(self._open)
+
+    @property
+    def open_bytes(self) -> int:
+        """How much data the messages without an outcome have."""
+        return sum(self._open.values())
 
     @property
     def has_news(self) -> bool:
@@ -110,14 +116,15 @@ class InFlightClaim:
         Args:
             ordering: the consumer's ordering.
         """
+        messages, self._messages = self._messages, ()  # each is freed when it is reported
         if self._is_batch:
-            return [[self._messages]]
+            return [[messages]]
         if ordering == "none":
-            return [[(message,)] for message in self._messages]
+            return [[(message,)] for message in messages]
         if ordering == "stream":
-            return [[(message,) for message in self._messages]]
+            return [[(message,) for message in messages]]
         chains: dict[str | int, list[Messages]] = {}
-        for message in self._messages:
+        for message in messages:
             by = message.seq if message.key is None else message.key
             chains.setdefault(by, []).append((message,))
         return list(chains.values())
@@ -129,7 +136,8 @@ class InFlightClaim:
             how many messages are done.
         """
         seqs = [message.seq for message in messages if message.seq in self._open]
-        self._open.difference_update(seqs)
+        for seq in seqs:
+            del self._open[seq]
         if isinstance(outcome, Result) and self._keeps_results:
             self._results.setdefault(outcome.json, []).extend(seqs)
         elif outcome is DeliveryState.done or isinstance(outcome, Result):

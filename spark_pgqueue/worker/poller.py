@@ -83,6 +83,7 @@ class Poller:
         self._jobs: set[Job] = set()  # jobs that are not over
         self._suspect: InFlightClaim | None = None  # runs alone: it may kill the worker
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
+        self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = self._tell_at = 0.0
         self._acks_alone = False  # the next acknowledgements go without a claim
@@ -327,6 +328,7 @@ class Poller:
             ahead = int(min(soon, most))
             if soon <= most:  # there is time to wait for a claim that is done soon
                 share = 1 / 3 if acks else 2 / 3
+        ahead = self._within_bytes(ahead)
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
@@ -334,6 +336,11 @@ class Poller:
         if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
+
+    def _within_bytes(self, ahead: int) -> int:
+        """How many messages (or batches) ahead the option prefetch_bytes allows, of `ahead`."""
+        each = max(self._mean_bytes, 1.0) * (self._options.batch or 1)
+        return min(ahead, int(self._options.prefetch_bytes / each))
 
     def _claim(self, wanted: int, done: InFlightClaim | None) -> None:
         """Claim messages, and acknowledge a finished claim in the same statement."""
@@ -362,6 +369,8 @@ class Poller:
             keeps_results=self._keeps_results,
         )
         in_flight.hold(now, self._timeout)
+        mean = in_flight.open_bytes / len(claim.messages)
+        self._mean_bytes = max(mean, 0.7 * self._mean_bytes + 0.3 * mean)
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)
         self._jobs.update(jobs)

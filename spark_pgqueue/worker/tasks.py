@@ -9,10 +9,21 @@ from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
-from spark_pgqueue.postgres.connection import connect_async
-from spark_pgqueue.worker.attempts import ACK, Hooks, LostConnections, failed, json_of, lost
+from spark_pgqueue.postgres.connection import connect_async, odd_settings
+from spark_pgqueue.worker.attempts import (
+    ACK,
+    RESET,
+    Hooks,
+    LostConnections,
+    failed,
+    json_of,
+    kept,
+    lost,
+    set_again,
+)
 from spark_pgqueue.worker.executor import Overdue
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.options import Options
@@ -153,24 +164,41 @@ class Tasks:
     ) -> tuple[Outcome, Any]:
         """Do as `Attempt` does, on an idle connection or on a new one."""
         conn: psycopg.AsyncConnection[Any] | None = None
+        before: dict[str, Any] = {}
         try:
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
+                before = kept(conn)
                 result = await calling.call_async(self._handler, given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
-                cursor = await conn.execute(ACK, ack)
+                cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+                await cursor.execute(ACK, ack)
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
                     raise psycopg.Rollback(transaction)
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
-            if conn is not None and not conn.closed:
+            if conn is not None and not conn.closed and await _is_reset(conn, before):
                 self._connections.append(conn)
         if count < len(messages):
             return lost(self._of, messages), None
         return DeliveryState.settled, result
+
+
+async def _is_reset(conn: psycopg.AsyncConnection[Any], before: dict[str, Any]) -> bool:
+    """Make the session as it was before the handler; else close it. Returns whether it is open."""
+    try:
+        set_again(conn, before)
+        await conn.execute(RESET)
+        if odd := odd_settings(conn.info):
+            await conn.execute(odd)
+    except BaseException as error:
+        await conn.close()
+        if not isinstance(error, Exception):
+            raise
+    return not conn.closed
 
 
 def _next(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
+from psycopg.rows import dict_row
 
 import spark_pgqueue
 from spark_pgqueue import Consumer, Reject, Retry
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.worker import tasks, threads
+from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.job_queue import WorkerSlot
+from spark_pgqueue.worker.options import Options
 
 MOMENT = timedelta(milliseconds=300)
 
@@ -76,8 +79,8 @@ def fail(message):
         raise errors[what]
 
 
-FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd", "interrupt", "memory",
-          "unencodable", "stop", "group"]  # fmt: skip
+FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd", "interrupt",
+          "memory", "unencodable", "stop", "group"]  # fmt: skip
 
 
 async def fail_async(message):
@@ -161,10 +164,8 @@ def test_a_timeout_that_a_wrap_swallows_is_a_failure(queue, url):
 
     @contextmanager
     def deaf(message):
-        try:
+        with suppress(asyncio.CancelledError):
             yield
-        except asyncio.CancelledError:
-            pass
 
     queue.send("s", "x")
     options = {"timeout": timedelta(milliseconds=50), "wait": MOMENT, "wrap": deaf}
@@ -229,3 +230,87 @@ def test_a_poller_with_a_defect_gives_back_what_it_has(queue, url, monkeypatch):
         Consumer(url, "s", "c").run(lambda message: None)
     (stats,) = queue.stats()
     assert stats.claims == 0
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_a_stop_before_a_run_ends_that_run_and_no_other(queue, url, awaited):
+    async def handle_async(message):
+        pass
+
+    handler = handle_async if awaited else lambda message: None
+    queue.send("s", "x")
+    worker = Consumer(url, "s", "c")
+    worker.stop()
+    assert worker.run(handler) == 0
+    assert worker.run(handler, wait=MOMENT) == 1
+
+
+def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
+    """The first calls tell how large messages are."""
+    queue.send_batch("s", ["x" * 100_000] * 40)
+    most = []
+    with connection.connect(url) as conn:
+        conn.autocommit = True
+
+        def handle(message):
+            held = conn.execute("select sum(unsettled) from pgqueue.claims").fetchone()
+            most.append(int((held or (0,))[0] or 0))
+
+        Consumer(url, "s", "c").run(handle, wait=MOMENT, prefetch_bytes=300_000)
+    assert len(most) == 40
+    assert max(most) <= 6, "messages of 3 claims of at most 4"
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, awaited):
+    look = (
+        "select current_setting('work_mem'), current_user,"
+        " (select count(*) from pg_prepared_statements),"
+        " (select count(*) from pg_listening_channels()), to_regclass('pg_temp.t') is null,"
+        " (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())"
+    )
+    seen = []
+    change = (
+        "set work_mem = '7MB'; listen x; create temp table t(); prepare p as select 1;"
+        " select pg_advisory_lock(7); set role pg_monitor"
+    )
+
+    def handle(message, connection):
+        seen.append(connection.execute(look).fetchone())
+        connection.row_factory = dict_row
+        connection.execute(change)
+        connection.execute("reset role")
+        connection.execute("set session authorization default")
+
+    async def handle_async(message, connection):
+        seen.append(await (await connection.execute(look)).fetchone())
+        connection.row_factory = dict_row
+        await connection.execute(change)
+        await connection.execute("reset role")
+
+    queue.send_batch("s", ["x", "y", "z"])
+    handler = handle_async if awaited else handle
+    assert Consumer(url, "s", "c").run(handler, transactional=True, wait=MOMENT) == 3
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"shop": "x"}', "'order'"),
+        ('{"order": 1, "much": 2}', "'much'"),
+        ('{"order": "7"}', "'order' must be int, not str: '7'"),
+        ("[1]", "JSON object"),
+        ("{", "JSON object"),
+    ],
+)
+def test_what_does_not_fit_a_signature_names_the_field(queue, url, data, said, caplog):
+    def bill(order: int, shop: str | None = None):
+        pass
+
+    queue.send("s", data)
+    handler = by_name(bill, Options())
+    assert Consumer(url, "s", "c").run(handler, wait=MOMENT) == 0
+    (dead,) = queue.dead_letters("s", "c")
+    assert said in dead.error
+    assert said in caplog.text.splitlines()[0]
