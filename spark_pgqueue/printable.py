@@ -72,20 +72,22 @@ def warn(
 
     Args:
         message: as for logging.
-        arguments: its values. An error is shown by its text; one that is not of a database, or
-            has no text, by its class as well.
+        arguments: its values, each as `text_of` has it.
         logger: the name of the logger.
         level: of logging.
         more: text of several lines, which is printable, to follow the message.
     """
     with suppress(Exception):
-        shown = [each if isinstance(each, int) else _shown(each) for each in arguments]
+        shown = [each if isinstance(each, int) else text_of(each) for each in arguments]
         if more:
             message, shown = message + "\n%s", [*shown, more]
         logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
 
 
-def _shown(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value for a line of a log. Of an error, the text; its class as well, unless the error is of
+    a database and has a text. The hint of a `PgQueueError` is left out.
+    """
     if not isinstance(value, BaseException):
         return printable(str(value))
     said = summary(value)

@@ -11,10 +11,12 @@ from logging import ERROR
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.connection import odd_settings
+from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.options import Options
@@ -34,8 +36,17 @@ from spark_pgqueue.worker.verdicts import (
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
-ACK = "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
-"""The acknowledgement, with which the transaction of a handler ends."""
+RESET: LiteralString = (
+    "set constraints all immediate; reset session authorization; reset role; reset all; close all;"
+    " unlisten *; discard temp; discard sequences; deallocate all;"
+    " select pg_catalog.pg_advisory_unlock_all();"
+)
+"""The session is as it was, for the next handler. Unlike DISCARD ALL, it may be in a transaction,
+and keeps plans. What a handler has deferred happens before, as its role."""
+
+ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
+"""The acknowledgement, with which the transaction of a handler ends: for a client cursor. The
+last of its results counts."""
 
 _MOST_LOSSES = 3
 """How many lost connections one thread lets pass for a message."""
@@ -43,14 +54,6 @@ _MOST_LOSSES = 3
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
 _LOGGER = "spark_pgqueue.worker"
-
-
-RESET: LiteralString = (
-    "reset session authorization; reset role; reset all; close all; unlisten *; discard temp;"
-    " discard sequences; deallocate all; select pg_catalog.pg_advisory_unlock_all()"
-)
-"""What ends each call of a transactional handler: the session is as before for the next. It keeps
-the plans, unlike DISCARD ALL."""
 
 _KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
 
@@ -195,6 +198,7 @@ class Attempt:
 
         conn: psycopg.Connection[Any] | None = None
         before: dict[str, Any] = {}
+        is_settled = False
         try:
             client = self._client = self._client or connect(self._url)
             with client.transaction():
@@ -203,21 +207,30 @@ class Attempt:
                 result = calling.call(self._handler, given, conn)
                 seqs = None if self._is_batch else [message.seq for message in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
-                if client._statements.row(ACK, ack)[0] < len(messages):
+                with translated():
+                    cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
+                while cursor.nextset():
+                    pass
+                (count,) = cursor.fetchone() or (0,)
+                if count < len(messages):
                     raise _Lost
+            is_settled = True
         except _Lost:
             return lost(self.of, messages), None
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
             if conn is not None and not conn.closed:
-                self._reset(conn, before)
+                self._reset(conn, before, is_settled)
         return DeliveryState.settled, result
 
-    def _reset(self, conn: psycopg.Connection[Any], before: dict[str, Any]) -> None:
+    def _reset(
+        self, conn: psycopg.Connection[Any], before: dict[str, Any], is_settled: bool
+    ) -> None:
         try:
             set_again(conn, before)
-            conn.execute(RESET)
+            if not is_settled:
+                conn.execute(RESET)
             if odd := odd_settings(conn.info):
                 conn.execute(odd)
         except Exception:  # the next call gets another connection

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,23 @@ class ByName:
         self._function = function
         self.__qualname__: str = name_of(function)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._function,)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self._function)
+        except (TypeError, ValueError):  # of some functions in C nobody knows it
+            return None
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return get_type_hints(self._function)
+        except Exception:  # of names that are not there, or of no function
+            return {}
+
     def __call__(self, message: Message, *connection: Any) -> Any:
         try:
             fields = json.loads(message.data)
@@ -40,28 +58,22 @@ class ByName:
 
     def _check(self, fields: dict[str, Any], connection: tuple[Any, ...]) -> None:
         """Name the field that does not fit."""
-        try:
-            signature = inspect.signature(self._function)
-        except (TypeError, ValueError):  # of some functions in C nobody knows it
+        if self._signature is None:
             return
-        takes = f"{self.__qualname__}{signature}"
         try:
-            bound = signature.bind(*connection, **fields)
+            self._signature.bind(*connection, **fields)
         except TypeError as error:  # it names the field
             given = ", ".join(fields)[:200] or "none"
-            raise PgQueueError(f"the fields do not fit {takes}: {error}; given: {given}") from None
-        try:
-            hints = get_type_hints(self._function)
-        except Exception:  # of names that are not there, or of no function
-            return
-        for name in bound.arguments:
-            if name in fields and name in hints and not _fits(fields[name], hints[name]):
-                found = fields[name]
-                raise PgQueueError(
-                    f"the fields do not fit {takes}: {name!r} must be"
-                    f" {getattr(hints[name], '__name__', hints[name])},"
-                    f" not {type(found).__name__}: {repr(found)[:100]}"
+            raise self._misfit(f"{error}; given: {given}") from None
+        for name, hint in self._hints.items():
+            if name in fields and not _fits(fields[name], hint):
+                found, kind = fields[name], getattr(hint, "__name__", hint)
+                raise self._misfit(
+                    f"{name!r} must be {kind}, not {type(found).__name__}: {repr(found)[:100]}"
                 )
+
+    def _misfit(self, why: str) -> PgQueueError:
+        return PgQueueError(f"the fields do not fit {self.__qualname__}{self._signature}: {why}")
 
 
 _JSON = (str, int, float, bool, list, dict, type(None))

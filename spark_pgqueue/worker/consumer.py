@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import socket
 import threading
@@ -30,8 +29,6 @@ from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import DeliveryState
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Consumer:

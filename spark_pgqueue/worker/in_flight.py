@@ -66,8 +66,7 @@ class InFlightClaim:
         self._is_batch = is_batch
         self._is_undone = is_undone
         self._keeps_results = keeps_results
-        # Those without an outcome, and how long their data is.
-        self._open = {message.seq: len(message.data) for message in claim.messages}
+        self._open = {message.seq for message in claim.messages}  # those without an outcome
         self._done: list[int] = []
         self._results: dict[str, list[int]] = {}  # as JSON
         self._unstarted: list[int] = []
@@ -77,11 +76,6 @@ class InFlightClaim:
     def open_count(self) -> int:
         """The number of messages without an outcome."""
         return len(self._open)
-
-    @property
-    def open_bytes(self) -> int:
-        """How much data the messages without an outcome have."""
-        return sum(self._open.values())
 
     @property
     def has_news(self) -> bool:
@@ -136,8 +130,7 @@ class InFlightClaim:
             how many messages are done.
         """
         seqs = [message.seq for message in messages if message.seq in self._open]
-        for seq in seqs:
-            del self._open[seq]
+        self._open.difference_update(seqs)
         if isinstance(outcome, Result) and self._keeps_results:
             self._results.setdefault(outcome.json, []).extend(seqs)
         elif outcome is DeliveryState.done or isinstance(outcome, Result):

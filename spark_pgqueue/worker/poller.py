@@ -164,7 +164,7 @@ class Poller:
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", getattr(error, "message", None) or error, logger=_LOGGER)
+            warn("%s; trying again", error, logger=_LOGGER)
         for in_flight in self._claims:  # after the outage, extending tells which claims are left
             in_flight.extend_at = 0.0
         self._wake.clear()
@@ -372,7 +372,7 @@ class Poller:
             keeps_results=self._keeps_results,
         )
         in_flight.hold(now, self._timeout)
-        mean = in_flight.open_bytes / len(claim.messages)
+        mean = sum(len(each.data) for each in claim.messages) / len(claim.messages)
         self._mean_bytes = max(mean, 0.7 * self._mean_bytes + 0.3 * mean)
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)

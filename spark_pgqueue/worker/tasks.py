@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.postgres.connection import connect_async, odd_settings
+from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.worker.attempts import (
     ACK,
     RESET,
@@ -165,6 +166,7 @@ class Tasks:
         """Do as `Attempt` does, on an idle connection or on a new one."""
         conn: psycopg.AsyncConnection[Any] | None = None
         before: dict[str, Any] = {}
+        is_settled = False
         try:
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
@@ -172,26 +174,33 @@ class Tasks:
                 result = await calling.call_async(self._handler, given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
-                cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-                await cursor.execute(ACK, ack)
+                cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
+                with translated():
+                    await cursor.execute(ACK, ack)
+                while cursor.nextset():
+                    pass
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
                     raise psycopg.Rollback(transaction)
+            is_settled = True
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
-            if conn is not None and not conn.closed and await _is_reset(conn, before):
+            if conn is not None and not conn.closed and await _is_reset(conn, before, is_settled):
                 self._connections.append(conn)
         if count < len(messages):
             return lost(self._of, messages), None
         return DeliveryState.settled, result
 
 
-async def _is_reset(conn: psycopg.AsyncConnection[Any], before: dict[str, Any]) -> bool:
+async def _is_reset(
+    conn: psycopg.AsyncConnection[Any], before: dict[str, Any], is_settled: bool
+) -> bool:
     """Make the session as it was before the handler; else close it. Returns whether it is open."""
     try:
         set_again(conn, before)
-        await conn.execute(RESET)
+        if not is_settled:
+            await conn.execute(RESET)
         if odd := odd_settings(conn.info):
             await conn.execute(odd)
     except BaseException as error:

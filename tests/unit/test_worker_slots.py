@@ -249,12 +249,10 @@ def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
     """The first calls tell how large messages are."""
     queue.send_batch("s", ["x" * 100_000] * 40)
     most = []
-    with connection.connect(url) as conn:
-        conn.autocommit = True
+    with spark_pgqueue.connect(url) as other:
 
         def handle(message):
-            held = conn.execute("select sum(unsettled) from pgqueue.claims").fetchone()
-            most.append(int((held or (0,))[0] or 0))
+            most.append(other.stats()[0].claimed)
 
         Consumer(url, "s", "c").run(handle, wait=MOMENT, prefetch_bytes=300_000)
     assert len(most) == 40
@@ -274,23 +272,30 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
         "set work_mem = '7MB'; listen x; create temp table t(); prepare p as select 1;"
         " select pg_advisory_lock(7); set role pg_monitor"
     )
+    failed = set()
+
+    def fail_once(message):
+        if message.data == "y" and not failed:
+            failed.add(message.seq)
+            raise Retry(delay=timedelta())
 
     def handle(message, connection):
         seen.append(connection.execute(look).fetchone())
         connection.row_factory = dict_row
         connection.execute(change)
-        connection.execute("reset role")
-        connection.execute("set session authorization default")
+        fail_once(message)
 
     async def handle_async(message, connection):
         seen.append(await (await connection.execute(look)).fetchone())
         connection.row_factory = dict_row
         await connection.execute(change)
-        await connection.execute("reset role")
+        fail_once(message)
 
+    queue.create_consumer("s", "d")
     queue.send_batch("s", ["x", "y", "z"])
     handler = handle_async if awaited else handle
-    assert Consumer(url, "s", "c").run(handler, transactional=True, wait=MOMENT) == 3
+    assert Consumer(url, "s", "d").run(handler, transactional=True, wait=MOMENT) == 3
+    assert len(seen) == 4
     assert len(set(seen)) == 1
 
 
