@@ -85,12 +85,12 @@ def warn(
 
 
 def text_of(value: Any) -> str:
-    """A value for a line of a log. Of an error, the text; its class as well, unless the error is of
-    a database and has a text. The hint of a `PgQueueError` is left out.
+    """A value for a line of a log. Of an error, its text in one line; its class as well, unless the
+    error is of a database and has a text.
     """
     if not isinstance(value, BaseException):
         return printable(str(value))
-    said = summary(value)
+    said = " ".join(summary(value).split())
     if hasattr(value, "sqlstate"):  # PgQueueError, and those of psycopg: the text says it all
         return said.partition(": ")[2] or said
     return said

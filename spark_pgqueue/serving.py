@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.printable import printable, text_of
+from spark_pgqueue.printable import text_of
 
 if TYPE_CHECKING:
     import h11
@@ -315,8 +315,7 @@ class Shared:
 
 def log(error: BaseException | str) -> None:
     """Write a line to standard error, without passwords."""
-    text = " ".join(text_of(error).split())
-    print("pgqueue:", printable(redact(text)), file=sys.stderr, flush=True)
+    print("pgqueue:", redact(text_of(error)), file=sys.stderr, flush=True)
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
+import pickle
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from psycopg.rows import dict_row
@@ -14,7 +17,7 @@ from psycopg.rows import dict_row
 import spark_pgqueue
 from spark_pgqueue import Consumer, Reject, Retry
 from spark_pgqueue.postgres import connection
-from spark_pgqueue.worker import tasks, threads
+from spark_pgqueue.worker import attempts, tasks, threads
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.job_queue import WorkerSlot
 from spark_pgqueue.worker.options import Options
@@ -269,8 +272,9 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
     )
     seen = []
     change = (
-        "set work_mem = '7MB'; listen x; create temp table t(); prepare p as select 1;"
-        " select pg_advisory_lock(7); set role pg_monitor"
+        "set work_mem = '7MB'; listen x; prepare p as select 1;"
+        " create temp table t (a int primary key, b int references t initially deferred);"
+        " insert into t values (1, 1); select pg_advisory_lock(7); set role pg_monitor"
     )
     failed = set()
 
@@ -299,6 +303,27 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
     assert len(set(seen)) == 1
 
 
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_the_reset_of_a_session_costs_no_round_trip(queue, url, awaited, monkeypatch):
+    """It goes with the acknowledgement, unless the transaction was undone."""
+    resets = []
+    monkeypatch.setattr(
+        attempts, "RESET", "do $$ begin raise 'reset' using errcode = 'PQ999'; end $$"
+    )
+    monkeypatch.setattr(tasks, "RESET", attempts.RESET)
+
+    def handle(message, connection):
+        resets.append(connection.info.backend_pid)
+
+    async def handle_async(message, connection):
+        handle(message, connection)
+
+    queue.send_batch("s", ["x", "y", "z"])
+    handler = handle_async if awaited else handle
+    assert Consumer(url, "s", "c").run(handler, transactional=True, wait=MOMENT) == 3
+    assert len(set(resets)) == 1, "a reset that fails ends the connection"
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -319,3 +344,26 @@ def test_what_does_not_fit_a_signature_names_the_field(queue, url, data, said, c
     (dead,) = queue.dead_letters("s", "c")
     assert said in dead.error
     assert said in caplog.text.splitlines()[0]
+
+
+def test_a_signature_is_looked_at_once_and_the_handler_can_be_pickled_after_that(monkeypatch):
+    looks = []
+
+    def look(function):
+        looks.append(function)
+        return SIGNATURE(function)
+
+    handler = by_name(takes_a_lambda, Options())
+    monkeypatch.setattr(inspect, "signature", look)
+    message = SimpleNamespace(data='{"order": 7}')
+    assert [handler(message) for _ in range(3)] == [7] * 3
+    assert looks == [takes_a_lambda]
+    assert pickle.loads(pickle.dumps(handler))(message) == 7
+
+
+SIGNATURE = inspect.signature
+
+
+def takes_a_lambda(order: int, price=lambda: 1):
+    """Its signature cannot be pickled."""
+    return order
