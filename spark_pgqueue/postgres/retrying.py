@@ -13,8 +13,8 @@ from typing import NoReturn, TypeVar
 import psycopg
 
 from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of, translate
-from spark_pgqueue.postgres.url import LONGEST, describe, without_passwords
-from spark_pgqueue.printable import warn
+from spark_pgqueue.postgres.url import describe, without_passwords
+from spark_pgqueue.printable import LONGEST, warn
 
 T = TypeVar("T")
 
