@@ -15,7 +15,7 @@ import psycopg
 
 from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.errors import sqlstate_of
-from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
+from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def connect(
 ) -> psycopg.Connection:
     """Connect with psycopg, waiting out a restart of Postgres.
 
-    Within 2 s the log says once which database is being tried.
+    When attempts have failed for a moment, the log says once which database is tried, and why.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
@@ -76,13 +76,12 @@ def connect(
     info = conninfo(url)
 
     def attempt() -> psycopg.Connection:
-        with told_if_slow(url):
-            # Prepared statements would not survive when a transaction pooler changes the backend.
-            conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
-            if odd := odd_settings(conn.info):
-                conn.execute(odd)
-            conn.autocommit = autocommit
-            return conn
+        # Prepared statements would not survive when a transaction pooler changes the backend.
+        conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+        if odd := odd_settings(conn.info):
+            conn.execute(odd)
+        conn.autocommit = autocommit
+        return conn
 
     return with_backoff(attempt, url, patience)
 
@@ -118,13 +117,12 @@ def connect_adbc(
     info = conninfo(url)
 
     def attempt() -> adbc.Connection:
-        with told_if_slow(url):
-            try:
-                return dbapi.connect(info, autocommit=autocommit)
-            except dbapi.Error as error:
-                if sqlstate_of(error) is not None:
-                    raise
-                # ADBC's own class would be that of values, too, which it cannot convert.
-                raise psycopg.OperationalError(str(error)) from None
+        try:
+            return dbapi.connect(info, autocommit=autocommit)
+        except dbapi.Error as error:
+            if sqlstate_of(error) is not None:
+                raise
+            # ADBC's own class would be that of values, too, which it cannot convert.
+            raise psycopg.OperationalError(str(error)) from None
 
     return with_backoff(attempt, url, patience)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import socket
 import threading
@@ -30,8 +29,6 @@ from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import DeliveryState
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Consumer:
@@ -71,6 +68,7 @@ class Consumer:
         self._patience = patience
         self._of = f"{self._stream!r}, {self._name!r}"
         self._pollers: set[Poller] = set()
+        self._is_stopped = False  # before a run has begun
 
     def __repr__(self) -> str:
         return f"<consumer {self._name!r} of stream {self._stream!r}>"
@@ -109,6 +107,9 @@ class Consumer:
                     error concerns all of them, unless it names `messages`.
                 prefetch (int): claim at most this many messages ahead, 500 by default. The worker
                     claims as many messages as it will begin within a tenth of a second.
+                prefetch_bytes (int): claim ahead only while the claimed data has, by the mean of
+                    the last claims, at most this many bytes; 64 MiB by default. A free slot gets
+                    its message all the same.
                 transactional (bool): the handler is also called with a connection that is in a
                     transaction. The transaction ends with the acknowledgement, or is undone, so
                     its effects happen once. The handler must not commit. After an error that names
@@ -222,7 +223,7 @@ class Consumer:
             order 2
 
         Args:
-            options: prefetch, visibility_timeout and wait, as in `run`.
+            options: prefetch, prefetch_bytes, visibility_timeout and wait, as in `run`.
 
         Raises:
             PgQueueError: as `run`.
@@ -230,7 +231,9 @@ class Consumer:
         return self._listen(options_of(options, ListenOptions.__annotations__))
 
     def stop(self) -> None:
-        """End all runs. May be called from another thread, a signal handler, or the handler.
+        """End all runs; or the next run, if none has begun. The run after that is not stopped.
+
+        May be called from another thread, a signal handler, or the handler.
 
         >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
         >>> billing.run(lambda message: billing.stop() if message.seq == 2 else None)
@@ -239,8 +242,10 @@ class Consumer:
         self._stop()
 
     def _stop(self, grace: float | None = None) -> None:
+        self._is_stopped = True  # first: a run that begins now sees it
         for poller in list(self._pollers):
             poller.stop(grace)
+            self._is_stopped = False
 
     def _listen(self, options: Options) -> Iterator[Message]:
         with self._polling(options, Hooks(self._of, options)) as (poller, queue, _):
@@ -275,6 +280,9 @@ class Consumer:
             self._url, self._stream, self._name, options, hooks, queue, wake, self._patience
         )
         self._pollers.add(poller)
+        if self._is_stopped:
+            self._is_stopped = False
+            poller.stop()
         try:
             yield poller, queue, wake
         finally:

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 _MARK = "_pgqueue_handles"
-_LONG, _SOON = 3600.0, 0.1  # seconds; a signal, and the end of a worker, end the wait
+_LONG = 3600.0  # seconds; a signal, and the end of a worker, end the wait
 
 
 class Handling(NamedTuple):
@@ -116,10 +116,10 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
     for each in handled:
         name = name_of(each.function)
         logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
-    stops: list[float | None] = []
 
     def stop(grace: float | None = None) -> None:
-        stops.append(grace)
+        for worker in workers:
+            worker._stop(grace)
 
     with closing(WakeEvent()) as wake, ThreadPoolExecutor(len(workers)) as threads:
         with stopped_by_signals(stop, wake.writable):
@@ -130,11 +130,8 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
             for future in running:
                 future.add_done_callback(lambda _: wake.set())
             while not all(future.done() for future in running):
-                # A worker that was stopped before it began has to be stopped once more.
-                wake.wait(_SOON if stops else _LONG)
+                wake.wait(_LONG)
                 wake.clear()
                 if any(future.done() and future.exception() for future in running):
                     stop()
-                for worker in workers if stops else ():
-                    worker._stop(stops[-1])
         return [future.result() for future in running]

@@ -82,6 +82,7 @@ class Options:
     processes: int | None = None
     batch: int | None = None
     prefetch: int = 500
+    prefetch_bytes: int = 64 << 20
     transactional: bool = False
     timeout: timedelta | None = None
     grace: timedelta = timedelta(seconds=25)
@@ -99,6 +100,7 @@ class Options:
                         self.processes)  # fmt: skip
         arguments.maybe(lambda name, n: arguments.number(name, n, 1, MOST), "batch", self.batch)
         arguments.number("prefetch", self.prefetch, 0, 1_000_000)
+        arguments.number("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
         arguments.flag("transactional", self.transactional)
         for name in ("timeout", "visibility_timeout"):
             value = arguments.maybe(arguments.duration, name, getattr(self, name))

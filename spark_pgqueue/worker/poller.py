@@ -9,7 +9,6 @@ are statements of their own: what keeps a claim from being made takes no acknowl
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from threading import Event
 
@@ -42,8 +41,6 @@ _TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
 _NEVER = float("inf")
 _LOGGER = "spark_pgqueue.worker"
-
-logger: logging.Logger = logging.getLogger(_LOGGER)
 
 
 class Poller:
@@ -86,6 +83,7 @@ class Poller:
         self._jobs: set[Job] = set()  # jobs that are not over
         self._suspect: InFlightClaim | None = None  # runs alone: it may kill the worker
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
+        self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = self._tell_at = 0.0
         self._acks_alone = False  # the next acknowledgements go without a claim
@@ -160,10 +158,13 @@ class Poller:
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
+            except BaseException:  # a defect: the claims must not wait for their timeout
+                self._give_all_back()
+                raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", getattr(error, "message", error), logger=_LOGGER)
+            warn("%s; trying again", error, logger=_LOGGER)
         for in_flight in self._claims:  # after the outage, extending tells which claims are left
             in_flight.extend_at = 0.0
         self._wake.clear()
@@ -234,8 +235,8 @@ class Poller:
                 job.claim.note(messages, DeliveryState.unstarted)
 
     def _give_up_overdue(self, now: float) -> None:
-        for job, messages in self._executor.give_up(now):
-            verdict = Retry(reason=f"timed out after {self._options.timeout}")
+        for job, messages, reason in self._executor.give_up(now):
+            verdict = Retry(reason=reason)
             job.claim.note(messages, verdict)
             self._hooks.after(messages, verdict, verdict)
             self._jobs.discard(job)
@@ -298,7 +299,8 @@ class Poller:
             said = f"a dead letter; deliveries: {found.deliver_count}"
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
-        logger.warning("%r, %r: message %s %s", self._stream, self._consumer, failed[0], said)
+        of = f"{self._stream!r}, {self._consumer!r}"
+        warn("%s: message %s %s", of, failed[0], said, logger=_LOGGER)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim once no other claim is left; resume when it is settled."""
@@ -328,6 +330,7 @@ class Poller:
             ahead = int(min(soon, most))
             if soon <= most:  # there is time to wait for a claim that is done soon
                 share = 1 / 3 if acks else 2 / 3
+        ahead = self._within_bytes(ahead)
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
@@ -335,6 +338,11 @@ class Poller:
         if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
+
+    def _within_bytes(self, ahead: int) -> int:
+        """How many messages (or batches) ahead the option prefetch_bytes allows, of `ahead`."""
+        each = max(self._mean_bytes, 1.0) * (self._options.batch or 1)
+        return min(ahead, int(self._options.prefetch_bytes / each))
 
     def _claim(self, wanted: int, done: InFlightClaim | None) -> None:
         """Claim messages, and acknowledge a finished claim in the same statement."""
@@ -364,6 +372,8 @@ class Poller:
             keeps_results=self._keeps_results,
         )
         in_flight.hold(now, self._timeout)
+        mean = sum(len(each.data) for each in claim.messages) / len(claim.messages)
+        self._mean_bytes = max(mean, 0.7 * self._mean_bytes + 0.3 * mean)
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)
         self._jobs.update(jobs)
@@ -432,5 +442,5 @@ class Poller:
             in_flight.give_up()
             try:
                 in_flight.settle(self._client)
-            except (PgQueueError, psycopg.Error) as error:
+            except Exception as error:
                 warn("claim %s is not given back: %s", in_flight.claim_id, error, logger=_LOGGER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import pickle
 import signal
@@ -16,13 +15,12 @@ from typing import Any
 
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.attempts import Attempt, name_of
-from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain, summary
+from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain
 
 _PATIENCE = 60.0  # seconds for a process to import the handler's modules
 _PAUSE = 1.0  # seconds after a failed start of a process
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Child:
@@ -92,7 +90,8 @@ class Child:
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
                 outcome = Retry(reason=f"the process that had it died: {how}")
-                logger.warning("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
+                said = name_of(self._attempt.of, messages), outcome.reason
+                warn("%s: %s", *said, logger="spark_pgqueue.worker")
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)
@@ -126,7 +125,8 @@ class Child:
             process.join()
         code = process.exitcode or 0
         process.close()
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        known = {each.value: each.name for each in signal.Signals}  # none of the real-time signals
+        return f"exit code {code}" if code >= 0 else known.get(-code, f"signal {-code}")
 
 
 def _serve(pipe: Connection, attempt: Attempt) -> None:

@@ -847,7 +847,7 @@ def test_a_function_takes_the_fields_of_a_message_as_its_arguments(queue, run, t
     assert results == [{"order": 7, "shop": "here"}, {"order": 8, "shop": "there"}]
     reasons = [dead.error or "" for dead in queue.read_dead("s", "c")]
     assert "bill takes the fields of a JSON object" in reasons[0]
-    assert "unexpected keyword argument 'no'" in reasons[1]
+    assert "missing a required argument: 'order'; given: no" in reasons[1]
 
 
 def test_work_runs_all_functions_of_a_module_with_the_decorator(queue, run, tmp_path):
