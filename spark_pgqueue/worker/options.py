@@ -41,6 +41,7 @@ class Options:
     grace: timedelta = timedelta(seconds=25)
     visibility_timeout: timedelta | None = None
     wait: timedelta | None = None
+    signals: bool = True
     on_start: Callable[[], Any] | None = None
     on_success: Callable[[Any, Any], Any] | None = None
     on_failure: Callable[[Any, BaseException], Any] | None = None
@@ -54,6 +55,7 @@ class Options:
         arguments.maybe(lambda name, n: arguments.number(name, n, 1, MOST), "batch", self.batch)
         arguments.number("prefetch", self.prefetch, 0, 1_000_000)
         arguments.flag("transactional", self.transactional)
+        arguments.flag("signals", self.signals)
         for name in ("timeout", "visibility_timeout"):
             value = arguments.maybe(arguments.duration, name, getattr(self, name))
             if value is not None and value <= timedelta():
