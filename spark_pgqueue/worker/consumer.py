@@ -274,13 +274,10 @@ class Consumer:
 
             thread = threading.Thread(target=keep, name="pgqueue poller", daemon=True)
             thread.start()
-            slot, origin = WorkerSlot(queue), Origin()
+            slot = WorkerSlot(queue)
             try:
                 while (job := queue.take()) is not None:
-                    for message in _messages(slot, job):
-                        yield message
-                        # The thread that has the connection is no thread of a child.
-                        origin.check("the iteration", "begin one in the child: listen()")
+                    yield from _messages(slot, job)
             finally:
                 poller.stop(0)
                 thread.join()
@@ -319,12 +316,14 @@ class _Nobody:
 
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
     """The messages of a job, one after the other; asking for the next reports the last as done."""
-    calls = slot.calls(job)
+    calls, origin = slot.calls(job), Origin()
     messages = next(calls, None)
     while messages is not None:
         outcome = DeliveryState.unstarted
         try:
             yield messages[0]
+            # A child has not the thread that has the connection.
+            origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
             try:

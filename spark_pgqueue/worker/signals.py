@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from spark_pgqueue.postgres.forks import after_fork, around_fork
+from spark_pgqueue.postgres.forks import around_fork
 from spark_pgqueue.postgres.wake_event import WakeEvent
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
