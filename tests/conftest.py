@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -111,6 +112,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         versions, older = versions[:1], []
     newer = [pytest.param(version, id=f"pg{version}") for version in versions]
     metafunc.parametrize("server", newer + older, indirect=True, scope="session")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what tests start, also where a shell runs pytest in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

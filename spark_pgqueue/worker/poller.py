@@ -90,6 +90,7 @@ class Poller:
         self._settle_at = self._look_at = self._tell_at = 0.0
         self._acks_alone = False  # the next acknowledgements go without a claim
         self._is_short = False  # the last claim had fewer messages than wanted
+        self._is_dry = False  # the last claim found nothing
         self._has_heard = True
         self._is_last_resort = False  # the next claim is the one that is made each second
         self._idle_since = 0.0
@@ -203,11 +204,12 @@ class Poller:
 
     def _stop_if_due(self, now: float) -> None:
         """Begin to stop, or end the stop when the grace of the running calls is over."""
-        if self._claims:
-            self._idle_since = now
         wait = self._options.wait
-        is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
-        if is_over and self._look_at > now:  # the last claim was not long ago, and found nothing
+        if self._claims:
+            self._idle_since, is_over = now, False
+        else:
+            is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
+        if is_over and self._is_dry and self._look_at > now:  # the last claim was not long ago
             self._stopped.set()
         if not self._stopped.is_set():
             return
@@ -348,6 +350,7 @@ class Poller:
         if done is not None:
             done.forget()
             self._claims.discard(done)
+        self._is_dry = claim is None
         if claim is None:
             until = self._long_poll.until_due(self._stream, self._due)
             self._look_at = clock.now() + until
@@ -401,7 +404,7 @@ class Poller:
         wait = self._options.wait
         times += (
             [self._idle_since + wait.total_seconds()]
-            if wait is not None and not self._claims
+            if wait is not None and self._is_dry and not self._claims
             else []
         )
         seconds = min(times, default=_NEVER) - now

@@ -106,32 +106,34 @@ declare
     v_one record;
 begin
     for v_one in
-        with identity as (
-            select d.objid, d.refobjid, a.attname
-            from pg_depend d
-            join pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
-            where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.deptype = 'i'
+        with sequences as (
+            select c.oid, regexp_replace(c.relname, '_[0-9]+$', '_%s') as numbers,
+                   substring(c.relname from '_([0-9]+)$') as stream_id
+            from pg_class c
+            where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'S'
+              and (p_names is null or c.relname = any (p_names))
         ), holder as (
-            select format(h.numbers, s.stream_id) as name, h.quick, format(h.query, s.stream_id) as query
-            from _pgqueue.number_holders() h
-            left join pgqueue.streams s on h.numbers like E'%\\%s'
+            select s.oid, h.quick, format(h.query, s.stream_id) as query
+            from sequences s
+            join _pgqueue.number_holders() h using (numbers)
             union all
-            select i.objid::regclass::text, t.oid = i.refobjid,
-                   format('select max(%I) from pgqueue.%I', i.attname, t.relname)
-            from identity i
-            join pg_attribute a on a.attname = i.attname and a.atttypid in ('int'::regtype, 'bigint'::regtype)
-                               and a.attnum > 0
-            join pg_class t on t.oid = a.attrelid and t.relkind = 'r' and not t.relispartition
-            where t.relnamespace = 'pgqueue'::regnamespace
+            select s.oid, t.oid = d.refobjid, format('select max(%I) from pgqueue.%I', i.attname, t.relname)
+            from sequences s
+            join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = s.oid
+                            and d.refclassid = 'pg_class'::regclass and d.deptype = 'i'
+            join pg_attribute i on i.attrelid = d.refobjid and i.attnum = d.refobjsubid
+            join pg_class t on t.relnamespace = 'pgqueue'::regnamespace and t.relkind = 'r' and not t.relispartition
+                           and (t.oid = d.refobjid or not p_quick)
+            join pg_attribute a on a.attrelid = t.oid and a.attname = i.attname
+                               and a.atttypid in ('int'::regtype, 'bigint'::regtype) and a.attnum > 0
         )
-        select c.oid::regclass as name,
+        select s.oid::regclass as name,
                string_agg(format('select (%s)::bigint', h.query), ' union all ') as query
-        from pg_class c
-        join holder h on h.name in (c.relname, c.oid::regclass::text)
-        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'S' and (h.quick or not p_quick)
-          and (p_names is null or c.relname = any (p_names))
-        group by c.oid
-        order by c.oid::regclass::text
+        from sequences s
+        join holder h using (oid)
+        where h.quick or not p_quick
+        group by s.oid
+        order by s.oid::regclass::text
     loop
         sequence := v_one.name;
         execute format('select last_value - (not is_called)::int, (select max(n) from (%s) h (n)) from %s',

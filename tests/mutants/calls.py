@@ -22,6 +22,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.mutants.faults import FUNCTION
 
 COUNTED = """
@@ -48,7 +49,7 @@ class Recorder:
             database = make(*args)
             url = next(database)
             yield url
-            with suppress(psycopg.Error), connection.connect(url) as conn:
+            with suppress(psycopg.Error, PgQueueError), connection.connect(url) as conn:
                 conn.execute(  # what a session has counted is there when it ends
                     "select pg_terminate_backend(pid, 1000) from pg_stat_activity"
                     " where datname = current_database() and pid <> pg_backend_pid()"

@@ -25,7 +25,9 @@ MICROS = [int(datetime.fromisoformat(hour).timestamp() * 1_000_000) for hour in 
 EPOCHS = "extract(epoch from deliver_at)::bigint, extract(epoch from expires_at)::bigint"
 
 
-@pytest.fixture(params=["America/New_York", "UTC+01:00", "Asia/Kolkata"])
+@pytest.fixture(
+    params=["America/New_York", "UTC+01:00", pytest.param("Asia/Kolkata", marks=pytest.mark.longer)]
+)
 def zoned(queue: Queue, request: pytest.FixtureRequest) -> Iterator[Queue]:
     """A queue whose Spark session is in a zone."""
     name = "spark.sql.session.timeZone"

@@ -184,7 +184,13 @@ SENDS: dict[str, Callable[[Conn], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("forgotten", ["seq", "publication", "(seq|publication)"])
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        *(pytest.param(each, marks=pytest.mark.longer) for each in ("seq", "publication")),
+        "(seq|publication)",
+    ],
+)
 @pytest.mark.parametrize("how", SENDS)
 def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
     conn: Conn, stream: int, how: str, forgotten: str
@@ -239,7 +245,11 @@ def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
     checker.check(conn)
 
 
-@pytest.mark.parametrize("seqs", [True, False], ids=["both sequences", "publications"])
+@pytest.mark.parametrize(
+    "seqs",
+    [True, pytest.param(False, marks=pytest.mark.longer)],
+    ids=["both sequences", "publications"],
+)
 @pytest.mark.parametrize("how", SENDS)
 def test_a_number_of_before_that_nothing_has_is_refused(
     conn: Conn, stream: int, session: Session, how: str, seqs: bool

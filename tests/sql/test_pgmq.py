@@ -366,7 +366,7 @@ LETTERS = {1: "x", 2: "é", 3: "€", 4: "\U0001f600"}
 
 
 @pytest.mark.parametrize("bytes_", LETTERS)
-@pytest.mark.parametrize("length", [1, 12, 15, 16, 23, 24, 30, 31, 46, 47])
+@pytest.mark.parametrize("length", [1, 12, 16, 24, 31, 47])
 def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str, bytes_: int, length: int) -> None:
     """Names of views and channels have 63 bytes; the longest of a queue has 47 letters."""
     name = LETTERS[bytes_] * length

@@ -182,6 +182,7 @@ def test_the_texts_of_a_type_are_those_of_the_server(conn: Conn) -> None:
         assert f'like_regex "^{typed.text_of(TYPES[type_])}$"' in sql
 
 
+@pytest.mark.longer
 def test_what_is_sent_is_read_alike_in_batches_of_any_size(judged: Conn) -> None:
     """Each odd value in each type, as the member and as one that no column names."""
     values_ = [*ODD_JSON, *(json.dumps(text) for text in ODD_TEXTS)]

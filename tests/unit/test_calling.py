@@ -319,7 +319,7 @@ HANDLING: dict[str, tuple[Callable[..., int], dict[str, Any]]] = {
 }
 
 
-SLOW = ["threads, batch", "tasks, transactional batch"]
+SLOW = ["threads, batch", "threads, transactional batch", "tasks, transactional batch"]
 
 
 @pytest.mark.parametrize(

@@ -170,20 +170,20 @@ def test_a_look_takes_away_neither_focus_nor_selection(
 
 
 def test_consumers_are_found_by_name(browser: Any, page: Any, queue: Client) -> None:
-    """Among hundreds; what is typed stays, and the tiles are of all."""
+    """Among many; what is typed stays, and the tiles are of all."""
     queue.create_stream("mails")
-    for n in range(300):
+    for n in range(30):
         queue.create_consumer("mails", f"sender {n}")
     queue.send("orders", "x")
     browser.get(page.url)
-    wait(browser, lambda text: "Consumers 301" in text)
-    browser.find_element("id", "search").send_keys("SENDER 29")
-    wait(browser, lambda text: "Consumers 11 of 301" in text)
-    assert row_of(browser, "consumers", "sender 299")[0] == "mails"
+    wait(browser, lambda text: "Consumers 31" in text)
+    browser.find_element("id", "search").send_keys("SENDER 2")
+    wait(browser, lambda text: "Consumers 11 of 31" in text)
+    assert row_of(browser, "consumers", "sender 29")[0] == "mails"
     assert figure(browser, "backlog") == "1"
     looks = browser.execute_script("return looks.length")
     wait(browser, lambda _: browser.execute_script("return looks.length") > looks)
-    assert browser.execute_script("return document.activeElement.value") == "SENDER 29"
+    assert browser.execute_script("return document.activeElement.value") == "SENDER 2"
     assert (
         browser.execute_script("return document.querySelectorAll('#consumers tbody tr').length")
         == 11
