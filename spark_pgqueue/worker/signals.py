@@ -182,12 +182,12 @@ def _leave_to_child() -> None:
         _restore(number)
 
 
-def _hold_back() -> set[signal.Signals] | None:
+def _hold_back() -> set[Any] | None:
     """Let no signal reach the child before it has handlers of its own."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, _STOP) if _runs else None
 
 
-def _let_through(before: set[signal.Signals] | None) -> None:
+def _let_through(before: set[Any] | None) -> None:
     if before is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
