@@ -76,7 +76,7 @@ begin
                  where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
 end $$;
 
--- (Who may only send is not told the names of the queues: queue_name is null.)
+-- (A role that may only send sees no names of queues: queue_name is null.)
 create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns table (queue_name text, msg_id bigint)
 language plpgsql

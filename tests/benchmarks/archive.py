@@ -64,7 +64,7 @@ def exporting(bench: Bench, conn: psycopg.Connection) -> None:
             ours.append(seconds / about["messages"])
             theirs.append(copied / about["messages"])
 
-    export(bench.url, told=told)
+    export(bench.url, on_step=told)
     bench.report.ratio(
         "archive: segments written to files",
         "against COPY of their rows, which are thrown away",

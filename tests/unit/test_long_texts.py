@@ -133,7 +133,7 @@ USES: dict[str, Callable[[str], Any]] = {
 def test_4_mb_of_anything_take_a_moment(use: str) -> None:
     for atom in ATOMS:
         text = atom * (MANY // len(atom))
-        # A pattern that is tried anew at each character takes hours.
+        # A pattern that is tried again at each character takes hours.
         took = seconds(partial(USES[use], text))
         assert took < 10, atom
 

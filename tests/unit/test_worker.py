@@ -253,6 +253,17 @@ def test_a_delay_that_is_not_allowed_fails_the_message_alone(queue, worker):
     assert sorted(got) == ["x", "x", "y"]
 
 
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_run_that_does_not_wait_handles_all_that_is_there(queue, worker, ordering, batch):
+    queue.drop_consumer("s", "c")
+    queue.create_consumer("s", "c", ordering=ordering)
+    for _ in range(8):
+        for key in "abcab":
+            queue.send("s", "x", key=key)
+        assert worker.run(lambda _: None, wait=timedelta(0), batch=batch) == 5
+
+
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_what_follows_a_message_that_failed_waits_for_it(queue, worker, ordering):
     at_once = {"backoff_base": "0 s"}
