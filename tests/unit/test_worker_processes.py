@@ -11,8 +11,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
 import spark_pgqueue
@@ -24,6 +26,11 @@ from tests.unit.test_worker_crashes import TABLE, WORKER, done
 
 MOMENT = timedelta(milliseconds=50)
 BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+def _some(cases, few):
+    """Cases, of which the few run by default: the others are the same in other ways."""
+    return [pytest.param(*c, marks=[pytest.mark.longer] * (c not in few)) for c in cases]
 
 
 @pytest.fixture
@@ -76,8 +83,27 @@ def test_runs_of_a_loop_leave_its_threads_to_the_handlers(queue, url):
     assert len(begun) == 5
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("before", ["function", "loop", "leaves", "default", "ignored"])
+def test_an_asynchronous_client_needs_no_thread_of_the_loop(queue, url):
+    async def main():
+        loop, over = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, over.wait, 60)
+        async with await psycopg.AsyncConnection.connect(url) as conn:
+            await asyncio.wait_for(spark_pgqueue.AsyncClient(conn).send("s", "x"), 30)
+        assert not busy.done()
+        over.set()
+        await busy
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("number", "before"),
+    _some(
+        [(n, b) for b in ("function", "loop", "leaves", "default", "ignored") for n in BOTH],
+        [(signal.SIGTERM, "function"), (signal.SIGTERM, "loop"), (signal.SIGINT, "leaves")],
+    ),
+)
 def test_a_signal_ends_all_runs_and_reaches_the_application(queue, url, as_before, number, before):
     """Runs of a loop that begin and end in any order; afterwards all is as it was."""
     heard = []
@@ -126,13 +152,12 @@ def test_a_handler_that_is_set_during_a_run_stays(queue, url, as_before):
 
     def mine(number, frame):
         heard.append(number)
-        before(number, frame)
+        before[0](number, frame)
 
     def on_start():
-        nonlocal before
-        before = signal.signal(signal.SIGTERM, mine)
+        before.append(signal.signal(signal.SIGTERM, mine))
 
-    before = signal.SIG_DFL
+    before: list[Any] = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append("first"))
     run = Consumer(url, "s", "c").run
     run(lambda m: os.kill(os.getpid(), signal.SIGTERM), on_start=on_start)
@@ -154,7 +179,9 @@ def test_the_option_signals_leaves_them_alone(queue, url, as_before):
     assert seen(signals=False) is signal.getsignal(signal.SIGTERM) is not seen()
 
 
-@pytest.mark.parametrize("way", ["threads", "tasks", "processes"])
+@pytest.mark.parametrize(
+    "way", _some([("threads",), ("tasks",), ("processes",)], [("threads",), ("processes",)])
+)
 def test_handlers_begin_processes_as_elsewhere(queue, url, way):
     """A Pool ends, and the signal that ends its children does not stop the worker."""
     queue.send_batch("s", ["x"] * 3)
@@ -167,7 +194,9 @@ def test_handlers_begin_processes_as_elsewhere(queue, url, way):
     assert Consumer(url, "s", "c").run(handler, wait=timedelta(seconds=2), **options) == 3
 
 
-@pytest.mark.parametrize("end", ["timeout", "die", "kill -9", "SIGTERM"])
+@pytest.mark.parametrize(
+    "end", _some([("timeout",), ("die",), ("kill -9",), ("SIGTERM",)], [("timeout",), ("kill -9",)])
+)
 def test_what_a_process_has_started_ends_with_it(queue, url, end):
     """And programs do not ignore the signals that the process ignores."""
     queue.send("s", "die" if end == "die" else "x")
@@ -197,11 +226,13 @@ def _is_zombie(pid):
 
 @pytest.mark.parametrize(
     ("handler", "expected"),
-    [
-        (handlers.note_and_return_what_leaves, (0, 0)),
-        (handlers.note_and_return_the_unreadable, (0, 0)),
-        (handlers.rejected_with_details_of_its_own, (0, 1)),
-    ],
+    _some(
+        [
+            (handlers.note_and_return_what_leaves, (0, 0)),
+            (handlers.rejected_with_details_of_its_own, (0, 1)),
+        ],
+        [(handlers.rejected_with_details_of_its_own, (0, 1))],
+    ),
 )
 def test_finished_work_is_over_whatever_it_returns(queue, url, handler, expected):
     queue.send("s", "x")
@@ -247,7 +278,8 @@ def test_a_client_of_the_parent_is_refused_in_a_child(queue, url):
     queue.send_batch("s", ["x"] * 9)
     pid = queue._statements.connection().info.backend_pid
 
-    consumed, listened = queue.consume("s", "c"), Consumer(url, "s", "c").listen()
+    consumed: Any = queue.consume("s", "c")
+    listened: Any = Consumer(url, "s", "c").listen()
     next(consumed)
     next(listened)
     uses = [
