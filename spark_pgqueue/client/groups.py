@@ -118,7 +118,7 @@ class Group:
             while not self._is_stopped:
                 try:
                     share = self._long_poll.first(
-                        self._stream, look, look, seconds, self._stopped.is_set
+                        self._stream, look, look, seconds, lambda: self._is_stopped
                     )
                     if share is not None:
                         self._work(handler, share)
