@@ -279,7 +279,8 @@ def test_a_client_of_the_parent_is_refused_in_a_child(queue, url):
     pid = queue._statements.connection().info.backend_pid
 
     consumed: Any = queue.consume("s", "c")
-    listened: Any = Consumer(url, "s", "c").listen()
+    queue.create_consumer("s", "d", start="earliest")
+    listened: Any = Consumer(url, "s", "d").listen()
     next(consumed)
     next(listened)
     uses = [
