@@ -15,6 +15,7 @@ import psycopg
 
 from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.errors import sqlstate_of
+from spark_pgqueue.postgres.forks import cut_in_children
 from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
@@ -77,7 +78,8 @@ def connect(
 
     def attempt() -> psycopg.Connection:
         # Prepared statements would not survive when a transaction pooler changes the backend.
-        conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+        made = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+        conn = cut_in_children(made)
         if odd := odd_settings(conn.info):
             conn.execute(odd)
         conn.autocommit = autocommit
@@ -94,6 +96,7 @@ async def connect_async(url: str | None) -> psycopg.AsyncConnection[Any]:
     conn = await psycopg.AsyncConnection.connect(
         conninfo(url), autocommit=True, prepare_threshold=None
     )
+    cut_in_children(conn)
     if odd := odd_settings(conn.info):
         await conn.execute(odd)
     try:

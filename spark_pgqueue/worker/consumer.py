@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Unpack
 
 from psycopg.conninfo import make_conninfo
@@ -17,6 +18,7 @@ from spark_pgqueue import calling, nearest
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -25,7 +27,7 @@ from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
 from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
-from spark_pgqueue.worker.signals import stopped_by_signals
+from spark_pgqueue.worker.signals import stopped_by_signals, waking
 from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import DeliveryState
@@ -84,7 +86,9 @@ class Consumer:
         after the other, and different keys in parallel.
 
         When the worker stops, messages that were not begun are given back, and running calls have
-        the time `grace` to end. A second signal stops at once. (Only the main thread gets signals.)
+        the time `grace` to end. A signal stops all runs of the main thread's program, the second at
+        once. Handlers of signals that were set before are called, too, and set again after the last
+        run; what they raise is raised then. (Only the main thread gets signals.)
 
             >>> def bill(message):
             ...     if message.key == "customer 8":
@@ -122,6 +126,7 @@ class Consumer:
                 visibility_timeout (timedelta): how long after a worker died other workers take
                     over its messages; None for the consumer's. A living worker extends its claims.
                 wait (timedelta): the run ends when no message came for this time; None for never.
+                signals (bool): whether SIGTERM and SIGINT stop the run, True by default.
                 on_start, on_stop: called without arguments, before the first and after the last
                     message.
                 on_success, on_failure: called after the handler, with the message and the return
@@ -153,7 +158,9 @@ class Consumer:
 
             executor = Threads(queue, chosen.slots, attempt, hooks, timeout)
             try:
-                with stopped_by_signals(poller.stop, wake.writable):
+                with ExitStack() as stack:
+                    if chosen.signals:
+                        stack.enter_context(stopped_by_signals(poller.stop, wake.writable))
                     poller.run(executor)
             finally:
                 try:
@@ -195,14 +202,24 @@ class Consumer:
         hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
             executor = Tasks(self._of, queue, handler, chosen, hooks, self._url)
-            with stopped_by_signals(poller.stop):
-                kept = asyncio.get_running_loop().run_in_executor(None, poller.run, executor)
+            loop = asyncio.get_running_loop()
+            with ExitStack() as stack:
+                if chosen.signals:
+                    woken = stack.enter_context(waking(loop))
+                    stack.enter_context(stopped_by_signals(poller.stop, woken, is_async=True))
+                # A thread of its own: those of the loop are few, and the handlers'.
+                thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue poller")
+                stack.callback(thread.shutdown, wait=False)
+                kept = loop.run_in_executor(thread, poller.run, executor)
                 try:
                     await asyncio.shield(kept)
                 except asyncio.CancelledError:
                     poller.stop(0)
                     executor.cancel_start()
-                    await kept
+                    while not kept.done():  # however often the task is cancelled
+                        with suppress(asyncio.CancelledError):
+                            await asyncio.wait([kept])
+                    kept.result()
                     raise
                 finally:
                     await executor.join()
@@ -304,12 +321,14 @@ class _Nobody:
 
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
     """The messages of a job, one after the other; asking for the next reports the last as done."""
-    calls = slot.calls(job)
+    calls, origin = slot.calls(job), Origin()
     messages = next(calls, None)
     while messages is not None:
         outcome = DeliveryState.unstarted
         try:
             yield messages[0]
+            # A child has not the thread that has the connection.
+            origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
             try:

@@ -50,6 +50,7 @@ class ListenOptions(TypedDict, total=False):
     """The types of the options of `Consumer.listen`."""
 
     prefetch: int
+    prefetch_bytes: int
     visibility_timeout: timedelta | None
     wait: timedelta | None
 
@@ -68,6 +69,7 @@ class RunOptions(ListenOptions, total=False):
     on_failure: Callable[[Any, BaseException], Any] | None
     on_stop: Callable[[], Any] | None
     wrap: Callable[[Any], Any] | None
+    signals: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class Options:
     grace: timedelta = timedelta(seconds=25)
     visibility_timeout: timedelta | None = None
     wait: timedelta | None = None
+    signals: bool = True
     on_start: Callable[[], Any] | None = None
     on_success: Callable[[Any, Any], Any] | None = None
     on_failure: Callable[[Any, BaseException], Any] | None = None
@@ -102,6 +105,7 @@ class Options:
         arguments.number("prefetch", self.prefetch, 0, 1_000_000)
         arguments.number("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
         arguments.flag("transactional", self.transactional)
+        arguments.flag("signals", self.signals)
         for name in ("timeout", "visibility_timeout"):
             value = arguments.maybe(arguments.duration, name, getattr(self, name))
             if value is not None and value <= timedelta():

@@ -10,7 +10,6 @@ are statements of their own: what keeps a claim from being made takes no acknowl
 from __future__ import annotations
 
 from functools import partial
-from threading import Event
 
 import psycopg
 
@@ -77,7 +76,7 @@ class Poller:
         self._queue = queue
         self._wake = wake
         self._patience = patience
-        self._stopped = Event()
+        self._is_stopped = False  # an Event's lock would block a signal handler
         self._grace = options.grace.total_seconds()
         self._claims: set[InFlightClaim] = set()
         self._jobs: set[Job] = set()  # jobs that are not over
@@ -98,7 +97,7 @@ class Poller:
         """Begin no more messages. Called from another thread or from a signal handler."""
         if grace is not None:
             self._grace = grace
-        self._stopped.set()
+        self._is_stopped = True
         self._wake.set()
 
     def run(self, executor: Executor) -> None:
@@ -132,7 +131,7 @@ class Poller:
                 break
             except (PgQueueError, psycopg.Error) as error:
                 late = clock.now() > began + self._patience
-                if late or self._stopped.is_set() or not is_worth_a_retry(error):
+                if late or self._is_stopped or not is_worth_a_retry(error):
                     raise
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
@@ -211,8 +210,8 @@ class Poller:
         else:
             is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
         if is_over and self._is_dry and self._look_at > now:  # the last claim was not long ago
-            self._stopped.set()
-        if not self._stopped.is_set():
+            self._is_stopped = True
+        if not self._is_stopped:
             return
         if self._stop_by == _NEVER:
             self._stop_by = now + self._grace
@@ -269,7 +268,7 @@ class Poller:
         done = None
         if not self._acks_alone:
             done = next((in_flight for in_flight in news if in_flight.is_done), None)
-        settles = bool(news) and (now >= self._settle_at or self._stopped.is_set())
+        settles = bool(news) and (now >= self._settle_at or self._is_stopped)
         if settles and (self._is_short or self._ordering != "none" or any(
             in_flight.has_returns for in_flight in news
         )):  # fmt: skip
@@ -320,7 +319,7 @@ class Poller:
         Args:
             acks: whether the claim saves a statement, because it acknowledges another claim.
         """
-        if self._stopped.is_set() or self._suspect is not None:
+        if self._is_stopped or self._suspect is not None:
             return 0
         each = self._options.batch or 1
         ahead, share = 0, 1 / 2
