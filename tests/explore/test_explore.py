@@ -28,7 +28,9 @@ DEEP = [
     # claims that are no slots
     *(
         Case((call, "receive"), ordering, "expiry", limited=True)
-        for ordering, call in zip(("none", "stream") * 2, ("ack", "ack_one", "nack", "extend"))
+        for ordering, call in zip(
+            ("none", "stream") * 2, ("ack", "ack_one", "nack", "extend"), strict=True
+        )
     ),
     Case(("send", "receive", "send"), "none"),
     Case(("nack", "receive_all"), "key"),

@@ -276,7 +276,7 @@ def test_a_slot_is_cut_into_parts_that_are_all_of_it_in_order(conn: Conn, limit:
                     f" from _pgqueue.cut_parts('{ranges}', {size})",
                 )
                 rest = [sorted(checker.numbers(part)) for part in reversed(row.rest or [])]
-                assert row.first + sum(rest, []) + row.later == whole
+                assert [*row.first, *(seq for part in rest for seq in part), *row.later] == whole
                 assert len(row.first) == min(size, n)
                 assert len(whole) - len(row.later) == min(most, n)
                 assert row.parts == (None if most != size * limit else len(rest))
