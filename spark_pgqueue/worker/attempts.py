@@ -42,8 +42,7 @@ RESET: LiteralString = (
     " select pg_catalog.pg_advisory_unlock_all();"
 )
 """The session is as it was, for the next handler. Unlike DISCARD ALL, it may be in a transaction,
-and keeps plans. What a handler has deferred happens before, as its role. The role comes after the
-authorization, which ends also a role that the url names."""
+and keeps plans. What a handler has deferred happens before, as its role."""
 
 ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
 """The acknowledgement, with which the transaction of a handler ends: for a client cursor. The
