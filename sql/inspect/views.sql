@@ -195,7 +195,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                    where p.line_no = 0 and p.committed_at is not null)) end as since offset 0) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
-        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id and r.dead > 0
+        from (select message_count, reason, died_at from pgqueue.dead_messages
+              where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
     -- without a limit, a message that always fails never dies

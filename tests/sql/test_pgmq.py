@@ -623,6 +623,7 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     if settings == "{}":
         face.execute("select pgmq.send('q', '{}')")
     for read in READS[:-1] if "per_key" in settings else READS:
+        got = []
         for _ in range(6):  # what is ready they get
             if not (got := rows(other, f"select * from {read}")):
                 break
@@ -723,7 +724,7 @@ def test_errors_are_those_of_pgmq(face: Conn, pgmq: Conn) -> None:
         found = []
         for conn in (face, pgmq):
             try:
-                conn.execute(f"select pgmq.{call}")
+                conn.execute(f"select pgmq.{call}")  # type: ignore[arg-type]
                 found.append(("", ""))
             except psycopg.Error as error:
                 found.append((error.sqlstate, str(error.diag.message_primary)))

@@ -189,7 +189,7 @@ def test_handlers_begin_processes_as_elsewhere(queue, url, way):
     async def note(message):
         handlers.note_with_a_pool(message)
 
-    options = {"processes": 1} if way == "processes" else {}
+    options: Any = {"processes": 1} if way == "processes" else {}
     handler = note if way == "tasks" else handlers.note_with_a_pool
     assert Consumer(url, "s", "c").run(handler, wait=timedelta(seconds=2), **options) == 3
 
