@@ -88,8 +88,8 @@ begin
         ('consumer_health', 'One row per consumer: its condition in one word, and why.', array[
             ['status', 'the first that is true of: full (max_backlog is reached), paused, unattended (nobody has '
                        'claimed for a minute), stuck (a worker extends a claim beyond ten visibility timeouts), '
-                       'failing (messages died in the last hour, or were delivered ten times where max_deliver_count is '
-                       'not set), dead_letters (older ones), ok'],
+                       'failing (messages died in the last hour, or were delivered ten times where '
+                       'max_deliver_count is not set), dead_letters (older ones), ok'],
             ['because', 'the reason for the status, in words'],
             ['backlog', 'messages that are neither claimed nor dead'],
             ['max_backlog', 'the largest backlog that is allowed; null: no limit'],
