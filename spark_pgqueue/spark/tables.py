@@ -231,6 +231,8 @@ TABLES = {
             Column("stuck", _LONG, _OF_THE_VIEW, nullable=False),
             Column("status", _STRING, _OF_THE_VIEW, nullable=False),
             Column("because", _STRING, _OF_THE_VIEW, nullable=False),
+            Column("max_backlog", _LONG, _OF_THE_VIEW),
+            Column("attended_at", _TIME, _OF_THE_VIEW),
         ),
         of_messages=False,
     ),
