@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial
+from pathlib import Path
 
 import psycopg
 
@@ -148,3 +151,55 @@ def note_and_return_the_unreadable(message):
     """The work is done all the same."""
     note(message)
     return Unreadable()
+
+
+# What starts processes
+
+
+def _square(number):
+    return number * number
+
+
+def note_with_a_pool(message):
+    """Children of a child, by fork; also of daemons."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_square, [1, 2]) == [1, 4]
+    note(message)
+
+
+def note_programs(message):
+    """A program that would last, whose number is the key of what is noted; the call lasts, too."""
+    program = subprocess.Popen(["sleep", "100"])
+    status = Path(f"/proc/{program.pid}/status").read_text()
+    ignored = status.split("SigIgn:")[1].split()[0]
+    sql = "insert into done (seq, key, count) values (%s, %s, %s)"
+    conn().execute(sql, [message.seq, str(program.pid), int(ignored, 16)])
+    if message.data == "die":
+        os._exit(3)
+    time.sleep(100)
+
+
+class Leaves:
+    """Ends the process that pickles it."""
+
+    def __reduce__(self):
+        raise SystemExit(5)
+
+
+def note_and_return_what_leaves(message):
+    """The work is done all the same."""
+    note(message)
+    return Leaves()
+
+
+class Number(int):
+    """A number of a class that only its own process can make."""
+
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def rejected_with_details_of_its_own(message):
+    """The verdict is the outcome all the same."""
+    note(message)
+    raise Reject("its own", details={"n": Number(3)})

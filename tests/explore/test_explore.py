@@ -25,6 +25,13 @@ DEEP = [
     Case(("receive+ack", "send"), "key"),
     Case(("ack", "receive"), "none", "expiry"),
     Case(("ack_one", "receive"), "key", "expiry"),
+    # claims that are no slots
+    *(
+        Case((call, "receive"), ordering, "expiry", limited=True)
+        for ordering, call in zip(
+            ("none", "stream") * 2, ("ack", "ack_one", "nack", "extend"), strict=True
+        )
+    ),
     Case(("send", "receive", "send"), "none"),
     Case(("nack", "receive_all"), "key"),
     Case(("receive", "drop_stream"), "key"),

@@ -23,10 +23,9 @@ from spark_pgqueue.command_line.arguments import delay
 from spark_pgqueue.postgres.errors import PgQueueError, translate
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.postgres.url import describe, redact
-from spark_pgqueue.printable import printable
+from spark_pgqueue.printable import clean, printable
 from spark_pgqueue.spark.options.values import duration, size
 from spark_pgqueue.spark.where import blamed_on
-from spark_pgqueue.worker.verdicts import clean
 
 ROOT = Path(spark_pgqueue.__file__).parent
 
