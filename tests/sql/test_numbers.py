@@ -196,13 +196,12 @@ SENDS: dict[str, Callable[[Conn], Any]] = {
 
 
 @pytest.mark.parametrize(
-    "forgotten",
+    ("how", "forgotten"),
     [
-        *(pytest.param(each, marks=pytest.mark.longer) for each in ("seq", "publication")),
-        "(seq|publication)",
+        *((how, "(seq|publication)") for how in SENDS),
+        *(pytest.param("send", each, marks=pytest.mark.longer) for each in ("seq", "publication")),
     ],
 )
-@pytest.mark.parametrize("how", SENDS)
 def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
     conn: Conn, stream: int, how: str, forgotten: str
 ) -> None:
@@ -251,11 +250,9 @@ def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
 
 
 @pytest.mark.parametrize(
-    "seqs",
-    [True, pytest.param(False, marks=pytest.mark.longer)],
-    ids=["both sequences", "publications"],
+    ("how", "seqs"),
+    [*((how, True) for how in SENDS), pytest.param("send", False, marks=pytest.mark.longer)],
 )
-@pytest.mark.parametrize("how", SENDS)
 def test_a_number_of_before_that_nothing_has_is_refused(
     conn: Conn, stream: int, session: Session, how: str, seqs: bool
 ) -> None:
