@@ -33,9 +33,9 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "claim: two claimers may take at once",
-        "_pgqueue.lock_consumer",
-        "if not",
-        "if false and not",
+        "_pgqueue.lock_consumer_soon",
+        "if _pgqueue.try_lock_consumer",
+        "if true or _pgqueue.try_lock_consumer",
         Case(("receive", "receive")),
     ),
     Mutant(
