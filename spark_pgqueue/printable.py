@@ -109,7 +109,7 @@ def warn(
     more: str = "",
 ) -> None:
     """Log a warning, with each of its arguments printable. Where logging fails, as by a filter of
-    the application, the work that it tells of goes on.
+    the application, the work that it is about goes on.
 
     Where logging was not set up, Python prints it on standard error.
 

@@ -46,7 +46,7 @@ class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._session: OffsetSourceSession | None = None
-        self._told_of_the_end = False
+        self._has_warned = False
 
     @property
     def session(self) -> OffsetSourceSession:
@@ -82,8 +82,8 @@ class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_once = isinstance(limit, ReadAllAvailable)
         admission = Admission() if is_once else self._options.admission
-        if is_once and self._options.group is not None and not self._told_of_the_end:
-            self._told_of_the_end = True
+        if is_once and self._options.group is not None and not self._has_warned:
+            self._has_warned = True
             warn(
                 "%s, and ends without noting it in group %s: the query's next run with the same "
                 "checkpoint notes it",

@@ -61,11 +61,13 @@ class Child:
         _children.add(self)
 
     def start(self) -> None:
-        """Start the process.
+        """Start the process, unless there is one.
 
         Raises:
             PgQueueError: the system makes no process, it ended, or was not ready within a minute.
         """
+        if self._process is not None:
+            return
         if _is_ending:
             raise PgQueueError("a process for the handler could not be started: the program ends")
         context = multiprocessing.get_context("spawn")  # this process has threads
@@ -92,8 +94,7 @@ class Child:
     def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
         """Call the handler; see `Attempt`. Of an error, only the verdict comes back."""
         try:
-            if self._process is None:
-                self.start()
+            self.start()
             assert self._pipe is not None
             self._pipe.send((claim_id, messages))
             outcome, packed = self._pipe.recv()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -129,7 +130,11 @@ class Threads:
 
     def _work(self, slot: WorkerSlot, attempts: Attempts) -> None:
         try:
-            while not slot.is_given_up and (job := slot.take()) is not None:
+            while not slot.is_given_up:
+                with suppress(Exception):  # the call tries it again, and reports why it fails
+                    attempts.start()  # not in the time of a call
+                if (job := slot.take()) is None:
+                    break
                 try:
                     self._do(slot, job, attempts)
                 except BaseException as error:

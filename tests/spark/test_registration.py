@@ -198,14 +198,14 @@ def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
 ):
     queue.create("s", "c")
     queue.send("s", 1, 10)
-    for trigger, told in (("once", 1), ("", 0), ("beside rate", 1)):
+    for trigger, warnings in (("once", 1), ("", 0), ("beside rate", 1)):
         checkpoint = queue.checkpoint("rate" if "rate" in trigger else "checkpoint")
         with Child(APPLICATION, queue.url, checkpoint, trigger) as child:
             assert child.wait() == 0, child.output
-            assert child.output.count("and ends without acknowledging it") == told
-            assert ("rows 10" in child.output) == bool(told)
-        assert queue.backlog("s", "c") == 10 * told
-        if not told:
+            assert child.output.count("and ends without acknowledging it") == warnings
+            assert ("rows 10" in child.output) == bool(warnings)
+        assert queue.backlog("s", "c") == 10 * warnings
+        if not warnings:
             queue.send("s", 1, 10)
 
 

@@ -338,11 +338,11 @@ def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
         import os, signal, sys
         from spark_pgqueue.archive.exporter import export
 
-        def told(step, about):
+        def on_step(step, about):
             if step == sys.argv[2]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        export(sys.argv[1], on_step=told)
+        export(sys.argv[1], on_step=on_step)
         """,
         url,
         step,

@@ -41,12 +41,7 @@ def unattended(queue: Client, conn: psycopg.Connection) -> None:
 
 def stuck(queue: Client, conn: psycopg.Connection) -> None:
     failing(queue, conn)
-    queue.send("s", "x")
-    claim = queue.receive("s", "c")
-    assert claim
-    for _ in range(11):
-        clock.pass_time(conn, timedelta(seconds=30))
-        claim.extend()
+    extended(queue, conn, 11)
 
 
 def failing(queue: Client, conn: psycopg.Connection) -> None:
@@ -62,10 +57,15 @@ def dead_letters(queue: Client, conn: psycopg.Connection) -> None:
 
 
 def ok(queue: Client, conn: psycopg.Connection) -> None:
+    extended(queue, conn, 9)
+
+
+def extended(queue: Client, conn: psycopg.Connection, times: int) -> None:
+    """A claim that is extended for so many visibility timeouts."""
     queue.send("s", "x")
     claim = queue.receive("s", "c")
     assert claim
-    for _ in range(9):
+    for _ in range(times):
         clock.pass_time(conn, timedelta(seconds=30))
         claim.extend()
 

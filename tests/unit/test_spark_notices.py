@@ -254,7 +254,7 @@ def test_a_run_of_one_micro_batch_is_warned_of_once(
         assert "one micro-batch" not in caplog.text
         for _ in range(2):
             reader.latestOffset(start, ReadAllAvailable())
-    (told,) = [each.getMessage() for each in caplog.records if "one micro" in each.getMessage()]
-    assert "trigger(once=True), or because another source of the query, such as rate" in told
-    assert "next run with the same checkpoint" in told
-    assert ("option checkpointLocation" in told) == (how == "consumer")
+    (warning,) = [each.getMessage() for each in caplog.records if "one micro" in each.getMessage()]
+    assert "trigger(once=True), or because another source of the query, such as rate" in warning
+    assert "next run with the same checkpoint" in warning
+    assert ("option checkpointLocation" in warning) == (how == "consumer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import os
 import signal
@@ -216,6 +217,23 @@ def test_what_a_process_has_started_ends_with_it(queue, url, end):
     ((_, pid, ignored, _),) = done(url)
     assert not ignored & (1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1)
     wait_until(lambda: not psutil.pid_exists(int(pid)) or _is_zombie(int(pid)), 10)
+
+
+def test_a_timeout_is_not_of_a_process_that_starts(queue, url, tmp_path, monkeypatch):
+    """Where one has died, and the next takes longer to import the handler."""
+    (tmp_path / "takes_long_to_import.py").write_text(
+        "import os, time\n"
+        "time.sleep(1.5)\n"
+        "def handle(message):\n"
+        "    if message.data == 'kill':\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    handle = importlib.import_module("takes_long_to_import").handle
+    queue.send_batch("s", ["kill", "x", "x"])
+    options: Any = {"processes": 1, "timeout": timedelta(seconds=1), "wait": timedelta(0)}
+    assert Consumer(url, "s", "c").run(handle, **options) == 2
+    assert counts(queue) == (0, 1)
 
 
 def _is_zombie(pid):
