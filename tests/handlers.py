@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -168,12 +169,13 @@ def note_with_a_pool(message):
 
 
 def note_programs(message):
-    """A program that would last, whose number is the key of what is noted; the call lasts, too."""
+    """Notes a program that lasts (key: its number; count: signals to end it that it ignores)."""
     program = subprocess.Popen(["sleep", "100"])
     status = Path(f"/proc/{program.pid}/status").read_text()
-    ignored = status.split("SigIgn:")[1].split()[0]
+    ignored = int(status.split("SigIgn:")[1].split()[0], 16)  # 64 bits: others may be set
+    ends = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
     sql = "insert into done (seq, key, count) values (%s, %s, %s)"
-    conn().execute(sql, [message.seq, str(program.pid), int(ignored, 16)])
+    conn().execute(sql, [message.seq, str(program.pid), ignored & ends])
     if message.data == "die":
         os._exit(3)
     time.sleep(100)
