@@ -195,6 +195,9 @@ async def connect_async(
 # A type checker that sees `__getattr__` takes every name, also a misspelt one, for Any.
 if not TYPE_CHECKING:
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         if name in _LAZY_MODULES:
             return import_module(_LAZY_MODULES[name])

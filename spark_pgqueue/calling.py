@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,6 +22,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.url import redact
 
 _PLAIN = (str, int, float, bool, type(None))
 _BOXES = (dict, list, tuple, set, frozenset, deque)
@@ -127,12 +131,20 @@ def call(function: Callable[..., Any], *given: Any) -> Any:
     Returns:
         what the function has returned in the end; as `returned`.
     """
-    return _done(function, returned(function(*given)))
+    here = os.getpid()
+    try:
+        return _done(function, returned(function(*given)))
+    finally:
+        _end_child_of(here)
 
 
 async def call_async(function: Callable[..., Any], *given: Any) -> Any:
     """As `call`, in the running loop."""
-    return _done(function, await returned_async(function(*given)))
+    here = os.getpid()
+    try:
+        return _done(function, await returned_async(function(*given)))
+    finally:
+        _end_child_of(here)
 
 
 def check_no_loop() -> None:
@@ -175,6 +187,25 @@ class OnLoop:
         self._is_cancelled = True
         if self._running is not None:
             self._running.cancel()
+
+
+def _end_child_of(caller: int) -> None:
+    """End this process, if the function has forked, and this is the child that returns from it.
+
+    What called the function belongs to the parent: the child must not report, nor go on with
+    other messages.
+    """
+    if os.getpid() == caller:
+        return
+    error = sys.exception()
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
+    if code == 1 and error is not None and not isinstance(error, SystemExit):
+        text = redact("".join(traceback.format_exception(error)), 10_000)
+        print(text, file=sys.stderr)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def returned(value: Any) -> Any:

@@ -173,6 +173,18 @@ FAMILIES = (
         _of_consumers(lambda c, _: int(c.paused)),
     ),
     Family(
+        "pgqueue_consumer_stuck_claims",
+        "gauge",
+        "Claims that a worker extends beyond ten visibility timeouts: its handler may hang.",
+        _of_consumers(lambda c, _: c.stuck),
+    ),
+    Family(
+        "pgqueue_consumer_status",
+        "gauge",
+        "1 for the status of the consumer, as consumer_health has it.",
+        lambda look: ((_labels(c) | {"status": c.status}, 1) for c in look.consumers),
+    ),
+    Family(
         "pgqueue_group_behind",
         "gauge",
         "Messages of the group, of all keys, after what the partition has done.",

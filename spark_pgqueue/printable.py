@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 import unicodedata
+from contextlib import suppress
 from typing import Any
+
+_SECRET = re.compile(
+    r"""(?ix) (password | secret | scram_(?:client|server)_key)
+        \s* = \s* (?: '(?:\\.|[^'\\])*'? | (?:\\.|\S)+ )"""
+)
+_BEFORE_PASSWORD = re.compile(r"\w://[^:/@\s]*:")
+_PORT = re.compile(r"\d{1,5}/")
+
+LONGEST = 100_000
+"""Characters of a text that `redact` shows."""
+
+_LONGEST = 2000  # characters of a reason, and of each part of a traceback
 
 # Control characters, format characters (which can reverse the direction of text), surrogates, and
 # separators of lines and paragraphs.
@@ -39,10 +53,87 @@ class _Escapes(dict[int, str]):
 _ESCAPES: dict[str, _Escapes] = {}  # by keep; a functools.cache is not pickled by value
 
 
-def warn(message: str, *arguments: Any, logger: str = "spark_pgqueue") -> None:
-    """Log a warning, with each of its arguments printable.
+def redact(text: str, at_most: int = LONGEST) -> str:
+    """The text with `***` instead of every password in a URI or conninfo string.
+
+    It hides too much rather than too little: the end of a password is not always clear, and a text
+    may end within one. The time that it takes grows with the length, whatever the text is.
+
+    Args:
+        text: any text, of any length.
+        at_most: the first characters of the text, of which the result is made. The rest only says
+            whether the cut goes through a password.
+    """
+    *lines, last = text[:at_most].split("\n")
+    end = text.find("\n", at_most)
+    goes_on = text.find("@", at_most, end if end >= 0 else len(text)) >= 0
+    lines = [_without_password(line, line.rfind("@")) for line in lines]
+    until = len(last) if goes_on else last.rfind("@")
+    shown = "\n".join([*lines, _without_part(_without_password(last, until))])
+    return _SECRET.sub(r"\1=***", shown)
+
+
+def _without_password(line: str, until: int) -> str:
+    """The line without the password that a URI in it begins, and which may reach the place."""
+    begin = _BEFORE_PASSWORD.search(line, 0, max(until, 0))
+    return line if begin is None else f"{line[: begin.end()]}***{line[until:]}"
+
+
+def _without_part(line: str) -> str:
+    """The line without the part of a password, whose end is missing, of a URI."""
+    for begin in _BEFORE_PASSWORD.finditer(line, max(line.rfind("@"), 0)):
+        if not _PORT.match(line, begin.end()):
+            return f"{line[: begin.end()]}***"
+    return line
+
+
+def clean(text: str) -> str:
+    """The text as Postgres can store it: without passwords, and not too long."""
+    return printable(redact(text, _LONGEST), keep="\n\t")[:_LONGEST]
+
+
+def summary(error: BaseException) -> str:
+    """The type and the text of an error, as `clean` has it."""
+    try:
+        text = clean(str(error))
+    except Exception as other:  # a handler's error may be of any class
+        text = f"its text cannot be made: {type(other).__name__}"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def warn(
+    message: str,
+    *arguments: Any,
+    logger: str = "spark_pgqueue",
+    level: int = logging.WARNING,
+    more: str = "",
+) -> None:
+    """Log a warning, with each of its arguments printable. Where logging fails, as by a filter of
+    the application, the work that it is about goes on.
 
     Where logging was not set up, Python prints it on standard error.
+
+    Args:
+        message: as for logging.
+        arguments: its values, each as `text_of` has it.
+        logger: the name of the logger.
+        level: of logging.
+        more: text of several lines, which is printable, to follow the message.
     """
-    shown = [each if isinstance(each, int) else printable(str(each)) for each in arguments]
-    logging.getLogger(logger).warning(message, *shown, stacklevel=2)
+    with suppress(Exception):
+        shown = [each if isinstance(each, int) else text_of(each) for each in arguments]
+        if more:
+            message, shown = message + "\n%s", [*shown, more]
+        logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
+
+
+def text_of(value: Any) -> str:
+    """A value for a line of a log. Of an error, its text in one line; its class as well, unless the
+    error is of a database and has a text.
+    """
+    if not isinstance(value, BaseException):
+        return printable(str(value))
+    said = " ".join(summary(value).split())
+    if hasattr(value, "sqlstate"):  # PgQueueError, and those of psycopg: the text says it all
+        return said.partition(": ")[2] or said
+    return said

@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.printable import printable
+from spark_pgqueue.printable import text_of
 
 if TYPE_CHECKING:
     import h11
@@ -315,8 +315,7 @@ class Shared:
 
 def log(error: BaseException | str) -> None:
     """Write a line to standard error, without passwords."""
-    text = error.message if isinstance(error, PgQueueError) else str(error)
-    print("pgqueue:", printable(redact(" ".join(text.split()))), file=sys.stderr, flush=True)
+    print("pgqueue:", redact(text_of(error)), file=sys.stderr, flush=True)
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

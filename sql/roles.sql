@@ -33,6 +33,7 @@ language plpgsql
 as $$
 declare
     v_owner oid := (select nspowner from pg_namespace where nspname = 'pgqueue');
+    v_there boolean := exists (select from pg_roles where rolname = 'pgqueue_owner');
 begin
     if exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
                where n.nspname = 'pgmq' and n.nspowner = v_owner and p.proowner = v_owner
@@ -44,7 +45,7 @@ begin
         return;
     end if;
     begin
-        if not exists (select from pg_roles where rolname = 'pgqueue_owner') then
+        if not v_there then
             create role pgqueue_owner nologin;
         end if;
         if not pg_has_role(v_owner, 'pgqueue_owner', 'member') then
@@ -52,7 +53,9 @@ begin
         end if;
     exception when insufficient_privilege then
         raise warning 'clients of other roles do not trust %: it does not own the database', pg_get_userbyid(v_owner)
-            using hint = format('An administrator runs: create role pgqueue_owner nologin; grant pgqueue_owner to %I.',
+            using hint = format('A superuser, or a role with CREATEROLE%s, runs: %sgrant pgqueue_owner to %I.',
+                                case when v_there then ' that administers pgqueue_owner' end,
+                                case when not v_there then 'create role pgqueue_owner nologin; ' end,
                                 pg_get_userbyid(v_owner));
     end;
 end $$;
@@ -78,9 +81,10 @@ begin
             exception when insufficient_privilege then
                 raise exception '% may not create the role %', current_user, role
                     using errcode = 'insufficient_privilege', hint = format(
-                        'An administrator runs: %s. Then call create_roles again.',
+                        'A superuser, or a role with CREATEROLE, runs: %s. Then call create_roles again.',
                         (select string_agg(format('create role %I nologin', name), '; ')
-                         from unnest(_pgqueue.group_roles()) name));
+                         from unnest(_pgqueue.group_roles()) name
+                         where not exists (select from pg_roles where rolname = name)));
             end;
         elsif v_found.rolcanlogin or v_found.rolsuper or v_found.rolcreaterole or v_found.rolcreatedb
               or v_found.rolreplication or v_found.rolbypassrls then
@@ -204,6 +208,7 @@ as $$
            format('revoke all on %s from %s', g.object, g.grantee)
     from _pgqueue.grants() g
     where g.grantee <> all (select quote_ident(r) from unnest(_pgqueue.group_roles()) r)
+      and not (g.grantee = 'pg_monitor' and g.object ~ '^[a-z]+ pgmq([.]|$)')  -- pgmq._grant() made these
       -- the staged rows of a write, for its writer
       and not exists (select from pgqueue.table_writes w
                       where g.oid = to_regclass('pgqueue.staged_rows_' || w.write_no)

@@ -71,7 +71,12 @@ begin
                         'twice: two looks give a rate'],
             ['oldest_at', 'when the oldest message was sent that could be delivered now; null: there is none'],
             ['oldest_claim_at', 'since when the oldest claim is held; null: there is none'],
-            ['estimated', 'whether new and backlog are estimates, because more than 3,000 publications are new']]),
+            ['estimated', 'whether new and backlog are estimates, because more than 3,000 publications are new'],
+            ['stuck', 'claims that a worker extends beyond ten visibility timeouts: its handler may hang'],
+            ['status', 'the condition in one word, as in consumer_health'],
+            ['because', 'the reason for the status, in words'],
+            ['max_backlog', 'the largest backlog that is allowed; null: no limit'],
+            ['attended_at', 'when somebody claimed last, to about a second; null: never']]),
         ('open_claims', 'One row per live claim: its owner, its messages, since when and until when it is held.', array[
             ['query', 'the Spark query that holds it; null: a worker does'],
             ['reader', 'the checkpoint of that query, by the number that Spark''s offsets have; null: a worker''s '
@@ -80,16 +85,16 @@ begin
             ['messages', 'messages that it had at first; of a small claim those that are left'],
             ['remaining', 'messages of it that are not settled'],
             ['first_seq', 'the lowest number of its messages']]),
-        ('consumer_health', 'One row per consumer: whether it is ok, full, paused, unattended or failing, and '
-                            'why.', array[
+        ('consumer_health', 'One row per consumer: its condition in one word, and why.', array[
             ['status', 'the first that is true of: full (max_backlog is reached), paused, unattended (nobody has '
-                       'claimed for a minute), failing (messages died in the last hour; or were delivered ten times, '
-                       'where max_deliver_count is never, or to Spark), ok'],
+                       'claimed for a minute), stuck (a worker extends a claim beyond ten visibility timeouts), '
+                       'failing (messages died in the last hour; or were delivered ten times, where '
+                       'max_deliver_count is never, or to Spark), dead_letters (older ones), ok'],
             ['because', 'the reason for the status, in words'],
             ['backlog', 'messages that are neither claimed nor dead'],
             ['max_backlog', 'the largest backlog that is allowed; null: no limit'],
             ['attended_at', 'when somebody claimed last, to about a second; null: never'],
-            ['estimated', 'whether backlog is an estimate; the status never goes by one']]),
+            ['estimated', 'whether backlog is an estimate; the status is never judged by one']]),
         ('stream_retention', 'One row per stream: how long it keeps its messages, and which consumers hold '
                              'messages that are due to go.', array[
             ['keep_for', 'for how long messages are kept; null: no limit'],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial
+from pathlib import Path
 
 import psycopg
 
@@ -148,3 +152,56 @@ def note_and_return_the_unreadable(message):
     """The work is done all the same."""
     note(message)
     return Unreadable()
+
+
+# What starts processes
+
+
+def _square(number):
+    return number * number
+
+
+def note_with_a_pool(message):
+    """Children of a child, by fork; also of daemons."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_square, [1, 2]) == [1, 4]
+    note(message)
+
+
+def note_programs(message):
+    """Notes a program that lasts (key: its number; count: signals to end it that it ignores)."""
+    program = subprocess.Popen(["sleep", "100"])
+    status = Path(f"/proc/{program.pid}/status").read_text()
+    ignored = int(status.split("SigIgn:")[1].split()[0], 16)  # 64 bits: others may be set
+    ends = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
+    sql = "insert into done (seq, key, count) values (%s, %s, %s)"
+    conn().execute(sql, [message.seq, str(program.pid), ignored & ends])
+    if message.data == "die":
+        os._exit(3)
+    time.sleep(100)
+
+
+class Leaves:
+    """Ends the process that pickles it."""
+
+    def __reduce__(self):
+        raise SystemExit(5)
+
+
+def note_and_return_what_leaves(message):
+    """The work is done all the same."""
+    note(message)
+    return Leaves()
+
+
+class Number(int):
+    """A number of a class that only its own process can make."""
+
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def rejected_with_details_of_its_own(message):
+    """The verdict is the outcome all the same."""
+    note(message)
+    raise Reject("its own", details={"n": Number(3)})

@@ -38,6 +38,11 @@ async def events():
         stats = (await queue.stats("orders"))[0]
         print(event.payload["messages"][0]["data"], stats.claimed, stats.settled)
     await waiting.aclose()
+    waiting = getattr(importlib.import_module(module), name)(**given | {"conn_id": None}).run()
+    await queue.send("orders", "c", key="k")  # and now by PGQUEUE_URL
+    event = await asyncio.wait_for(anext(waiting), 60)
+    print(event.payload["messages"][0]["data"])
+    await waiting.aclose()
 asyncio.run(events())
 """
 
@@ -238,7 +243,7 @@ def test_airflow_finds_the_trigger_and_gets_an_event_for_each_claim(
     uri = f"postgresql://{at['user']}:secret@/{at['dbname']}?host={at['host']}&port={at['port']}"
     environment = {"AIRFLOW_HOME": str(tmp_path), "PGQUEUE_URL": url, "AIRFLOW_CONN_QUEUE": uri}
     said = run(python, "triggerer.py", "dag.py", cwd=tmp_path, PYTHONPATH="", **environment)
-    assert said.splitlines()[-2:] == ["a 1 0", "b 1 1"], said
+    assert said.splitlines()[-3:] == ["a 1 0", "b 1 1", "c"], said
 
 
 @pytest.mark.longer

@@ -9,7 +9,7 @@ MessageQueueTrigger(scheme="pgqueue", stream="orders", consumer="billing")
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -20,11 +20,10 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from spark_pgqueue.client import AsyncClient, Message, arguments, connect_async
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
+from spark_pgqueue.printable import warn
 
 _WAIT = timedelta(minutes=1)  # for messages: a cancelled wait ends at once
 _PAUSE = 2.0  # seconds until the next try, while Postgres is away
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.airflow")
 
 
 class PgQueueProvider(BaseMessageQueueProvider):
@@ -77,7 +76,7 @@ class PgQueueTrigger(BaseEventTrigger):
             except PgQueueError as error:
                 if not is_worth_a_retry(error):
                     raise
-                logger.warning("%s; trying again", error.message)
+                warn("%s; trying again", error, logger="spark_pgqueue.airflow")
                 await asyncio.sleep(_PAUSE)
 
     async def _events(self, queue: AsyncClient) -> AsyncIterator[TriggerEvent]:
@@ -93,7 +92,7 @@ class PgQueueTrigger(BaseEventTrigger):
 
     async def _url(self) -> str | None:
         if self.conn_id is None:
-            return None
+            return os.environ.get("PGQUEUE_URL") or None
         from airflow.sdk import BaseHook
 
         connection = await asyncio.to_thread(BaseHook.get_connection, self.conn_id)

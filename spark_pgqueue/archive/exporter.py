@@ -61,7 +61,7 @@ def _silent(step: str, about: Any) -> None: ...
 def export(
     url: str | None,
     options: Mapping[str, Any] | None = None,
-    told: Callable[[str, Any], None] = _silent,
+    on_step: Callable[[str, Any], None] = _silent,
     allow: Sequence[str] = (),
 ) -> list[Exported]:
     """Write all segments that are closed, and delete files that nothing refers to.
@@ -72,7 +72,7 @@ def export(
     Args:
         url: the database, as an owner of the schema or a role with pgqueue_admin.
         options: see `folders.folder`.
-        told: called at each step, with "leftover", "begun", "slice", "closed", "written" or
+        on_step: called at each step, with "leftover", "begun", "slice", "closed", "written" or
             "exported", and what the step is about.
         allow: see `folders.folder`.
 
@@ -89,7 +89,7 @@ def export(
         for stream_id, stream in work.rows(
             "select stream_id, stream from pgqueue.export_streams()"
         ):
-            exporter = _Exporter(url, lock, work, stream_id, options, told, allow)
+            exporter = _Exporter(url, lock, work, stream_id, options, on_step, allow)
             try:
                 while (each := exporter.export_next(stream)) is not None:
                     done.append(each)
@@ -119,11 +119,11 @@ class _Exporter:
         work: Statements,
         stream_id: int,
         options: Mapping[str, Any] | None,
-        told: Callable[[str, Any], None],
+        on_step: Callable[[str, Any], None],
         allow: Sequence[str],
     ):
         self._url, self._lock, self._work = url, lock, work
-        self._stream_id, self._told = stream_id, told
+        self._stream_id, self._on_step = stream_id, on_step
         self._options, self._allow = options, allow
 
     def export_next(self, stream: str | None) -> Exported | None:
@@ -139,16 +139,16 @@ class _Exporter:
             if not found or stream is None:
                 return None
             attempt = _Attempt(*found[0])
-            self._told("begun", attempt)
+            self._on_step("begun", attempt)
             files = self._write(attempt)
-            self._told("written", files)
+            self._on_step("written", files)
             (messages,) = self._lock.row(
                 "select pgqueue.end_export(%s, %s)",
                 [attempt.attempt, Jsonb([each._asdict() for each in files])],
             )
         size = sum(each.bytes for each in files)
         exported = Exported(stream, attempt.segment, messages, len(files), size)
-        self._told("exported", asdict(exported))
+        self._on_step("exported", asdict(exported))
         return exported
 
     def _write(self, attempt: _Attempt) -> list[ArchiveFile]:
@@ -161,7 +161,7 @@ class _Exporter:
         with folder(attempt.uri, self._options, self._allow) as place:
             below, kind = attempt.folder, attempt.kind
             files = layout.write(place, below, str(attempt.attempt), kind, self._rows(attempt))
-            self._told("closed", files)
+            self._on_step("closed", files)
             for each in files:
                 self._has_lock()  # as in _rows
                 try:
@@ -187,7 +187,7 @@ class _Exporter:
             with folder(uri, self._options, self._allow) as place:
                 layout.delete(place, below, str(attempt))
             self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
-            self._told("leftover", attempt)
+            self._on_step("leftover", attempt)
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
         """The messages of the segment, with what their publications say."""
@@ -212,7 +212,7 @@ class _Exporter:
                     f"messages of segment {attempt.segment} are published, and not stored",
                     hint="the database was restored from a dump beside maintain(): call recover()",
                 )
-            self._told("slice", (lo, hi))
+            self._on_step("slice", (lo, hi))
 
     def _messages(
         self, cursor: dbapi.Cursor, kind: str, lo: int, hi: int

@@ -1,6 +1,6 @@
 """Where the files of an archive are: a folder of a file system that pyarrow knows.
 
-The uri and the names come from the database. This process has credentials that whoever wrote them
+The uri and the names come from the database. This process has credentials that an author
 there may not have, so nothing is opened that `allowed_prefixes`, and the rules of this module,
 leave out. `set_archive` refuses such a uri in the first place.
 """

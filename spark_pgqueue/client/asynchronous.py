@@ -27,6 +27,7 @@ from spark_pgqueue.client.messages import Claim
 from spark_pgqueue.client.on_loop import CallersLine
 from spark_pgqueue.client.unseen import give_back
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.wake_event import WakeEvent
 
@@ -66,6 +67,7 @@ class _Line:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._lock = threading.Lock()
         self._at: threading.Event | None = None
+        self._origin = Origin()
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in the thread. A cancelled call stops waiting for messages."""
@@ -88,6 +90,8 @@ class _Line:
 
     async def close(self) -> None:
         """Close the connection, and end the thread. A running call stops waiting."""
+        if not self._origin.is_here:
+            return
         with self._lock:
             self.is_open = False
             self._interrupt()
@@ -103,6 +107,7 @@ class _Line:
         self._thread.shutdown(wait=False)
 
     def _submit(self, token: threading.Event, function: Callable[[], Any]) -> Future[Any]:
+        self._origin.check("the client", "connect again in the child: await connect_async()")
         try:
             return self._thread.submit(self._call, token, function)
         except RuntimeError:  # the thread has ended

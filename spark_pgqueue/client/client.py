@@ -110,7 +110,7 @@ class Client(
 
     def close(self) -> None:
         """Close the connection, if it is the client's own, and end iterations. Safe to repeat."""
-        for messages in list(self._consuming):
+        for messages in list(self._consuming) if self._statements.is_here else ():
             with suppress(ValueError):  # it runs, in another thread
                 messages.close()
         self._statements.close()

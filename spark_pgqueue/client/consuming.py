@@ -9,6 +9,7 @@ from datetime import timedelta
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.unseen import undeliver
 from spark_pgqueue.postgres import clock
+from spark_pgqueue.postgres.forks import Origin
 
 Look = Callable[[], Claim | None]
 
@@ -26,11 +27,13 @@ class _Mine:
         claim: the claim.
         done: how many of its messages, from the first, are done.
         begun: how many of them were handed out.
+        origin: the process of the iteration.
     """
 
     def __init__(self) -> None:
         self.claim: Claim | None = None
         self.done = self.begun = 0
+        self.origin = Origin()
 
     def got(self, claim: Claim | None) -> Claim | None:
         """Note the claim that took the place of the last one, which it acknowledged."""
@@ -40,7 +43,7 @@ class _Mine:
 
     def leave(self) -> None:
         """Settle the claim: the iteration is over."""
-        if self.claim is not None:
+        if self.claim is not None and self.origin.is_here:
             undeliver(self.claim, self.done, self.begun)
 
 
@@ -80,6 +83,7 @@ def _each(mine: _Mine, renew_after: float) -> Generator[Message, None, None]:
     claim, renewed = mine.claim, clock.now()
     assert claim is not None
     for message in claim.messages:
+        mine.origin.check("the iteration", "iterate with a client that the child makes")
         if clock.now() - renewed > renew_after:
             if not claim.extend():
                 mine.got(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ class Group:
         self._stream = stream
         self._name = name
         self._another = another
-        self._stopped = threading.Event()
+        self._is_stopped = False  # an Event's lock would block a signal handler
         self._call: Callable[..., Any] = calling.call
         """Calls the handler."""
 
@@ -114,10 +115,10 @@ class Group:
             leases = _Leases(self._another(), self._stream, self._name, name, lease)
             stack.enter_context(leases)
             look = _Look(self._statements, leases, max_messages)
-            while not self._stopped.is_set():
+            while not self._is_stopped:
                 try:
                     share = self._long_poll.first(
-                        self._stream, look, look, seconds, self._stopped.is_set
+                        self._stream, look, look, seconds, lambda: self._is_stopped
                     )
                     if share is not None:
                         self._work(handler, share)
@@ -130,9 +131,9 @@ class Group:
                         raise
                     warn("work of group %s is undone, and done again: %s", self._name, error)
                     self._renew(leases)
-                    self._stopped.wait(pause)
+                    time.sleep(pause)
                     pause = min(2 * pause, 2.0)
-        self._stopped.clear()
+        self._is_stopped = False
         return count
 
     def stop(self) -> None:
@@ -140,7 +141,7 @@ class Group:
 
         Any thread, or a signal, may call it.
         """
-        self._stopped.set()
+        self._is_stopped = True
 
     def _passes(self, error: Exception) -> bool:
         """Whether the run goes on. A statement of the handler that fails is its failure."""
@@ -152,14 +153,14 @@ class Group:
     def _renew(self, leases: _Leases) -> None:
         """Renew the leases after an error, as soon as Postgres is back."""
         pause = 0.1
-        while not self._stopped.is_set():
+        while not self._is_stopped:
             try:
                 leases.renew()
                 return
             except (PgQueueError, psycopg.Error) as error:
                 if not is_worth_a_retry(error):
                     raise
-            self._stopped.wait(pause)
+            time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
     def _work(self, handler: Handler, share: _Share) -> None:

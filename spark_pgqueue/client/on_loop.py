@@ -7,7 +7,9 @@ the event loop, which runs the statement on the caller's connection and thus in 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, LiteralString, cast
@@ -46,6 +48,8 @@ class CallersLine:
             )
         statements = _Statements(connection, self.on_loop)
         self.client = Client(cast("Any", connection), _statements=statements)
+        # Not the loop's threads: calls that wait for locks of each other may take all of them.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._statement: asyncio.Task[Any] | None = None
@@ -53,9 +57,10 @@ class CallersLine:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in a thread. A cancelled call has no statement under way when it ends."""
+        self.client._statements.check_process()
         async with self._turn:
             self._loop, self._is_cancelled = asyncio.get_running_loop(), False
-            running = asyncio.ensure_future(asyncio.to_thread(function))
+            running = self._begun(function)
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
@@ -65,8 +70,12 @@ class CallersLine:
                     self._statement.cancel()
                 await _over(running)
                 self._is_cancelled = False
-                await _over(asyncio.ensure_future(asyncio.to_thread(give_back, running)))
+                await _over(self._begun(partial(give_back, running)))
                 raise
+
+    def _begun(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        within = contextvars.copy_context()
+        return asyncio.get_running_loop().run_in_executor(self._thread, within.run, function)
 
     async def finish(self, function: Callable[[], Any]) -> Any:
         """As `call`, and a cancelled caller does not keep the function from running."""

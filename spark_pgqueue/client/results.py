@@ -217,6 +217,9 @@ class ConsumerStats:
         oldest_at: when the oldest message was sent that can be delivered now; None without.
         oldest_claim_at: when the oldest claim was made; None without.
         estimated: whether new and backlog are estimates, because very many publications are new.
+        stuck: how many claims a worker extends beyond ten visibility timeouts: it may hang.
+        status: the condition in one word, as in `ConsumerHealth`.
+        because: why, for people.
     """
 
     stream: str
@@ -239,6 +242,9 @@ class ConsumerStats:
     oldest_at: datetime | None
     oldest_claim_at: datetime | None
     estimated: bool
+    stuck: int
+    status: str
+    because: str
 
 
 @dataclass(frozen=True)
@@ -322,12 +328,14 @@ class ConsumerHealth:
         consumer: the consumer's name.
         status: the first that holds of: "full", the backlog has reached max_backlog; "paused";
             "unattended", messages can be claimed or a lease ended, and for a minute no worker has
-            claimed; "failing", messages died in the last hour; "ok".
+            claimed; "stuck", a worker extends a claim beyond ten visibility timeouts; "failing",
+            messages died in the last hour, or were delivered ten times without a limit;
+            "dead_letters", there are older ones; "ok".
         because: why, for people.
         backlog: how many messages are not claimed.
         max_backlog: how many messages the backlog may have; None for any number.
         attended_at: when a worker last claimed messages, to about a second; None for never.
-        estimated: whether backlog is an estimate; the status never goes by one.
+        estimated: whether backlog is an estimate; the status is never judged by one.
     """
 
     stream: str

@@ -280,13 +280,17 @@ def _health(conn: psycopg.Connection) -> Iterator[Check]:
 _HEALTH = """
 select quote_literal(consumer) || ' of ' || quote_literal(stream), status, because,
        count(*) over ()
-from pgqueue.consumer_health where status in ('full', 'unattended', 'failing')
-order by array_position('{failing, full, unattended}', status), backlog desc limit 10
+from pgqueue.consumer_health where status not in ('ok', 'paused')
+order by array_position('{failing, stuck, full, unattended, dead_letters}', status), backlog desc
+limit 10
 """
 
 _REMEDIES = {
     "full": "more workers, or a larger max_backlog",
     "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
+    "stuck": "look at open_claims: does the handler of that worker hang? Restart "
+    "the worker, and give it a timeout",
+    "dead_letters": "look at dead_letters; then redrive or delete them",
     "failing": "look at dead_letters, or message_states: why do its workers fail?",
 }
 
@@ -298,10 +302,20 @@ def _permissions(conn: psycopg.Connection) -> Check | None:
         row = conn.execute(_PERMISSIONS).fetchone()
     if row is None:
         return None
-    owner, role, may, may_not = row
+    owner, role, may, may_not, missing, is_used, may_create, may_grant = row
     if not may:
-        advice = f"as {owner}: select pgqueue.create_roles(); grant "
-        advice += f"pgqueue_producer, pgqueue_consumer, pgqueue_observer to {role}"
+        steps, who = [], "a superuser, or a role with CREATEROLE"
+        if missing and not may_create:
+            created = "; ".join(f"create role {name} nologin" for name in missing)
+            steps.append(f"as {who}: {created}")
+        if not is_used:
+            steps.append(f"as {owner}: select pgqueue.create_roles()")
+        steps.append(
+            f"as {owner if may_grant else who}: grant pgqueue_producer to {role} where it sends, "
+            "or else pgqueue_consumer (it receives), pgqueue_observer (it looks), or pgqueue_admin "
+            "(it creates and drops streams)"
+        )
+        advice = "; then ".join(steps)
         return Check("fail", "permissions", f"role {role} may do nothing here", advice)
     others = f", and not {', '.join(may_not)}: that is up to {owner}" if may_not else ""
     return Check("ok", "permissions", f"role {role} may {', '.join(may)}{others}")
@@ -310,8 +324,21 @@ def _permissions(conn: psycopg.Connection) -> Check | None:
 _PERMISSIONS = """
 select quote_ident(pg_get_userbyid(n.nspowner)), quote_ident(current_user),
        array(select what from unnest(p.what, p.granted) t (what, granted) where granted),
-       array(select what from unnest(p.what, p.granted) t (what, granted) where not granted)
+       array(select what from unnest(p.what, p.granted) t (what, granted) where not granted),
+       g.missing, g.is_used, o.rolsuper or o.rolcreaterole,
+       o.rolsuper or g.administered or o.rolcreaterole
+           and (g.missing <> '{}' or current_setting('server_version_num')::int < 160000)
 from pg_namespace n
+join pg_roles o on o.oid = n.nspowner
+cross join lateral (
+    select coalesce(array_agg(name) filter (where r.oid is null), '{}') as missing,
+           coalesce(bool_and(has_schema_privilege(r.oid, n.oid, 'usage')), false)
+               and count(r.oid) = count(*) as is_used,
+           bool_and(coalesce(pg_has_role(n.nspowner, r.oid, 'member with admin option'), false))
+               as administered
+    from unnest('{pgqueue_producer, pgqueue_consumer, pgqueue_observer, pgqueue_admin}'::text[])
+         name
+    left join pg_roles r on r.rolname = name) g
 cross join lateral (
     select array_agg(w.what order by w.i) as what,
            array_agg(has_schema_privilege(n.oid, 'usage') and (exists (

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_pgqueue.postgres import owners
-from spark_pgqueue.postgres.retrying import PATIENCE, told_if_slow, with_backoff
+from spark_pgqueue.postgres.errors import sqlstate_of
+from spark_pgqueue.postgres.forks import cut_in_children
+from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def connect(
 ) -> psycopg.Connection:
     """Connect with psycopg, waiting out a restart of Postgres.
 
-    Within 2 s the log says once which database is being tried.
+    When attempts have failed for a moment, the log says once which database is tried, and why.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
@@ -75,13 +77,13 @@ def connect(
     info = conninfo(url)
 
     def attempt() -> psycopg.Connection:
-        with told_if_slow(url):
-            # Prepared statements would not survive when a transaction pooler changes the backend.
-            conn = psycopg.connect(info, autocommit=True, prepare_threshold=None)
-            if odd := odd_settings(conn.info):
-                conn.execute(odd)
-            conn.autocommit = autocommit
-            return conn
+        # Prepared statements would not survive when a transaction pooler changes the backend.
+        made = psycopg.connect(info, autocommit=True, prepare_threshold=None)
+        conn = cut_in_children(made)
+        if odd := odd_settings(conn.info):
+            conn.execute(odd)
+        conn.autocommit = autocommit
+        return conn
 
     return with_backoff(attempt, url, patience)
 
@@ -94,6 +96,7 @@ async def connect_async(url: str | None) -> psycopg.AsyncConnection[Any]:
     conn = await psycopg.AsyncConnection.connect(
         conninfo(url), autocommit=True, prepare_threshold=None
     )
+    cut_in_children(conn)
     if odd := odd_settings(conn.info):
         await conn.execute(odd)
     try:
@@ -117,7 +120,12 @@ def connect_adbc(
     info = conninfo(url)
 
     def attempt() -> adbc.Connection:
-        with told_if_slow(url):
+        try:
             return dbapi.connect(info, autocommit=autocommit)
+        except dbapi.Error as error:
+            if sqlstate_of(error) is not None:
+                raise
+            # ADBC's own class would be that of values, too, which it cannot convert.
+            raise psycopg.OperationalError(str(error)) from None
 
     return with_backoff(attempt, url, patience)

@@ -59,7 +59,7 @@ def keep(kind: type[C], url: str | None, connection: C) -> None:
 
 
 def _idle() -> dict[tuple[str, str | None], tuple[Any, float]]:
-    return _shared("idle", {})
+    return _shared(f"idle in {os.getpid()}", {})  # a child has none of its parent
 
 
 def _shared(name: str, default: Any) -> Any:

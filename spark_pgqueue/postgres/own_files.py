@@ -19,7 +19,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 def check_own_folder(folder: Path) -> None:
     """Refuse a folder in which root would work beside users who may lay traps there.
 
-    Whoever may write in a folder, or in one above it, can put a link in the place of what is in it.
+    A user who may write in a folder, or in one above it, can put a link in place of what is in it.
     In a folder with the sticky bit, such as /tmp, nobody replaces what is another user's.
 
     Args:

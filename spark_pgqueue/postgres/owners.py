@@ -1,7 +1,7 @@
 """Whose functions may run: nothing of the schema pgqueue is called before its owners are known.
 
 A role that may create a schema in a database may prepare a schema pgqueue there, before the
-installation: its functions, views and triggers would run with all rights of whoever calls them. So
+installation: its functions, views and triggers would run with all rights of their caller. So
 each connection looks into the catalogue first, and refuses what belongs to a role that it does not
 trust:
 

@@ -13,8 +13,8 @@ from typing import NoReturn, TypeVar
 import psycopg
 
 from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of, translate
-from spark_pgqueue.postgres.url import LONGEST, describe, without_passwords
-from spark_pgqueue.printable import warn
+from spark_pgqueue.postgres.url import describe, without_passwords
+from spark_pgqueue.printable import LONGEST, warn
 
 T = TypeVar("T")
 
@@ -146,46 +146,31 @@ def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PA
                 if now >= end:
                     raise_clear(error, url)
                 if is_passing(error):
-                    notice.expect()
+                    notice.failed(error)
             # Jitter: the tasks of a cluster must not all reconnect at the same moment.
             time.sleep(min(pause * random.uniform(0.5, 1.0), max(end - now, 0.0)))
             pause = min(pause * 2, 2.0)
 
 
-@contextmanager
-def told_if_slow(url: str | None) -> Iterator[None]:
-    """Around one attempt to connect: if it takes long, the log names the database once."""
-    with _notice_of(url, 0) as notice:
-        notice.expect()
-        yield
-        notice.cancel()
-
-
 class _Notice:
-    """Logs once that the thread waits for a connection; by a timer, as the thread cannot."""
+    """Logs once that the thread waits for a connection: after a failure, with its cause."""
 
     def __init__(self, url: str | None, patience: float):
         self._url = url
         self._patience = patience
-        self._timer: threading.Timer | None = None
-        self._told = False
+        self._since: float | None = None
+        self._is_given = False
 
-    def expect(self) -> None:
-        """Log it in a moment, unless `cancel` comes first."""
-        if self._timer is None and not self._told:
-            self._timer = threading.Timer(_SILENT, self._tell)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tell(self) -> None:
-        self._told = True
-        limit = f", for {self._patience:.0f} s" if self._patience else ""
-        warn("no connection to Postgres (%s) yet, still trying%s", describe(self._url), limit)
+    def failed(self, error: Exception) -> None:
+        """Note an attempt that failed: if the first is a moment ago, the log says so."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if self._is_given or now - self._since < _SILENT:
+            return
+        self._is_given = True
+        cause = without_passwords(str(getattr(error, "message", None) or error).strip(), self._url)
+        said = "no connection to Postgres (%s) yet, still trying, for %s s: %s"
+        warn(said, describe(self._url), f"{self._patience:.0f}", cause[:LONGEST])
 
 
 # An attempt of `with_backoff` contains attempts to connect; only the outermost gives notice. The
@@ -204,17 +189,19 @@ def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
         yield notice
     finally:
         del _notices[thread]
-        notice.cancel()
 
 
 def raise_clear(error: Exception, url: str | None) -> NoReturn:
     """Raise the PgQueueError that explains `error`, or `error` itself if there is none.
 
+    A value that a driver cannot convert is no lost connection, although it has no SQLSTATE either.
+
     Raises:
         PgQueueError: for a failure to connect, and for errors that `errors.translate` knows.
     """
     clear = translate(error)
-    if clear is None and _is_database_error(error) and sqlstate_of(error) is None:
+    is_lost = is_passing(error) or isinstance(error, psycopg.OperationalError)
+    if clear is None and is_lost and sqlstate_of(error) is None:
         reason = without_passwords(str(error).strip(), url)
         clear = PgQueueError(
             f"no connection to Postgres ({describe(url)}): {reason}",

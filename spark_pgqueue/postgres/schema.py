@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ from spark_pgqueue.postgres.errors import (
     translated,
 )
 from spark_pgqueue.postgres.owners import Look
+from spark_pgqueue.printable import warn
 
 # The logger has the package's name, because users filter by it.
-_log = logging.getLogger("spark_pgqueue.schema")
 
 Ask = Callable[[LiteralString], tuple[Any, ...] | None]
 """Runs a statement, and returns its first row."""
@@ -146,7 +145,7 @@ def _run(conn: psycopg.Connection, name: str) -> None:
                     or "end transactions that are idle, or stop what is at work, and try again",
                     sqlstate=error.sqlstate,
                 ) from None
-            _log.warning("%s; trying again, up to %d times", said, left)
+            warn("%s; trying again, up to %s times", said, left, logger="spark_pgqueue.schema")
             time.sleep(PAUSE)
 
 

@@ -15,6 +15,7 @@ from psycopg.rows import RowFactory, tuple_row
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
+from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.loading import load_nearest
 from spark_pgqueue.postgres.retrying import PATIENCE, is_crash, is_passing, with_backoff
@@ -67,10 +68,34 @@ class Statements:
         self._checked = self._closed = False
         self._transactions = 0
         self._is_own = connection is None
-        self.turn: RLock = RLock()
-        """The lock that each statement holds. A caller holds it to keep several together."""
+        self._turn = RLock()
+        self._origin = Origin()  # of the connection
         if connection is not None and prepare is not None:
             prepare(connection)
+
+    @property
+    def turn(self) -> RLock:
+        """The lock that each statement holds. A caller holds it to keep several together.
+
+        Raises:
+            PgQueueError: the connection is that of the process that has forked this one.
+        """
+        self.check_process()
+        return self._turn
+
+    def check_process(self) -> None:
+        """Refuse a use of the connection by a child of the process that made it.
+
+        Raises:
+            PgQueueError: this is a child.
+        """
+        if self._conn is not None:
+            self._origin.check("the client", "connect again in the child: spark_pgqueue.connect()")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the connection is of this process, which may close it."""
+        return self._origin.is_here
 
     @property
     def can_wait(self) -> bool:
@@ -128,10 +153,12 @@ class Statements:
         Raises:
             PgQueueError: no connection can be made.
         """
+        self.check_process()
         lost = self._conn is None or self._conn.closed
         if lost and self._is_own and not self._closed and not self._transactions:
             # With `repeat`, the caller retries the connection together with the statement.
             self._conn = connect(self._url, patience=0 if self._repeat else self._patience)
+            self._origin = Origin()
             self._checked = False  # an upgrade may be why the connection was lost
             if self._prepare is not None:
                 self._prepare(self._conn)
@@ -172,6 +199,7 @@ class Statements:
                 yield
             finally:
                 self._transactions -= 1
+            self.check_process()
             with self.explained(), self.limited(conn):
                 stack.close()
 
@@ -193,7 +221,7 @@ class Statements:
 
     def disconnect(self) -> None:
         """Close the connection, unless it is the caller's; the next statement connects again."""
-        if self._is_own and self._conn is not None:
+        if self._is_own and self._conn is not None and self.is_here:
             self._conn.close()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.printable import redact
 
 # Without these limits, a connection whose server or network vanished silently would wait for
 # minutes or for ever: for an answer (keepalives), or to send (tcp_user_timeout, in milliseconds).
@@ -29,17 +30,6 @@ _DEFAULTS = {
 # The server sends and takes all text in this encoding, whatever the role, the database or the
 # environment say: Arrow's text is UTF-8, and ADBC hands it on as it comes.
 _ENCODING = {"client_encoding": "UTF8"}
-
-_SECRET = re.compile(
-    r"""(?ix) (password | secret | scram_(?:client|server)_key)
-        \s* = \s* (?: '(?:\\.|[^'\\])*'? | (?:\\.|\S)+ )"""
-)
-_BEFORE_PASSWORD = re.compile(r"\w://[^:/@\s]*:")
-_PORT = re.compile(r"\d{1,5}/")
-
-LONGEST = 100_000
-"""Characters of a text that `redact` shows."""
-
 
 # `with_credentials` adds this for a password file, which is read at each connection.
 _PASSWORD_FILE = re.compile(r" passwordfile='([^'\\]*(?:\\.[^'\\]*)*)'\Z", re.DOTALL)
@@ -120,40 +110,6 @@ def describe(url: str | None) -> str:
         target["user"] = re.sub(":.*", ":***", target["user"], flags=re.DOTALL)
     given = [f"{key}={redact(target[key])}" for key in shown if target.get(key)]
     return " ".join(given) or "libpq's defaults"
-
-
-def redact(text: str, at_most: int = LONGEST) -> str:
-    """The text with `***` instead of every password in a URI or conninfo string.
-
-    It hides too much rather than too little: the end of a password is not always clear, and a text
-    may end within one. The time that it takes grows with the length, whatever the text is.
-
-    Args:
-        text: any text, of any length.
-        at_most: the first characters of the text, of which the result is made. The rest only says
-            whether the cut goes through a password.
-    """
-    *lines, last = text[:at_most].split("\n")
-    end = text.find("\n", at_most)
-    goes_on = text.find("@", at_most, end if end >= 0 else len(text)) >= 0
-    lines = [_without_password(line, line.rfind("@")) for line in lines]
-    until = len(last) if goes_on else last.rfind("@")
-    shown = "\n".join([*lines, _without_part(_without_password(last, until))])
-    return _SECRET.sub(r"\1=***", shown)
-
-
-def _without_password(line: str, until: int) -> str:
-    """The line without the password that a URI in it begins, and which may reach the place."""
-    begin = _BEFORE_PASSWORD.search(line, 0, max(until, 0))
-    return line if begin is None else f"{line[: begin.end()]}***{line[until:]}"
-
-
-def _without_part(line: str) -> str:
-    """The line without the part of a password, whose end is missing, of a URI."""
-    for begin in _BEFORE_PASSWORD.finditer(line, max(line.rfind("@"), 0)):
-        if not _PORT.match(line, begin.end()):
-            return f"{line[: begin.end()]}***"
-    return line
 
 
 def without_passwords(text: str, url: str | None) -> str:

@@ -160,7 +160,7 @@ MESSAGE_COLUMNS = {
     "consumers": Taken(
         "array<string>", (ArrayType,), "to these consumers alone; null: as the option says"
     ),
-    "stream": Taken("string", (StringType,), "to this stream; null: that of the option"),
+    "stream": Taken("string", (StringType,), "to this stream; option stream takes precedence"),
 }
 """The columns of a row that is sent."""
 

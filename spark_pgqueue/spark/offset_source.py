@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.archived import completed, read_archived
 from spark_pgqueue.spark.columns import data_type
@@ -26,6 +27,7 @@ from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
 from spark_pgqueue.spark.source import NO_LIMIT
 from spark_pgqueue.spark.versions import (
+    ONE_MICRO_BATCH,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -44,6 +46,7 @@ class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._session: OffsetSourceSession | None = None
+        self._has_warned = False
 
     @property
     def session(self) -> OffsetSourceSession:
@@ -79,6 +82,13 @@ class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_once = isinstance(limit, ReadAllAvailable)
         admission = Admission() if is_once else self._options.admission
+        if is_once and self._options.group is not None and not self._has_warned:
+            self._has_warned = True
+            warn(
+                "%s, and ends without noting it in group %s: the query's next run with the same "
+                "checkpoint notes it",
+                *(ONE_MICRO_BATCH, self._options.group),
+            )
         begin = self.session.position if start is None else StreamOffsets.parse(start)
         if begin is None:
             return self.session.everything().as_json()

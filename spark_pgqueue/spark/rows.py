@@ -77,12 +77,57 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+# What Postgres holds, in microseconds and in days since 1970: times from 4714-11-24 BC on, dates to
+# the year 5874897. The last time of Arrow is before that of Postgres.
+_MICROS = (-210_866_803_200_000_000, 2**63 - 1)
+_DAYS = (-2_440_588, 2_145_042_905)
+
+
+def check_times(rows: pa.Table) -> None:
+    """Raise unless Postgres can hold all times and dates, those in lists and structs too.
+
+    ADBC and COPY would fail without the column's name, or as if the connection were lost.
+
+    Raises:
+        PgQueueError: a column has a time or a date out of range.
+    """
+    for name in rows.column_names:
+        for chunk in rows[name].chunks:
+            _check_times(name, chunk)
+
+
+def _check_times(name: str, values: pa.Array) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for field, part in zip(kind, values.flatten(), strict=True):
+            _check_times(f"{name}.{field.name}", part)
+    elif pa.types.is_list(kind):
+        _check_times(name, values.flatten())
+    elif pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        low, high = _DAYS if pa.types.is_date32(kind) else _MICROS
+        numbers = values.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+        found = pc.call_function("min_max", [numbers]).as_py()
+        for extreme in (found["min"], found["max"]):
+            if extreme is not None and not low <= extreme <= high:
+                shown = pa.array([extreme], numbers.type).view(kind).cast(pa.string())[0]
+                raise PgQueueError(
+                    f"column {name} has a value that does not fit: {shown} is out of the range of "
+                    "Postgres",
+                    hint="times are from 4714-11-24 BC on, and dates also not after the year "
+                    "5874897",
+                    sqlstate=UNFIT_DATA,
+                )
+
+
 @contextmanager
 def naming_the_column(rows: pa.Table) -> Iterator[None]:
     """Around work with columns: an error of Arrow, or of Python's text, names the column.
 
     Raises:
-        PgQueueError: a column holds text that is not UTF-8, or a time out of range.
+        PgQueueError: a column holds text that is not UTF-8.
     """
     import pyarrow as pa
 
@@ -92,13 +137,10 @@ def naming_the_column(rows: pa.Table) -> Iterator[None]:
         for name in rows.column_names:
             try:
                 rows[name].validate(full=True)
-                if name in ("deliver_at", "expires_at"):
-                    _rounded_up(rows[name])
             except pa.ArrowInvalid as reason:
                 raise PgQueueError(
                     f"column {name} has a value that does not fit: {reason}",
-                    hint="text is UTF-8 (a binary column that was cast to string may not be), and "
-                    "times are of the years 1 to 9999",
+                    hint="text is UTF-8 (a binary column that was cast to string may not be)",
                     sqlstate=UNFIT_DATA,
                 ) from None
         raise PgQueueError(f"a row does not fit: {error}", sqlstate=UNFIT_DATA) from None
@@ -212,15 +254,16 @@ def multirange(seqs: pa.Int64Array) -> str:
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times as seconds since 1970.
 
-    Arrow rounds the local time of a zone: it refuses the hours of a change to or from daylight
-    saving time, and zones such as UTC+01:00. A time is the same instant in UTC.
+    In whole numbers: Arrow rounds the local time of a zone, and refuses the hours of a change to or
+    from daylight saving time, zones such as UTC+01:00, and the last second that it can hold.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    options = pc.RoundTemporalOptions(unit="second")
-    full = pc.call_function("ceil_temporal", [times.cast(pa.timestamp("us", "UTC"))], options)
-    return full.cast(pa.timestamp("s", "UTC")).cast(pa.int64())
+    micros = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    full = pc.call_function("divide", [micros, 1_000_000])  # towards 1970
+    is_more = pc.call_function("greater", [micros, pc.call_function("multiply", [full, 1_000_000])])
+    return pc.call_function("add", [full, is_more.cast(pa.int64())])
 
 
 def _to_jsonb(headers: pa.ChunkedArray) -> pa.Array:

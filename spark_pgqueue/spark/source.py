@@ -28,6 +28,7 @@ from spark_pgqueue.spark.plain_errors import plain_errors
 from spark_pgqueue.spark.reading import closing_after, read_claimed
 from spark_pgqueue.spark.session import Offset, Session
 from spark_pgqueue.spark.versions import (
+    ONE_MICRO_BATCH,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -113,10 +114,11 @@ class PgQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadAllAvailable):
             self._told_of_the_end = True
             warn(
-                "trigger(once=True) ends without acknowledging its batch: its messages stay "
-                "claimed until the query's next run, or until their visibilityTimeout passes and "
-                "another claimer asks for them; with the option checkpointLocation here, or with "
-                "trigger(availableNow=True), all is acknowledged"
+                "%s, and ends without acknowledging it: its messages stay claimed until the "
+                "query's next run with the same checkpoint, or until their visibilityTimeout "
+                "passes and another claimer asks for them; with the option checkpointLocation "
+                "here, they are acknowledged when the query ends",
+                ONE_MICRO_BATCH,
             )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
 from spark_pgqueue.spark.rows import (
     ahead,
+    check_times,
     joined,
     naming_the_column,
     to_messages,
@@ -77,7 +78,8 @@ class Target:
         self._table = None if options.table is None else TableTarget(options, schema)
         schema = schema if self._table is None else self._table.others
         self._columns = check_columns(schema, options, self._table is not None)
-        self._is_routed = "stream" in self._columns and options.action is None
+        # As in Kafka's sink, the option takes precedence.
+        self._is_routed = "stream" in self._columns and options.stream is None
         self._is_binary = "data" in self._columns and isinstance(
             schema.fields[self._columns.index("data")].dataType, BinaryType
         )
@@ -109,6 +111,7 @@ class Target:
         table = self._table and self._table.task(sink, batch, skip_published)
         try:
             for rows_read in ahead(joined(batches)):
+                check_times(rows_read)
                 read = rows_read if table is None else table.add(rows_read)
                 read = read.rename_columns(self._columns)
                 sent, with_action = self._split(read)
@@ -131,7 +134,7 @@ class Target:
         except Exception:
             self._unstage(sink, batch, staged)
             raise
-        home = None if self._is_routed or self._stream is None else self._stream.stream_id
+        home = None if self._stream is None else self._stream.stream_id
         return Staged(
             *(sink, tuple(staged), rows, actions.staged(), query_id, is_repeated, home),
             table and table.staged(),
@@ -273,20 +276,18 @@ class Target:
 
         if not rows.num_rows:
             return
-        if not self._is_routed:
+        names = rows["stream"] if "stream" in rows.column_names else None
+        rows = rows if names is None else rows.drop_columns(["stream"])
+        if names is None or not self._is_routed:
             assert self._stream is not None
             yield self._stream, rows
             return
-        names = rows["stream"]
         if names.null_count:
-            if self._stream is None:
-                raise PgQueueError(
-                    f"column stream is null in {names.null_count} of {rows.num_rows} rows, and "
-                    "there is no option stream",
-                    hint='say where these go: option("stream", ...)',
-                )
-            names = names.fill_null(self._stream.name)
-        rows = rows.drop_columns(["stream"])
+            raise PgQueueError(
+                f"column stream is null in {names.null_count} of {rows.num_rows} rows, and there "
+                "is no option stream",
+                hint="say where these go: coalesce(stream, 'rest') as stream",
+            )
         found = pc.call_function("unique", [names]).to_pylist()
         for name in found:
             if name not in streams:
@@ -317,7 +318,7 @@ class Target:
         return target
 
     def _is_published(self, sink: str, batch: int) -> bool:
-        home = None if self._is_routed or self._stream is None else self._stream.stream_id
+        home = None if self._stream is None else self._stream.stream_id
 
         def ask() -> bool:
             with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
@@ -384,7 +385,7 @@ class Target:
     def _open_home(self, statements: Statements, stream: str) -> tuple[TargetStream, int]:
         """The stream of the options, and the number of this write."""
         given = self._options.consumers
-        consumers = None if given is None or self._is_routed else list(given)
+        consumers = None if given is None else list(given)
         try:
             stream_id, kind, table, write_no = statements.row(
                 f"select stream_id, kind, {COPY_TARGET}, pgqueue.begin_write() "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import ABOUT
@@ -228,6 +228,11 @@ TABLES = {
             Column("oldest_at", _TIME, _OF_THE_VIEW),
             Column("oldest_claim_at", _TIME, _OF_THE_VIEW),
             Column("estimated", BooleanType(), _OF_THE_VIEW, nullable=False),
+            Column("stuck", _LONG, _OF_THE_VIEW, nullable=False),
+            Column("status", _STRING, _OF_THE_VIEW, nullable=False),
+            Column("because", _STRING, _OF_THE_VIEW, nullable=False),
+            Column("max_backlog", _LONG, _OF_THE_VIEW),
+            Column("attended_at", _TIME, _OF_THE_VIEW),
         ),
         of_messages=False,
     ),
@@ -312,10 +317,9 @@ def _check_names(names: Sequence[str], table: str) -> None:
     allowed = [each.name for each in TABLES[table].columns]
     for name in names:
         if name not in allowed:
-            near = difflib.get_close_matches(name.lower(), allowed, n=1)
             raise PgQueueError(
                 f"option columns: table {table} has no column {name}",
-                hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(allowed)}",
+                hint=nearest.hint(name, allowed),
             )
         if names.count(name) > 1:
             raise PgQueueError(f"option columns: column {name} is there twice")

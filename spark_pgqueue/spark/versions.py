@@ -50,7 +50,14 @@ else:  # PySpark 4.0 gives Arrow to a writer that is also a DataSourceArrowWrite
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ONE_MICRO_BATCH = (
+    "Spark runs one micro-batch, because of trigger(once=True), or because another source of the "
+    "query, such as rate, has no availableNow"
+)
+"""What ReadAllAvailable means, for a warning: Spark never says that the batch is committed."""
+
 __all__ = [
+    "ONE_MICRO_BATCH",
     "TELLS_START",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from logging import ERROR
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres.connection import odd_settings
+from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.postgres.retrying import is_passing
+from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import (
     Defer,
@@ -26,22 +30,46 @@ from spark_pgqueue.worker.verdicts import (
     Verdict,
     of_error,
     of_result,
-    summary,
     trace,
 )
 
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client
 
-ACK = "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
-"""The acknowledgement, with which the transaction of a handler ends."""
+RESET: LiteralString = (
+    "set constraints all immediate; reset session authorization; reset role; reset all; close all;"
+    " unlisten *; discard temp; discard sequences; deallocate all;"
+    " select pg_catalog.pg_advisory_unlock_all();"
+)
+"""The session is as it was, for the next handler. Unlike DISCARD ALL, it may be in a transaction,
+and keeps plans. What a handler has deferred happens before, as its role."""
+
+ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
+"""The acknowledgement, with which the transaction of a handler ends: for a client cursor. The
+last of its results counts."""
 
 _MOST_LOSSES = 3
 """How many lost connections one thread lets pass for a message."""
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
+_LOGGER = "spark_pgqueue.worker"
+
+_KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
+
+
+def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
+    """What a handler may change of a connection, to be set again after it."""
+    return {name: getattr(conn, name) for name in _KEPT}
+
+
+def set_again(
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], before: dict[str, Any]
+) -> None:
+    """Set what `kept` has found. psycopg must forget what it has prepared: it is deallocated."""
+    conn._prepared.clear()
+    for name, value in before.items():
+        setattr(conn, name, value)
 
 
 class Hooks:
@@ -90,7 +118,9 @@ class Hooks:
             try:
                 await calling.call_async(hook, self._given(messages), result)
             except BaseException as error:
-                if (task := asyncio.current_task()) is not None and task.cancelling():
+                task = asyncio.current_task()
+                ends = isinstance(error, asyncio.CancelledError)
+                if ends and task is not None and task.cancelling():
                     raise
                 self._tell_of(messages, hook, error)
 
@@ -105,7 +135,8 @@ class Hooks:
     def _tell_of(self, messages: Sequence[Message], hook: Any, error: BaseException) -> None:
         name = "on_success" if hook is self._options.on_success else "on_failure"
         # A traceback of logging's own would show passwords, and texts of any length.
-        logger.error("%s: a hook failed: %s\n%s", name_of(self._of, messages), name, trace(error))
+        said = name_of(self._of, messages), name, summary(error)
+        warn("%s: a hook failed: %s: %s", *said, more=trace(error), logger=_LOGGER, level=ERROR)
 
 
 class Attempt:
@@ -166,20 +197,44 @@ class Attempt:
         from spark_pgqueue.client.client import connect
 
         conn: psycopg.Connection[Any] | None = None
+        before: dict[str, Any] = {}
+        is_settled = False
         try:
             client = self._client = self._client or connect(self._url)
             with client.transaction():
                 conn = client._statements.connection()
+                before = kept(conn)
                 result = calling.call(self._handler, given, conn)
                 seqs = None if self._is_batch else [message.seq for message in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
-                if client._statements.row(ACK, ack)[0] < len(messages):
+                with translated():
+                    cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
+                while cursor.nextset():
+                    pass
+                (count,) = cursor.fetchone() or (0,)
+                if count < len(messages):
                     raise _Lost
+            is_settled = True
         except _Lost:
             return lost(self.of, messages), None
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
+        finally:
+            if conn is not None and not conn.closed:
+                self._reset(conn, before, is_settled)
         return DeliveryState.settled, result
+
+    def _reset(
+        self, conn: psycopg.Connection[Any], before: dict[str, Any], is_settled: bool
+    ) -> None:
+        try:
+            set_again(conn, before)
+            if not is_settled:
+                conn.execute(RESET)
+            if odd := odd_settings(conn.info):
+                conn.execute(odd)
+        except Exception:  # the next call gets another connection
+            conn.close()
 
 
 class _Lost(Exception):
@@ -222,24 +277,23 @@ class LostConnections:
             if self._times[first] > _MOST_LOSSES:
                 del self._times[first]
                 return failed(self._of, messages, error)
-        logger.warning(
-            "%s: given back, the connection of its transaction was lost: %s",
-            *(name_of(self._of, messages), summary(error)),
-        )
+        said = "%s: given back, the connection of its transaction was lost: %s"
+        warn(said, name_of(self._of, messages), error, logger=_LOGGER)
         return Defer(_PAUSE)
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
     """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        named = type(error).__name__
-        logger.warning("%s: %s\n%s", name_of(of, messages), named, trace(error))
+        said = name_of(of, messages), summary(error)
+        warn("%s: %s", *said, more=trace(error), logger=_LOGGER)
     return of_error(error)
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    logger.warning("%s: undone, another worker has the claim now", name_of(of, messages))
+    said = "%s: undone, another worker has the claim now"
+    warn(said, name_of(of, messages), logger=_LOGGER)
     return DeliveryState.gone
 
 

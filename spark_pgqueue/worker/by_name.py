@@ -6,7 +6,9 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from spark_pgqueue.calling import check, is_async, name_of
 from spark_pgqueue.client.messages import Message
@@ -24,11 +26,69 @@ class ByName:
         self._function = function
         self.__qualname__: str = name_of(function)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._function,)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self._function)
+        except (TypeError, ValueError):  # of some functions in C nobody knows it
+            return None
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return get_type_hints(self._function)
+        except Exception:  # of names that are not there, or of no function
+            return {}
+
     def __call__(self, message: Message, *connection: Any) -> Any:
-        fields = json.loads(message.data)
+        try:
+            fields = json.loads(message.data)
+        except ValueError as error:
+            raise PgQueueError(f"{self.__qualname__} takes a JSON object: {error}") from None
         if not isinstance(fields, dict):
-            raise PgQueueError(f"{self.__qualname__} takes the fields of a JSON object")
+            kind = type(fields).__name__
+            raise PgQueueError(
+                f"{self.__qualname__} takes the fields of a JSON object, not of a {kind}"
+            )
+        self._check(fields, connection)
         return self._function(*connection, **fields)
+
+    def _check(self, fields: dict[str, Any], connection: tuple[Any, ...]) -> None:
+        """Name the field that does not fit."""
+        if self._signature is None:
+            return
+        try:
+            self._signature.bind(*connection, **fields)
+        except TypeError as error:  # it names the field
+            given = ", ".join(fields)[:200] or "none"
+            raise self._misfit(f"{error}; given: {given}") from None
+        for name, hint in self._hints.items():
+            if name in fields and not _fits(fields[name], hint):
+                found, kind = fields[name], getattr(hint, "__name__", hint)
+                raise self._misfit(
+                    f"{name!r} must be {kind}, not {type(found).__name__}: {repr(found)[:100]}"
+                )
+
+    def _misfit(self, why: str) -> PgQueueError:
+        return PgQueueError(f"the fields do not fit {self.__qualname__}{self._signature}: {why}")
+
+
+_JSON = (str, int, float, bool, list, dict, type(None))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is what an annotation says; True for what JSON does not know."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return any(_fits(value, each) for each in get_args(hint))
+    kind = get_origin(hint) or hint
+    if kind not in _JSON:
+        return True
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 class AsyncByName(ByName):

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Unpack
 
 from psycopg.conninfo import make_conninfo
 
-from spark_pgqueue import calling
+from spark_pgqueue import calling, nearest
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
-from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
-from spark_pgqueue.worker.signals import stopped_by_signals
+from spark_pgqueue.worker.signals import stopped_by_signals, waking
 from spark_pgqueue.worker.tasks import Tasks
 from spark_pgqueue.worker.threads import Threads
 from spark_pgqueue.worker.verdicts import DeliveryState
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 
 class Consumer:
@@ -71,11 +70,12 @@ class Consumer:
         self._patience = patience
         self._of = f"{self._stream!r}, {self._name!r}"
         self._pollers: set[Poller] = set()
+        self._is_stopped = False  # before a run has begun
 
     def __repr__(self) -> str:
         return f"<consumer {self._name!r} of stream {self._stream!r}>"
 
-    def run(self, handler: Callable[..., Any], **options: Any) -> int:
+    def run(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Call a handler for each message, until `stop`, SIGTERM or SIGINT.
 
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
@@ -86,7 +86,9 @@ class Consumer:
         after the other, and different keys in parallel.
 
         When the worker stops, messages that were not begun are given back, and running calls have
-        the time `grace` to end. A second signal stops at once. (Only the main thread gets signals.)
+        the time `grace` to end. A signal stops all runs of the main thread's program, the second at
+        once. Handlers of signals that were set before are called, too, and set again after the last
+        run; what they raise is raised then. (Only the main thread gets signals.)
 
             >>> def bill(message):
             ...     if message.key == "customer 8":
@@ -109,6 +111,9 @@ class Consumer:
                     error concerns all of them, unless it names `messages`.
                 prefetch (int): claim at most this many messages ahead, 500 by default. The worker
                     claims as many messages as it will begin within a tenth of a second.
+                prefetch_bytes (int): claim ahead only while the claimed data has, by the mean of
+                    the last claims, at most this many bytes; 64 MiB by default. A free slot gets
+                    its message all the same.
                 transactional (bool): the handler is also called with a connection that is in a
                     transaction. The transaction ends with the acknowledgement, or is undone, so
                     its effects happen once. The handler must not commit. After an error that names
@@ -121,6 +126,7 @@ class Consumer:
                 visibility_timeout (timedelta): how long after a worker died other workers take
                     over its messages; None for the consumer's. A living worker extends its claims.
                 wait (timedelta): the run ends when no message came for this time; None for never.
+                signals (bool): whether SIGTERM and SIGINT stop the run, True by default.
                 on_start, on_stop: called without arguments, before the first and after the last
                     message.
                 on_success, on_failure: called after the handler, with the message and the return
@@ -152,7 +158,9 @@ class Consumer:
 
             executor = Threads(queue, chosen.slots, attempt, hooks, timeout)
             try:
-                with stopped_by_signals(poller.stop, wake.writable):
+                with ExitStack() as stack:
+                    if chosen.signals:
+                        stack.enter_context(stopped_by_signals(poller.stop, wake.writable))
                     poller.run(executor)
             finally:
                 try:
@@ -161,7 +169,7 @@ class Consumer:
                     calling.end_loop()
         return poller.handled
 
-    async def run_async(self, handler: Callable[..., Any], **options: Any) -> int:
+    async def run_async(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Run a coroutine function as the handler, in the running loop; otherwise as `run`.
 
         When the task is cancelled, the worker stops, and cancels the running calls.
@@ -194,21 +202,31 @@ class Consumer:
         hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
             executor = Tasks(self._of, queue, handler, chosen, hooks, self._url)
-            with stopped_by_signals(poller.stop):
-                kept = asyncio.get_running_loop().run_in_executor(None, poller.run, executor)
+            loop = asyncio.get_running_loop()
+            with ExitStack() as stack:
+                if chosen.signals:
+                    woken = stack.enter_context(waking(loop))
+                    stack.enter_context(stopped_by_signals(poller.stop, woken, is_async=True))
+                # A thread of its own: those of the loop are few, and the handlers'.
+                thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue poller")
+                stack.callback(thread.shutdown, wait=False)
+                kept = loop.run_in_executor(thread, poller.run, executor)
                 try:
                     await asyncio.shield(kept)
                 except asyncio.CancelledError:
                     poller.stop(0)
                     executor.cancel_start()
-                    await kept
+                    while not kept.done():  # however often the task is cancelled
+                        with suppress(asyncio.CancelledError):
+                            await asyncio.wait([kept])
+                    kept.result()
                     raise
                 finally:
                     await executor.join()
                     await hooks.stopped_async()
         return poller.handled
 
-    def listen(self, **options: Any) -> Iterator[Message]:
+    def listen(self, **options: Unpack[ListenOptions]) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
         A message is done when the loop asks for the next, and acknowledged a moment later. Leaving
@@ -222,18 +240,17 @@ class Consumer:
             order 2
 
         Args:
-            options: prefetch, visibility_timeout and wait, as in `run`.
+            options: prefetch, prefetch_bytes, visibility_timeout and wait, as in `run`.
 
         Raises:
             PgQueueError: as `run`.
         """
-        allowed = ("prefetch", "visibility_timeout", "wait")
-        if unknown := sorted(set(options) - set(allowed)):
-            raise PgQueueError(f"listen has no option {unknown[0]!r}: {', '.join(allowed)}")
-        return self._listen(options_of(options))
+        return self._listen(options_of(options, ListenOptions.__annotations__))
 
     def stop(self) -> None:
-        """End all runs. May be called from another thread, a signal handler, or the handler.
+        """End all runs; or the next run, if none has begun. The run after that is not stopped.
+
+        May be called from another thread, a signal handler, or the handler.
 
         >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
         >>> billing.run(lambda message: billing.stop() if message.seq == 2 else None)
@@ -242,8 +259,10 @@ class Consumer:
         self._stop()
 
     def _stop(self, grace: float | None = None) -> None:
+        self._is_stopped = True  # first: a run that begins now sees it
         for poller in list(self._pollers):
             poller.stop(grace)
+            self._is_stopped = False
 
     def _listen(self, options: Options) -> Iterator[Message]:
         with self._polling(options, Hooks(self._of, options)) as (poller, queue, _):
@@ -278,6 +297,9 @@ class Consumer:
             self._url, self._stream, self._name, options, hooks, queue, wake, self._patience
         )
         self._pollers.add(poller)
+        if self._is_stopped:
+            self._is_stopped = False
+            poller.stop()
         try:
             yield poller, queue, wake
         finally:
@@ -299,12 +321,14 @@ class _Nobody:
 
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
     """The messages of a job, one after the other; asking for the next reports the last as done."""
-    calls = slot.calls(job)
+    calls, origin = slot.calls(job), Origin()
     messages = next(calls, None)
     while messages is not None:
         outcome = DeliveryState.unstarted
         try:
             yield messages[0]
+            # A child has not the thread that has the connection.
+            origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
             try:
@@ -322,16 +346,18 @@ def _named(url: str | None, worker: str | None) -> str:
     return make_conninfo("", **given, application_name=name)
 
 
-def options_of(given: dict[str, Any]) -> Options:
+def options_of(
+    given: Mapping[str, Any], names: Iterable[str] = Options.__dataclass_fields__
+) -> Options:
     """The options of a run.
 
     Raises:
         PgQueueError: there is no such option, or its value is not allowed.
     """
-    names = Options.__dataclass_fields__
     for name in given:
         if name not in names:
-            raise PgQueueError(f"there is no option {name!r}", hint=f"there are {', '.join(names)}")
+            hint = nearest.hint(name, names, FOREIGN)
+            raise PgQueueError(f"there is no option {name!r}", hint=hint)
     return Options(**given)
 
 

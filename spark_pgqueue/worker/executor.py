@@ -6,6 +6,9 @@ from typing import Protocol
 
 from spark_pgqueue.worker.job_queue import Job, Messages
 
+Overdue = tuple[Job, Messages, str]
+"""A call from which no report will come, and the reason."""
+
 
 class Executor(Protocol):
     """Threads, or tasks, that work on the jobs of a queue."""
@@ -26,8 +29,10 @@ class Executor(Protocol):
         """When the next call exceeds its timeout, by the monotonic clock; None for never."""
         ...
 
-    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
-        """End the calls that exceed their timeout; returns the calls that cannot be ended."""
+    def give_up(self, now: float) -> list[Overdue]:
+        """End the calls that exceed their timeout; returns the calls that cannot be ended, and
+        those whose thread has died.
+        """
         ...
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from spark_pgqueue.calling import name_of
 from spark_pgqueue.client import arguments
@@ -15,6 +15,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
+from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
 
 _MARK = "_pgqueue_handles"
-_LONG, _SOON = 3600.0, 0.1  # seconds; a signal, and the end of a worker, end the wait
+_LONG = 3600.0  # seconds; a signal, and the end of a worker, end the wait
 
 
 class Handling(NamedTuple):
@@ -42,7 +43,7 @@ class Handling(NamedTuple):
 
 
 def handler(
-    stream: str, consumer: str, *, keywords: bool = False, **options: Any
+    stream: str, consumer: str, *, keywords: bool = False, **options: Unpack[RunOptions]
 ) -> Callable[[F], F]:
     """Name the stream and the consumer whose messages a function handles: a decorator.
 
@@ -115,10 +116,10 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
     for each in handled:
         name = name_of(each.function)
         logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
-    stops: list[float | None] = []
 
     def stop(grace: float | None = None) -> None:
-        stops.append(grace)
+        for worker in workers:
+            worker._stop(grace)
 
     with closing(WakeEvent()) as wake, ThreadPoolExecutor(len(workers)) as threads:
         with stopped_by_signals(stop, wake.writable):
@@ -129,11 +130,8 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
             for future in running:
                 future.add_done_callback(lambda _: wake.set())
             while not all(future.done() for future in running):
-                # A worker that was stopped before it began has to be stopped once more.
-                wake.wait(_SOON if stops else _LONG)
+                wake.wait(_LONG)
                 wake.clear()
                 if any(future.done() and future.exception() for future in running):
                     stop()
-                for worker in workers if stops else ():
-                    worker._stop(stops[-1])
         return [future.result() for future in running]

@@ -62,11 +62,11 @@ class InFlightClaim:
         self.claimed_at = claimed_at
         self.until: float = 0.0
         self.extend_at: float = 0.0
-        self._messages = claim.messages
+        self._messages: Messages = claim.messages
         self._is_batch = is_batch
         self._is_undone = is_undone
         self._keeps_results = keeps_results
-        self._open = {message.seq for message in claim.messages}  # without an outcome
+        self._open = {message.seq for message in claim.messages}  # those without an outcome
         self._done: list[int] = []
         self._results: dict[str, list[int]] = {}  # as JSON
         self._unstarted: list[int] = []
@@ -110,14 +110,15 @@ class InFlightClaim:
         Args:
             ordering: the consumer's ordering.
         """
+        messages, self._messages = self._messages, ()  # each is freed when it is reported
         if self._is_batch:
-            return [[self._messages]]
+            return [[messages]]
         if ordering == "none":
-            return [[(message,)] for message in self._messages]
+            return [[(message,)] for message in messages]
         if ordering == "stream":
-            return [[(message,) for message in self._messages]]
+            return [[(message,) for message in messages]]
         chains: dict[str | int, list[Messages]] = {}
-        for message in self._messages:
+        for message in messages:
             by = message.seq if message.key is None else message.key
             chains.setdefault(by, []).append((message,))
         return list(chains.values())

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres import clock
 from spark_pgqueue.postgres.wake_event import WakeEvent
+from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.in_flight import InFlightClaim
-from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Verdict
+from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, Verdict
 
 Messages = Sequence[Message]
 
@@ -139,15 +140,39 @@ class JobQueue:
         return len(self.todo) <= self._few or (self._each_report and bool(self.reports))
 
 
+def lost_by(error: BaseException) -> Retry:
+    """The verdict for the messages of a call that ended without one."""
+    return Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
+
+
 class WorkerSlot:
     """A place that works on jobs, one call at a time."""
 
     def __init__(self, queue: JobQueue):
         self._queue = queue
+        self.job: Job | None = None
+        """The job, until all of its messages are reported."""
         self.at: tuple[Job, Messages, float] | None = None
         """The running call, and its begin by the monotonic clock."""
         self.is_given_up = False
         """Whether the poller has given up the running call, which is the slot's last."""
+
+    def take(self) -> Job | None:
+        """As `JobQueue.take`."""
+        self.job = self._queue.take()
+        return self.job
+
+    def lose(self, error: BaseException) -> None:
+        """Report what is left of the job. An error that no call of the handler explains has ended
+        it, and without a report its claim would be extended for ever.
+        """
+        if (job := self.job) is None or self.is_given_up:
+            return
+        if self.at is not None:
+            self._queue.report(Report(job, self.at[1], lost_by(error), None, False))
+        self._report_rest(job, job.calls, DeliveryState.unstarted)
+        self.at = self.job = None
+        warn("a worker's slot goes on after %s", error, logger="spark_pgqueue.worker")
 
     def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
         """Yield the messages of each call of a job; the caller sends the outcome, which is
@@ -172,7 +197,7 @@ class WorkerSlot:
             ):
                 self._report_rest(job, rest, DeliveryState.gone)
                 break
-        self.at = None
+        self.at = self.job = None
 
     def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
         messages = [message for call in calls for message in call]

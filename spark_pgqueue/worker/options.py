@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
@@ -23,6 +23,54 @@ _HOOKS: dict[str, list[str]] = {
 }
 """The options that are functions, and what each is called with."""
 
+_OF_THE_CONSUMER = "it is a setting of the consumer: alter_consumer, with "
+FOREIGN = {
+    **dict.fromkeys(
+        ("max_attempts", "attempts", "max_retries", "retries", "max_tries", "max_deliver_count"),
+        f"{_OF_THE_CONSUMER}max_deliver_count",
+    ),
+    **dict.fromkeys(("retry_delay", "backoff", "delay"), f"{_OF_THE_CONSUMER}backoff_base"),
+    **dict.fromkeys(("max_in_flight", "ordering"), f"{_OF_THE_CONSUMER}that name"),
+    **dict.fromkeys(
+        ("threads", "workers", "max_workers", "num_workers", "parallelism", "slots", "tasks"),
+        "did you mean concurrency?",
+    ),
+    **dict.fromkeys(("batch_size", "max_messages", "max"), "did you mean batch?"),
+    **dict.fromkeys(
+        ("vt", "lease", "lock_duration", "ack_deadline"), "did you mean visibility_timeout?"
+    ),
+    **dict.fromkeys(("prefetch_count", "qos"), "did you mean prefetch?"),
+    **dict.fromkeys(("time_limit", "task_timeout", "job_timeout"), "did you mean timeout?"),
+    **dict.fromkeys(("poll_interval", "wait_time", "idle_timeout"), "did you mean wait?"),
+}
+"""Names that other software has for an option, or for a setting, with the hint for each."""
+
+
+class ListenOptions(TypedDict, total=False):
+    """The types of the options of `Consumer.listen`."""
+
+    prefetch: int
+    prefetch_bytes: int
+    visibility_timeout: timedelta | None
+    wait: timedelta | None
+
+
+class RunOptions(ListenOptions, total=False):
+    """The types of the options of `Consumer.run`: the fields of `Options`."""
+
+    concurrency: int
+    processes: int | None
+    batch: int | None
+    transactional: bool
+    timeout: timedelta | None
+    grace: timedelta
+    on_start: Callable[[], Any] | None
+    on_success: Callable[[Any, Any], Any] | None
+    on_failure: Callable[[Any, BaseException], Any] | None
+    on_stop: Callable[[], Any] | None
+    wrap: Callable[[Any], Any] | None
+    signals: bool
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -36,11 +84,13 @@ class Options:
     processes: int | None = None
     batch: int | None = None
     prefetch: int = 500
+    prefetch_bytes: int = 64 << 20
     transactional: bool = False
     timeout: timedelta | None = None
     grace: timedelta = timedelta(seconds=25)
     visibility_timeout: timedelta | None = None
     wait: timedelta | None = None
+    signals: bool = True
     on_start: Callable[[], Any] | None = None
     on_success: Callable[[Any, Any], Any] | None = None
     on_failure: Callable[[Any, BaseException], Any] | None = None
@@ -53,7 +103,9 @@ class Options:
                         self.processes)  # fmt: skip
         arguments.maybe(lambda name, n: arguments.number(name, n, 1, MOST), "batch", self.batch)
         arguments.number("prefetch", self.prefetch, 0, 1_000_000)
+        arguments.number("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
         arguments.flag("transactional", self.transactional)
+        arguments.flag("signals", self.signals)
         for name in ("timeout", "visibility_timeout"):
             value = arguments.maybe(arguments.duration, name, getattr(self, name))
             if value is not None and value <= timedelta():

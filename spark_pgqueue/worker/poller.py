@@ -9,9 +9,7 @@ are statements of their own: what keeps a claim from being made takes no acknowl
 
 from __future__ import annotations
 
-import logging
 from functools import partial
-from threading import Event
 
 import psycopg
 
@@ -42,8 +40,6 @@ _TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
 _NEVER = float("inf")
 _LOGGER = "spark_pgqueue.worker"
-
-logger: logging.Logger = logging.getLogger(_LOGGER)
 
 
 class Poller:
@@ -80,16 +76,18 @@ class Poller:
         self._queue = queue
         self._wake = wake
         self._patience = patience
-        self._stopped = Event()
+        self._is_stopped = False  # an Event's lock would block a signal handler
         self._grace = options.grace.total_seconds()
         self._claims: set[InFlightClaim] = set()
         self._jobs: set[Job] = set()  # jobs that are not over
         self._suspect: InFlightClaim | None = None  # runs alone: it may kill the worker
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
+        self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = self._tell_at = 0.0
         self._acks_alone = False  # the next acknowledgements go without a claim
         self._is_short = False  # the last claim had fewer messages than wanted
+        self._is_dry = False  # the last claim found nothing
         self._has_heard = True
         self._is_last_resort = False  # the next claim is the one that is made each second
         self._idle_since = 0.0
@@ -99,7 +97,7 @@ class Poller:
         """Begin no more messages. Called from another thread or from a signal handler."""
         if grace is not None:
             self._grace = grace
-        self._stopped.set()
+        self._is_stopped = True
         self._wake.set()
 
     def run(self, executor: Executor) -> None:
@@ -133,7 +131,7 @@ class Poller:
                 break
             except (PgQueueError, psycopg.Error) as error:
                 late = clock.now() > began + self._patience
-                if late or self._stopped.is_set() or not is_worth_a_retry(error):
+                if late or self._is_stopped or not is_worth_a_retry(error):
                     raise
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
@@ -159,10 +157,13 @@ class Poller:
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
                 pause = min(2 * pause, 2.0)
+            except BaseException:  # a defect: the claims must not wait for their timeout
+                self._give_all_back()
+                raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", getattr(error, "message", error), logger=_LOGGER)
+            warn("%s; trying again", error, logger=_LOGGER)
         for in_flight in self._claims:  # after the outage, extending tells which claims are left
             in_flight.extend_at = 0.0
         self._wake.clear()
@@ -203,13 +204,14 @@ class Poller:
 
     def _stop_if_due(self, now: float) -> None:
         """Begin to stop, or end the stop when the grace of the running calls is over."""
-        if self._claims:
-            self._idle_since = now
         wait = self._options.wait
-        is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
-        if is_over and self._look_at > now:  # the last claim was not long ago, and found nothing
-            self._stopped.set()
-        if not self._stopped.is_set():
+        if self._claims:
+            self._idle_since, is_over = now, False
+        else:
+            is_over = wait is not None and now - self._idle_since >= wait.total_seconds()
+        if is_over and self._is_dry and self._look_at > now:  # the last claim was not long ago
+            self._is_stopped = True
+        if not self._is_stopped:
             return
         if self._stop_by == _NEVER:
             self._stop_by = now + self._grace
@@ -232,8 +234,8 @@ class Poller:
                 job.claim.note(messages, DeliveryState.unstarted)
 
     def _give_up_overdue(self, now: float) -> None:
-        for job, messages in self._executor.give_up(now):
-            verdict = Retry(reason=f"timed out after {self._options.timeout}")
+        for job, messages, reason in self._executor.give_up(now):
+            verdict = Retry(reason=reason)
             job.claim.note(messages, verdict)
             self._hooks.after(messages, verdict, verdict)
             self._jobs.discard(job)
@@ -266,7 +268,7 @@ class Poller:
         done = None
         if not self._acks_alone:
             done = next((in_flight for in_flight in news if in_flight.is_done), None)
-        settles = bool(news) and (now >= self._settle_at or self._stopped.is_set())
+        settles = bool(news) and (now >= self._settle_at or self._is_stopped)
         if settles and (self._is_short or self._ordering != "none" or any(
             in_flight.has_returns for in_flight in news
         )):  # fmt: skip
@@ -296,7 +298,8 @@ class Poller:
             said = f"a dead letter; deliveries: {found.deliver_count}"
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
-        logger.warning("%r, %r: message %s %s", self._stream, self._consumer, failed[0], said)
+        of = f"{self._stream!r}, {self._consumer!r}"
+        warn("%s: message %s %s", of, failed[0], said, logger=_LOGGER)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim once no other claim is left; resume when it is settled."""
@@ -316,7 +319,7 @@ class Poller:
         Args:
             acks: whether the claim saves a statement, because it acknowledges another claim.
         """
-        if self._stopped.is_set() or self._suspect is not None:
+        if self._is_stopped or self._suspect is not None:
             return 0
         each = self._options.batch or 1
         ahead, share = 0, 1 / 2
@@ -326,6 +329,7 @@ class Poller:
             ahead = int(min(soon, most))
             if soon <= most:  # there is time to wait for a claim that is done soon
                 share = 1 / 3 if acks else 2 / 3
+        ahead = self._within_bytes(ahead)
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
@@ -333,6 +337,11 @@ class Poller:
         if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
+
+    def _within_bytes(self, ahead: int) -> int:
+        """How many messages (or batches) ahead the option prefetch_bytes allows, of `ahead`."""
+        each = max(self._mean_bytes, 1.0) * (self._options.batch or 1)
+        return min(ahead, int(self._options.prefetch_bytes / each))
 
     def _claim(self, wanted: int, done: InFlightClaim | None) -> None:
         """Claim messages, and acknowledge a finished claim in the same statement."""
@@ -348,6 +357,7 @@ class Poller:
         if done is not None:
             done.forget()
             self._claims.discard(done)
+        self._is_dry = claim is None
         if claim is None:
             until = self._long_poll.until_due(self._stream, self._due)
             self._look_at = clock.now() + until
@@ -361,6 +371,8 @@ class Poller:
             keeps_results=self._keeps_results,
         )
         in_flight.hold(now, self._timeout)
+        mean = sum(len(each.data) for each in claim.messages) / len(claim.messages)
+        self._mean_bytes = max(mean, 0.7 * self._mean_bytes + 0.3 * mean)
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)
         self._jobs.update(jobs)
@@ -401,7 +413,7 @@ class Poller:
         wait = self._options.wait
         times += (
             [self._idle_since + wait.total_seconds()]
-            if wait is not None and not self._claims
+            if wait is not None and self._is_dry and not self._claims
             else []
         )
         seconds = min(times, default=_NEVER) - now
@@ -429,5 +441,5 @@ class Poller:
             in_flight.give_up()
             try:
                 in_flight.settle(self._client)
-            except (PgQueueError, psycopg.Error) as error:
+            except Exception as error:
                 warn("claim %s is not given back: %s", in_flight.claim_id, error, logger=_LOGGER)

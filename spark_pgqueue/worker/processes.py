@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import logging
+import atexit
+import json
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+from weakref import WeakSet
 
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import after_fork
+from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.attempts import Attempt, name_of
-from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain, summary
+from spark_pgqueue.worker.signals import stopped_by_signals
+from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain
 
 _PATIENCE = 60.0  # seconds for a process to import the handler's modules
 _PAUSE = 1.0  # seconds after a failed start of a process
-
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
+_LOOK = 1.0  # seconds between two looks at the worker, which may be gone
 
 
 class Child:
     """Calls the handler in a process, which is replaced when it dies. One thread uses it.
+
+    The process is the first of its session: what it has started is killed together with it. It
+    ends when the worker's process does, however that ends.
 
     Args:
         attempt: called in the process.
@@ -49,13 +58,18 @@ class Child:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._is_interrupted = False
+        _children.add(self)
 
     def start(self) -> None:
-        """Start the process.
+        """Start the process, unless there is one.
 
         Raises:
             PgQueueError: the system makes no process, it ended, or was not ready within a minute.
         """
+        if self._process is not None:
+            return
+        if _is_ending:
+            raise PgQueueError("a process for the handler could not be started: the program ends")
         context = multiprocessing.get_context("spawn")  # this process has threads
         try:
             self._pipe, theirs = context.Pipe()
@@ -80,19 +94,19 @@ class Child:
     def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
         """Call the handler; see `Attempt`. Of an error, only the verdict comes back."""
         try:
-            if self._process is None:
-                self.start()
+            self.start()
             assert self._pipe is not None
             self._pipe.send((claim_id, messages))
             outcome, packed = self._pipe.recv()
         except (EOFError, OSError):
-            how = self._reap()
+            how = self._reap(has_died=True)
             if self._is_interrupted:
                 self._is_interrupted = False
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
                 outcome = Retry(reason=f"the process that had it died: {how}")
-                logger.warning("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
+                said = name_of(self._attempt.of, messages), outcome.reason
+                warn("%s: %s", *said, logger="spark_pgqueue.worker")
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)
@@ -101,12 +115,12 @@ class Child:
         return outcome, _unpacked(packed, outcome)
 
     def interrupt(self) -> bool:
-        """Kill the process."""
+        """Kill the process, and those that it has started."""
         process = self._process
         if process is not None:
             self._is_interrupted = True
-            with suppress(ValueError):  # it died by itself, and was reaped
-                process.kill()
+            with suppress(ValueError):  # it has died, and was reaped
+                _kill(process)
         return True
 
     def close(self) -> None:
@@ -114,42 +128,95 @@ class Child:
         if self._process is not None:
             self._reap()
 
-    def _reap(self) -> str:
-        """Let the process end, and forget it; returns how it ended."""
+    def _reap(self, *, has_died: bool = False) -> str:
+        """Let the process end, and forget it; returns how it ended.
+
+        Args:
+            has_died: whether its call has failed, so that what the call started has to end, too.
+        """
         process, self._process = self._process, None
         assert process is not None
         assert self._pipe is not None
         self._pipe.close()
         process.join(1)
-        if process.exitcode is None:
-            process.kill()
+        if has_died or process.exitcode is None:
+            _kill(process)
             process.join()
         code = process.exitcode or 0
         process.close()
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        known = {each.value: each.name for each in signal.Signals}  # none of the real-time signals
+        return f"exit code {code}" if code >= 0 else known.get(-code, f"signal {-code}")
+
+
+def _kill(process: BaseProcess) -> None:
+    """Kill a process and those that it has started, unless these have left its group."""
+    assert process.pid is not None
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:  # it has no group yet
+        process.kill()
+
+
+_children: WeakSet[Child] = WeakSet()
+_is_ending = False
+
+
+@atexit.register
+def _end_all() -> None:
+    """Kill the processes of runs that last to the end of the program, which waits for them."""
+    global _is_ending
+    _is_ending = True
+    for child in list(_children):
+        child.interrupt()
+
+
+after_fork(_children.clear)
 
 
 def _serve(pipe: Connection, attempt: Attempt) -> None:
     """Call the handler for each request, in the child process."""
-    # Ctrl-C, and a stop of a service, signal all processes. The worker decides when this one ends.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    try:
-        pipe.send(True)
-        while True:
-            claim_id, messages = pipe.recv()
-            outcome, result = attempt(claim_id, messages)
-            packed = _packed(outcome if isinstance(result, BaseException) else result)
-            pipe.send((plain(outcome), packed))
-    except (EOFError, OSError):  # the worker has ended
-        attempt.close()
+    # A session of its own, out of the reach of the terminal's Ctrl-C.
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # To the worker it is a daemon. As such it could not begin processes itself.
+    multiprocessing.current_process().daemon = False
+    # A stop of a service signals all processes. The worker decides when this one ends.
+    with stopped_by_signals(lambda _: None):
+        try:
+            pipe.send(True)
+            while True:
+                claim_id, messages = pipe.recv()
+                outcome, result = attempt(claim_id, messages)
+                packed = _packed(outcome if isinstance(result, BaseException) else result)
+                pipe.send((_bare(outcome), packed))
+        except (EOFError, OSError):  # the worker has ended
+            attempt.close()
+
+
+def _end_with_parent() -> None:
+    """Kill this process, and those that it has started, when the worker's process is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A fork of the worker may hold the other end of the sentinel.
+    while not wait([parent.sentinel], _LOOK) and os.getppid() == parent.pid:
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _bare(outcome: Outcome) -> Outcome:
+    """An outcome that every process can read: with nothing of a class of the handler's."""
+    bare = plain(outcome)
+    for name in ("details", "state"):
+        if hasattr(bare, name):
+            setattr(bare, name, json.loads(json.dumps(getattr(bare, name))))
+    return bare
 
 
 def _packed(value: Any) -> bytes:
     """What a hook gets, pickled: a verdict, or the handler's return value, or else its repr."""
-    with suppress(Exception):
+    with suppress(BaseException):
         return pickle.dumps(value)
-    with suppress(Exception):
+    with suppress(BaseException):
         return pickle.dumps(plain(value) if isinstance(value, Verdict) else repr(value))
     return pickle.dumps(object.__repr__(value))
 
@@ -158,6 +225,6 @@ def _unpacked(packed: bytes, outcome: Outcome) -> Any:
     """What was packed. It may need what only the other process has: the call is over even so."""
     try:
         return pickle.loads(packed)
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, which would end the thread
         known = isinstance(outcome, Verdict)
         return outcome if known else f"what cannot be read here: {type(error).__name__}: {error}"

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
-from spark_pgqueue.postgres.connection import connect_async
-from spark_pgqueue.worker.attempts import ACK, Hooks, LostConnections, failed, json_of, lost
+from spark_pgqueue.postgres.connection import connect_async, odd_settings
+from spark_pgqueue.postgres.errors import translated
+from spark_pgqueue.worker.attempts import (
+    ACK,
+    RESET,
+    Hooks,
+    LostConnections,
+    failed,
+    json_of,
+    kept,
+    lost,
+    set_again,
+)
+from spark_pgqueue.worker.executor import Overdue
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
@@ -68,7 +82,7 @@ class Tasks:
         """See `Executor`: each task has a timeout of its own."""
         return None
 
-    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
+    def give_up(self, now: float) -> list[Overdue]:
         """See `Executor`: a call that exceeds its timeout is cancelled by its task."""
         return []
 
@@ -85,17 +99,26 @@ class Tasks:
 
     def _begin(self) -> None:
         todo = self._queue.todo
+        slot = WorkerSlot(self._queue)
         while len(self._tasks) < self._options.slots and not self._queue.is_closed:
             try:
-                job = todo.popleft()
+                slot.job = todo.popleft()
             except IndexError:
                 return
-            task = self._loop.create_task(self._work(job))
+            try:
+                task = self._loop.create_task(self._work(slot, slot.job))
+            except BaseException as error:
+                slot.lose(error)
+                raise
             self._tasks.add(task)
-            task.add_done_callback(self._go_on)
+            task.add_done_callback(partial(self._go_on, slot))
+            slot = WorkerSlot(self._queue)
 
-    def _go_on(self, task: asyncio.Task[None]) -> None:
+    def _go_on(self, slot: WorkerSlot, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not self._is_over:
+            slot.lose(error)
         self._begin()
 
     def _cancel(self) -> None:
@@ -103,16 +126,15 @@ class Tasks:
         for task in self._tasks:
             task.cancel()
 
-    async def _work(self, job: Job) -> None:
-        calls = WorkerSlot(self._queue).calls(job)
+    async def _work(self, slot: WorkerSlot, job: Job) -> None:
+        calls = slot.calls(job)
         messages = next(calls, None)
         while messages is not None:
             outcome, result = await self._call(job.claim.claim_id, messages)
-            await self._hooks.after_async(messages, outcome, result)
             try:
-                messages = calls.send(outcome)
-            except StopIteration:
-                break
+                await self._hooks.after_async(messages, outcome, result)
+            finally:  # also where the handler has cancelled its own task
+                messages = _next(calls, outcome)
 
     async def _call(self, claim_id: int, messages: Messages) -> tuple[Outcome, Any]:
         options = self._options
@@ -126,6 +148,8 @@ class Tasks:
                 if options.transactional:
                     return await self._in_transaction(claim_id, messages, given)
                 result = await calling.call_async(self._handler, given)
+            if time.expired():  # and the option wrap has swallowed that
+                raise TimeoutError
             return of_result(result), result
         except TimeoutError as error:
             if time.expired():
@@ -141,21 +165,54 @@ class Tasks:
     ) -> tuple[Outcome, Any]:
         """Do as `Attempt` does, on an idle connection or on a new one."""
         conn: psycopg.AsyncConnection[Any] | None = None
+        before: dict[str, Any] = {}
+        is_settled = False
         try:
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
+                before = kept(conn)
                 result = await calling.call_async(self._handler, given, conn)
                 seqs = None if self._options.batch is not None else [m.seq for m in messages]
                 ack = [claim_id, seqs, json_of(of_result(result))]
-                cursor = await conn.execute(ACK, ack)
+                cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
+                with translated():
+                    await cursor.execute(ACK, ack)
+                while cursor.nextset():
+                    pass
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
                     raise psycopg.Rollback(transaction)
+            is_settled = True
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
-            if conn is not None and not conn.closed:
+            if conn is not None and not conn.closed and await _is_reset(conn, before, is_settled):
                 self._connections.append(conn)
         if count < len(messages):
             return lost(self._of, messages), None
         return DeliveryState.settled, result
+
+
+async def _is_reset(
+    conn: psycopg.AsyncConnection[Any], before: dict[str, Any], is_settled: bool
+) -> bool:
+    """Make the session as it was before the handler; else close it. Returns whether it is open."""
+    try:
+        set_again(conn, before)
+        if not is_settled:
+            await conn.execute(RESET)
+        if odd := odd_settings(conn.info):
+            await conn.execute(odd)
+    except BaseException as error:
+        await conn.close()
+        if not isinstance(error, Exception):
+            raise
+    return not conn.closed
+
+
+def _next(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:
+    """Report an outcome; returns the messages of the next call, None where there is none."""
+    try:
+        return calls.send(outcome)
+    except StopIteration:
+        return None

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Protocol
 
 from spark_pgqueue import calling
 from spark_pgqueue.worker.attempts import Hooks
+from spark_pgqueue.worker.executor import Overdue
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
 from spark_pgqueue.worker.verdicts import Outcome
+
+_LOOK_EVERY = 1.0  # seconds between two looks for threads that died
 
 
 class Attempts(Protocol):
@@ -48,6 +53,7 @@ class Threads:
         self._attempts = attempts
         self._hooks = hooks
         self._timeout = timeout
+        self._look_at = 0.0  # for threads that died
         self._slots: dict[WorkerSlot, tuple[Attempts, threading.Thread]] = {}
 
     def start(self) -> None:
@@ -69,21 +75,41 @@ class Threads:
         begun = [at[2] for slot in self._slots if (at := slot.at) is not None]
         return min(begun) + self._timeout if begun else None
 
-    def give_up(self, now: float) -> list[tuple[Job, Messages]]:
+    def give_up(self, now: float) -> list[Overdue]:
         """See `Executor`. A thread cannot be ended: another thread takes its place."""
-        left: list[tuple[Job, Messages]] = []
+        left: list[Overdue] = []
+        left += self._dead(now)
         if self._timeout is None:
             return left
+        reason = f"timed out after {timedelta(seconds=self._timeout)}"
         for slot in list(self._slots):
             at = slot.at
             if at is None or now < at[2] + self._timeout or self._slots[slot][0].interrupt():
                 continue
             slot.is_given_up = True
             if slot.at is at:
-                left.append(at[:2])
+                left.append((*at[:2], reason))
             del self._slots[slot]
             self._add(self._attempts())
         return left
+
+    def _dead(self, now: float) -> list[Overdue]:
+        """The calls of threads that have died, by an error that even the report of it met. Other
+        threads take their places.
+        """
+        dead: list[Overdue] = []
+        if now < self._look_at or self._queue.is_closed:
+            return dead
+        self._look_at = now + _LOOK_EVERY
+        for slot, (_, thread) in list(self._slots.items()):
+            if not thread.is_alive():
+                slot.is_given_up = True
+                del self._slots[slot]
+                if (job := slot.job) is not None:
+                    at = slot.at[1] if slot.at is not None else job.calls[0]
+                    dead.append((job, at, "the thread that had it died"))
+                self._add(self._attempts())
+        return dead
 
     def end(self) -> None:
         """See `Executor`."""
@@ -99,22 +125,32 @@ class Threads:
         thread = threading.Thread(
             target=self._work, args=(slot, attempts), name="pgqueue worker", daemon=True
         )
-        self._slots[slot] = (attempts, thread)
         thread.start()
+        self._slots[slot] = (attempts, thread)
 
     def _work(self, slot: WorkerSlot, attempts: Attempts) -> None:
         try:
-            while not slot.is_given_up and (job := self._queue.take()) is not None:
-                calls = slot.calls(job)
-                messages = next(calls, None)
-                while messages is not None:
-                    outcome, result = attempts(job.claim.claim_id, messages)
-                    if not slot.is_given_up:
-                        self._hooks.after(messages, outcome, result)
-                    try:
-                        messages = calls.send(outcome)
-                    except StopIteration:
-                        break
+            while not slot.is_given_up:
+                with suppress(Exception):  # the call tries it again, and reports why it fails
+                    attempts.start()  # not in the time of a call
+                if (job := slot.take()) is None:
+                    break
+                try:
+                    self._do(slot, job, attempts)
+                except BaseException as error:
+                    slot.lose(error)
         finally:
             attempts.close()
             calling.end_loop()  # of the hooks, where the attempts are processes
+
+    def _do(self, slot: WorkerSlot, job: Job, attempts: Attempts) -> None:
+        calls = slot.calls(job)
+        messages = next(calls, None)
+        while messages is not None:
+            outcome, result = attempts(job.claim.claim_id, messages)
+            if not slot.is_given_up:
+                self._hooks.after(messages, outcome, result)
+            try:
+                messages = calls.send(outcome)
+            except StopIteration:
+                break

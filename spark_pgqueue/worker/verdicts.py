@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.printable import printable, warn
+from spark_pgqueue.printable import clean, summary, warn
 
-_LONGEST = 2000  # characters of a reason, and of each part of a traceback
 _PARTS = 100  # of a traceback: a line of code with its place, or a message
 
 
@@ -200,22 +198,16 @@ def of_error(error: BaseException) -> Verdict:
     return Retry(reason=summary(error))
 
 
-def summary(error: BaseException) -> str:
-    """The type and the text of an error, as `clean` has it."""
-    try:
-        text = clean(str(error))
-    except Exception as other:  # a handler's error may be of any class
-        text = f"its text cannot be made: {type(other).__name__}"
-    return f"{type(error).__name__}: {text}".rstrip(": ")
-
-
 def trace(error: BaseException) -> str:
     """The traceback of an error, and of those that led to it, for the log.
 
     Each part is as `clean` has it; of many parts, the last are there.
     """
-    parts = deque(traceback.TracebackException.from_exception(error).format(), _PARTS)
-    return "\n".join(clean(part.rstrip("\n")) for part in parts)
+    try:
+        parts = deque(traceback.TracebackException.from_exception(error).format(), _PARTS)
+        return "\n".join(clean(part.rstrip("\n")) for part in parts)
+    except Exception as other:  # of an error of any class, which may lie about its notes or causes
+        return f"no traceback can be made: {type(other).__name__}"
 
 
 def plain(outcome: Outcome) -> Outcome:
@@ -225,11 +217,6 @@ def plain(outcome: Outcome) -> Outcome:
             fields = {name: getattr(outcome, name) for name in {"seqs", *vars(kind())}}
             return _rebuild(kind, fields)
     return outcome
-
-
-def clean(reason: str) -> str:
-    """The text as Postgres can store it: without passwords, and not too long."""
-    return printable(redact(reason, _LONGEST), keep="\n\t")[:_LONGEST]
 
 
 def _rebuild(kind: type[Verdict], fields: dict[str, Any]) -> Verdict:

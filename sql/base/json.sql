@@ -1,5 +1,5 @@
 -- Payloads as jsonb. A json stream takes all that is JSON, and jsonb holds less: no U+0000, no half of a surrogate
--- pair, and numbers within the bounds of numeric. Whoever asks or shows a payload as jsonb reads it by as_jsonb().
+-- pair, and numbers within the bounds of numeric. All code that reads a payload as jsonb calls as_jsonb().
 
 -- A payload of a json stream as jsonb, which never fails. Where jsonb cannot hold it, it becomes the nearest that jsonb
 -- holds: \u0000, and half of a surrogate pair, is left out; a number keeps 40 digits behind the point, and the first 4

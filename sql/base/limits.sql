@@ -63,6 +63,8 @@ begin
         ('limit_unlocked_seqs', 'int', '100'),
         -- how long a call waits for a lock, unless the session's lock_timeout is shorter
         ('patience', 'interval', 'interval ''1 minute'''),
+        -- a claim gets nothing if one transaction had the consumer's lock after two waits of this time
+        ('claim_patience', 'interval', 'interval ''0.5 s'''),
         -- publications that may be under way at once: they have numbers of messages, and no publication id yet.
         -- Publications that are further apart than that stand in the order of their numbers, except those that a sink
         -- wrote long before it published them

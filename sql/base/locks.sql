@@ -71,7 +71,8 @@
 --        newest_of_keys and group_workers: who has it takes publications, deals keys and makes runs ready. These wait:
 --        claims that find nothing ready; all claims of a consumer with per_key_interval, per_key_latest,
 --        max_in_flight or rate_limit, or whose backlog may be full; claims by receive_where that go on
---        with the lock; nack, defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
+--        with the lock (these claims get nothing if one transaction keeps it, see lock_consumer_soon()); nack,
+--        defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
 --        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim(),
 --        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
@@ -127,8 +128,9 @@
 --   _pgqueue.claim: slot before claim.  As above.
 --   _pgqueue.claim: slot before consumer.  As above.
 --   _pgqueue.claim: run before slot.  As above.
---   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, then the consumer, and then
+--   _pgqueue.claim_in_turn: consumer, slot before claim.  It locks the claim first, then the consumer, and then
 --     acknowledges.
+--   _pgqueue.claim_in_turn: slot before consumer.  It acknowledges, and returns, where it cannot have the lock.
 --   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
 --   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
 --   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.

@@ -150,8 +150,7 @@ begin
     if found then
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
             using errcode = 'PQ003', column = 'p_settings',
-                  hint = (select concat_ws(' ', 'Is it ' || _pgqueue.nearest(v_unknown, array_agg(name)) || '?',
-                                           format('There are: %s.', string_agg(name, ', ' order by name)))
+                  hint = (select _pgqueue.is_it(v_unknown, array_agg(name order by name))
                           from _pgqueue.settings() s where s.of_what = p_of_what);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
@@ -161,12 +160,36 @@ begin
             from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
 end $$;
 
+-- The hint for a word that is none of some words: the nearest, if one is near, and all.
+create or replace function _pgqueue.is_it(p_word text, p_words text[]) returns text
+language sql immutable
+as $$
+    select concat_ws(' ', 'Is it ' || _pgqueue.nearest(p_word, p_words) || '?',
+                     format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
+$$;
+
 -- The word of some words that is most like p_word: it has the most pairs of letters in common with it. Null: none is
--- like it.
+-- like it. Names that other queues have for the same thing come first.
 create or replace function _pgqueue.nearest(p_word text, p_words text[]) returns text
 language sql immutable
 as $$
-    select w
+    select coalesce(
+    (select a.name
+     from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,max_receive_count,'
+                   'max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}', 'max_deliver_count'),
+                  ('{vt,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,ack_wait,'
+                   'ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
+                  ('{retry_delay,retry_backoff,delay}', 'backoff_base'),
+                  ('{max_retry_delay,max_backoff}', 'backoff_cap'),
+                  ('{max_length,max_queue_length,x_max_length}', 'max_backlog'),
+                  ('{max_ack_pending,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
+                  ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),
+                  ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
+     where a.name = any (p_words)
+       -- maxReceiveCount, max-receive-count and max_receive_count are one
+       and exists (select from unnest(a.words::text[]) x
+                   where replace(x, '_', '') = regexp_replace(lower(left(p_word, 100)), '[^a-z0-9]', '', 'g'))),
+    (select w
     from unnest(p_words) w
     cross join lateral (select count(distinct a.pair) as common
                         from (select substr('^' || lower(left(p_word, 100)), i, 2)
@@ -174,7 +197,7 @@ as $$
                         join (select substr('^' || left(w, 100), i, 2)
                               from generate_series(1, length(left(w, 100))) i) b (pair) using (pair)) c
     where 5 * common >= length(w) + length(p_word)
-    order by common::float8 / (length(w) + length(p_word)) desc, w limit 1
+    order by common::float8 / (length(w) + length(p_word)) desc, w limit 1))
 $$;
 
 -- The settings of a consumer or stream that are not the default.

@@ -382,7 +382,7 @@ end $$;
 --   p_held  messages that the claim has already
 --   p_ack   a claim to acknowledge before; null: none
 --   p_where, p_look, p_seen  as of fill()
--- Returns the claim, and how many messages it has then.
+-- Returns the claim, and how many messages it has then: no more where another transaction keeps the lock.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
                                                   p_held bigint, p_ack bigint,
                                                   p_visibility_timeout interval default null,
@@ -401,7 +401,10 @@ declare
     v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then  -- a claim in a transaction that stays open has it
+        perform _pgqueue.ack(p_ack) where p_ack is not null;
+        return (p_claim_id, p_held, null, null, null)::pgqueue.claimed;
+    end if;
     perform _pgqueue.ack(p_ack) where p_ack is not null;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     if v_stored.slots_low is not null and not p_consumer.quick then  -- from before it had these settings
@@ -437,7 +440,5 @@ begin
         v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end loop;
-    v_claim.claim_id := p_claim_id;
-    v_claim.message_count := v_fill.o_count;
-    return v_claim;
+    return (p_claim_id, v_fill.o_count, null, null, null)::pgqueue.claimed;
 end $$;

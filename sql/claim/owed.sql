@@ -134,3 +134,37 @@ begin
         perform _pgqueue.dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
     end if;
 end $$;
+
+-- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
+-- to claim, the caller waits, as lock_consumer() does: it gets nothing only beside a transaction that stays open.
+-- Returns whether the caller has the lock.
+create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
+    v_before text;  -- the transaction that had the lock after the wait before
+    v_holder text;
+begin
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        return true;
+    end if;
+    loop
+        begin
+            perform _pgqueue.await('the lock of a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                                   p_limit => _pgqueue.claim_patience());
+            return true;
+        exception when lock_not_available then
+            v_holder := (select l.virtualtransaction from pg_locks l
+                         where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+                           and l.classid = _pgqueue.lock_class_consumer()::oid and l.objid = p_consumer_id::oid
+                           and l.database = (select oid from pg_database where datname = current_database()));
+            if v_holder = v_before or clock_timestamp() > v_until then
+                return false;
+            end if;
+            v_before := v_holder;
+        end;
+    end loop;
+end $$;

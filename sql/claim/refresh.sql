@@ -43,7 +43,7 @@ end $$;
 -- A new id for a claim of a worker, or for a lease of a group's partition. Whoever has the id may settle the claim, so
 -- 40 bits of it are a token that nobody guesses (base/slots.sql). The time is in the token, so an id that a crash gave
 -- back is not given out again (synchronous_commit = off forgets the last numbers of a sequence). The last bit is 0: the
--- id is none of a slot. The other bits are a number that starts anew after 1,048,576 claims. So claims of the same time
+-- id is none of a slot. The other bits are a number that repeats after 1,048,576 claims. So claims of the same time
 -- have different ids, which are near each other in the indexes.
 create or replace function _pgqueue.new_claim_id() returns bigint
 language sql volatile

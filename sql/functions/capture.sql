@@ -61,6 +61,7 @@ as $$
 declare
     v_name    text := _pgqueue.sql_name(p_table.oid);
     v_unknown text;
+    v_word text;
 begin
     if p_keys is null or array_ndims(p_keys) > 1 then
         raise exception 'p_keys is a list of columns, and may be left out where the table has a primary key, '
@@ -74,16 +75,17 @@ begin
         raise exception 'p_columns is a list of columns, or null for all' using errcode = 'PQ003', column = 'p_columns';
     end if;
     select format('%s names %s, which is no column of %s that can be captured', x.argument,
-                  coalesce(quote_ident(x.name), 'null'), v_name) into v_unknown
+                  coalesce(quote_ident(x.name), 'null'), v_name), x.name into v_unknown, v_word
     from (select 'p_keys' as argument, unnest(p_keys) as name union all select 'p_columns', unnest(p_columns)) x
     left join pg_attribute a on a.attrelid = p_table.oid and a.attname = x.name and a.attnum > 0
                             and not a.attisdropped and a.attgenerated <> 'v'
     where a.attnum is null limit 1;
     if v_unknown is not null then
         raise exception '%', v_unknown using errcode = 'PQ003', column = split_part(v_unknown, ' ', 1),
-            hint = (select 'There are: ' || string_agg(quote_ident(a.attname), ', ' order by a.attnum) || '.'
-                    from pg_attribute a
-                    where a.attrelid = p_table.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v');
+            hint = _pgqueue.is_it(v_word, array(
+                select quote_ident(a.attname) from pg_attribute a
+                where a.attrelid = p_table.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
+                order by a.attnum));
     end if;
     -- an owner that could grant it to itself, but did not, does not publish it by accident
     v_unknown := (select quote_ident(a.attname) from pg_attribute a

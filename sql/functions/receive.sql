@@ -6,12 +6,12 @@
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing that no other session is claiming.
--- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 after a minute's wait for the consumer's lock.
+-- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007.
 -- Locks, to the end of the transaction: those of ack; the runs that the claim takes; and the consumer, unless the ready
 -- runs suffice. If nobody has that lock, one claim in some takes it to cut slots for later claims. While another
--- session has it, the claim makes do with the ready messages. It waits for the lock, at most 60 s, if none is ready,
--- or if the consumer claims in turn only: with per_key_interval, per_key_latest, max_in_flight, rate_limit, or a
--- backlog that may be full.
+-- session has it, the claim makes do with the ready messages. It waits for the lock if none is ready, or if the
+-- consumer claims in turn only: with per_key_interval, per_key_latest, max_in_flight, rate_limit, or a backlog that may
+-- be full. If one transaction keeps the lock for a second, the claim gets nothing.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)

@@ -121,14 +121,38 @@ do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
 $query$); end $view$;
 
 -- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
+-- status is the only place that judges a consumer: everything that shows a word for it shows this one. The order of the
+-- words is their precedence: first who cannot go on, last what may wait.
 do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
-    select c.stream_name as stream, c.name as consumer, c.ordering, w.o_count + r.unfiltered as new, r.ready,
-           r.delayed, r.waiting, r.claimed, r.dead,
-           w.o_count + r.unfiltered + r.ready + r.delayed + r.waiting as backlog,
+    select c.stream_name as stream, c.name as consumer, c.ordering, t.new, r.ready,
+           r.delayed, r.waiting, r.claimed, r.dead, t.backlog,
            l.claims, l.expired, l.next_expiry,
            k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
-           least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at,
-           l.oldest_claim_at, w.o_estimated as estimated
+           t.oldest_at, l.oldest_claim_at, w.o_estimated as estimated,
+           l.stuck, h.status,
+           case h.status
+               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', b.said, c.max_backlog,
+                                       case c.on_full when 'reject' then 'what is sent is rejected'
+                                            else 'the oldest are dropped' end)
+               when 'paused' then format('it was paused, with %s messages before it', b.said)
+               when 'unattended' then format('%s%s are new or ready and %s, and %s', b.about, t.new + r.ready,
+                                             case l.expired when 0 then 'no lease ended'
+                                                  else format('the leases of %s claims ended', l.expired) end,
+                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since),
+                                                      'nobody has claimed anything yet'))
+               when 'failing' then
+                   case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
+                        else format('%s were delivered ten times or more: %s',
+                                    o.often, coalesce(o.error, 'no reason was given')) end
+               when 'dead_letters' then format('it has %s dead letters, none of the last hour', r.dead)
+               when 'ok' then format('%s messages are before it, and %s are claimed', b.said, r.claimed)
+               else '' end
+           || case when h.status = 'stuck' or l.stuck = 0 then '' else '; ' end
+           || case when l.stuck = 0 then ''
+                   else format('claims extended beyond ten visibility timeouts: %s, the first by %s since %s', l.stuck,
+                               coalesce(nullif(l.stuck_owner, ''), 'a worker'), date_trunc('second', l.stuck_since))
+              end as because,
+           c.max_backlog, a.since as attended_at
     from pgqueue.consumers c
     cross join lateral _pgqueue.estimate_new(c.consumer_id) w
     cross join lateral (
@@ -139,44 +163,23 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     cross join lateral (
         select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired,
                min(lease_until) as next_expiry,
-               min(claimed_at) as oldest_claim_at
-        from _pgqueue.seen_claims(c.consumer_id)) l
-$query$); end $view$;
-
--- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
-do $view$ begin perform _pgqueue.make_view('open_claims', $query$
-    select c.stream_name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader,
-           l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
-           l.remaining, _pgqueue.first_held(l.claim_id) as first_seq
-    from pgqueue.consumers c
-    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
-    left join pgqueue.readers r on r.reader = l.reader
-$query$); end $view$;
-
--- One row per consumer: its condition in one word, and why. Unattended: there is something to claim, or a lease ended,
--- and nobody has claimed for a minute.
-do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
-    select c.stream_name as stream, c.name as consumer, h.status,
-           case h.status
-               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', b.said, c.max_backlog,
-                                       case c.on_full when 'reject' then 'what is sent is rejected'
-                                            else 'the oldest are dropped' end)
-               when 'paused' then format('it was paused, with %s messages before it', b.said)
-               when 'unattended' then format('%s%s are new or ready and %s, and %s', b.about, t.new + t.ready,
-                                             case t.expired when 0 then 'no lease ended'
-                                                  else format('the leases of %s claims ended', t.expired) end,
-                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since),
-                                                      'nobody has claimed anything yet'))
-               when 'failing' then
-                   case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
-                        else format('%s were delivered ten times or more: %s',
-                                    o.often, coalesce(o.error, 'no reason was given')) end
-               else format('%s messages are before it, and %s are claimed', b.said, t.claimed) end as because,
-           t.backlog, c.max_backlog, a.since as attended_at, t.estimated
-    from pgqueue.consumers c
-    join pgqueue.consumer_stats t on t.stream = c.stream_name and t.consumer = c.name
+               min(claimed_at) as oldest_claim_at,
+               -- somebody lives and extends them, so no other worker gets the messages. (A batch of Spark may take
+               -- longer, and its claim stays until the query moves on.)
+               count(*) filter (where s.stuck) as stuck,
+               min(claimed_at) filter (where s.stuck) as stuck_since,
+               (array_agg(owner order by claimed_at) filter (where s.stuck))[1] as stuck_owner
+        from _pgqueue.seen_claims(c.consumer_id) x
+        cross join lateral (
+            select x.reader is null and x.lease_until > clock_timestamp()
+                   and extract(epoch from clock_timestamp() - x.claimed_at)
+                       > 10 * extract(epoch from x.visibility_timeout) as stuck) s) l
+    cross join lateral (
+        select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
+               least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at
+        from (select w.o_count + r.unfiltered as new) n offset 0) t    -- offset 0: computed once, not at each use
     cross join lateral (select a.about, a.about || t.backlog as said
-                        from (select case when t.estimated then '~' else '' end as about) a) b
+                        from (select case when w.o_estimated then '~' else '' end as about) a) b
     cross join lateral (
         -- a claim that finds something looks at the leases each second or so, and notes when to look again
         select case when c.partitions is null
@@ -189,10 +192,11 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
                                    where w.consumer_id = c.consumer_id),
                                   (select max(least(p.committed_at + _pgqueue.reader_patience(), clock_timestamp()))
                                    from _pgqueue.partitions(c) p
-                                   where p.line_no = 0 and p.committed_at is not null)) end as since) a
+                                   where p.line_no = 0 and p.committed_at is not null)) end as since offset 0) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
-        from (select message_count, reason, died_at from pgqueue.dead_messages where consumer_id = c.consumer_id
+        from (select message_count, reason, died_at from pgqueue.dead_messages
+              where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
     -- without a limit, and with Spark, a message that always fails never dies
@@ -201,14 +205,31 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
                   or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id)
              then c.consumer_id end) o
     cross join lateral (
-        select case when t.estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog then 'full'
-                    when not t.estimated and t.backlog >= c.max_backlog then 'full'
+        select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
+                      or not w.o_estimated and t.backlog >= c.max_backlog then 'full'
                     when c.paused then 'paused'
                     -- oldest_at leaves out what may be claimed only later
-                    when (t.oldest_at is not null or t.ready + t.expired > 0) and t.claims = t.expired
+                    when (t.oldest_at is not null or r.ready + l.expired > 0) and l.claims = l.expired
                          and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
+                    when l.stuck > 0 then 'stuck'
                     when d.died > 0 or o.often > 0 then 'failing'
-                    else 'ok' end as status) h
+                    when r.dead > 0 then 'dead_letters'
+                    else 'ok' end as status offset 0) h
+$query$); end $view$;
+
+-- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
+do $view$ begin perform _pgqueue.make_view('open_claims', $query$
+    select c.stream_name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader,
+           l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
+           l.remaining, _pgqueue.first_held(l.claim_id) as first_seq
+    from pgqueue.consumers c
+    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
+    left join pgqueue.readers r on r.reader = l.reader
+$query$); end $view$;
+
+-- One row per consumer: its condition in one word, and why, as consumer_stats has it.
+do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
+    select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated from pgqueue.consumer_stats
 $query$); end $view$;
 
 -- One row per set of dead letters that died together, of one claim or for one reason. read_dead() shows what they hold.

@@ -3,14 +3,15 @@
 
 -- Grants the group roles of this database what they need: a producer sends, a consumer reads and settles, an observer
 -- looks, and an admin makes and drops queues. Nobody who only sends learns which queues there are, and nobody who only
--- looks sees what messages hold. What a role does not need any more is taken from it. pgqueue grant calls it, too.
+-- looks, as pg_monitor does, sees what messages hold. What a role does not need any more is taken from it. pgqueue
+-- grant calls it, too.
 create or replace function pgmq._grant() returns void
 language plpgsql
 as $$
 declare
     v_role text;
 begin
-    for v_role in select _pgqueue.roles() loop
+    for v_role in select _pgqueue.roles() union all select 'pg_monitor' loop
         execute format('revoke all on all functions in schema pgmq from %1$I; '
                        'revoke all on all tables in schema pgmq from %1$I; grant usage on schema pgmq to %1$I', v_role);
         execute (select string_agg(format('grant execute on function %s to %I', p.oid::regprocedure, v_role), ';')
@@ -20,8 +21,9 @@ begin
                        when 'pgqueue_producer' then '^(send|validate)'
                        when 'pgqueue_consumer' then '^(read|pop$|delete$|archive$|set_vt$|_rows$)'
                        when 'pgqueue_observer' then '^(metrics|list|test_routing)'
+                       when 'pg_monitor' then '^(metrics|list|test_routing)'
                        else '^(create|drop|purge|bind|unbind|list|metrics|validate|test|enable|disable|update|'
-                            || 'convert|detach)'
+                            || 'convert|detach|format|acquire)'
                        end
                    -- of the two, the view's
                    and (p.proname <> '_rows' or p.pronargs = 1));

@@ -25,8 +25,25 @@ create or replace function pgmq._refuse(queue_name text) returns void
 language plpgsql
 as $$
 begin
-    raise exception 'there is no queue %', coalesce(quote_literal(queue_name), 'null')
-        using errcode = 'undefined_table', hint = 'pgmq.create makes one.';
+    raise exception 'relation "pgmq.q_%" does not exist', coalesce(pgmq._stream_of(queue_name), '')
+        using errcode = 'undefined_table',
+              hint = format('There is no queue %s: pgmq.create makes one.',
+                            coalesce(quote_literal(queue_name), 'null'));
+end $$;
+
+-- Raises pgmq's error for a queue that does not exist, where pgmq looks for it before.
+--   what  the queue, in words
+create or replace function pgmq._check_queue(queue_name text, what text) returns void
+language plpgsql stable
+as $$
+begin
+    if coalesce(queue_name, '') = '' then
+        raise exception 'queue_name cannot be NULL or empty' using errcode = 'P0001';
+    elsif not exists (select from pgqueue.consumers
+                      where stream_name = pgmq._stream_of(queue_name) and name = 'pgmq') then
+        raise exception 'Queue "%" does not exist. Create % first using pgmq.create()', queue_name, what
+            using errcode = 'P0001';
+    end if;
 end $$;
 
 -- Raises an error for a name that no queue can have.
@@ -36,15 +53,31 @@ as $$
 begin
     if queue_name = '' or queue_name is null then
         raise exception 'queue_name is a name, not %', coalesce(quote_literal(queue_name), 'null')
-            using errcode = 'PQ003';
+            using errcode = 'P0001';
     elsif length(queue_name) > 47 then
-        raise exception 'a queue name is too long, maximum length is 47 characters: % has %',
-            quote_literal(queue_name), length(queue_name) using errcode = 'PQ003';
+        raise exception 'queue name is too long, maximum length is 47 characters: % has %',
+            quote_literal(queue_name), length(queue_name) using errcode = 'P0001';
     elsif queue_name ~ '[$;'']|--' then
-        raise exception 'a queue name contains invalid characters: none of $, ; or a quote, and not -- : %', queue_name
-            using errcode = 'PQ003';
+        raise exception 'queue name contains invalid characters: $, ;, --, or \'' in %', queue_name
+            using errcode = 'P0001';
     end if;
 end $$;
+
+-- The name that pgmq gives a queue's table: here of the view.
+create or replace function pgmq.format_table_name(queue_name text, prefix text) returns text
+language plpgsql
+as $$
+begin
+    if queue_name ~ '[$;'']|--' then
+        perform pgmq.validate_queue_name(queue_name);
+    end if;
+    return lower(prefix || '_' || queue_name);
+end $$;
+
+-- Lets one transaction at a time make or drop a queue of a name, for programs that call it as pgmq does.
+create or replace function pgmq.acquire_queue_lock(queue_name text) returns void
+language plpgsql
+as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_' || queue_name)); end $$;
 
 -- Makes a queue; one that exists stays as it is. Messages that it is done with are trimmed by maintain().
 create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void

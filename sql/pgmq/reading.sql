@@ -55,6 +55,9 @@ declare
 begin
     if conditional <> '{}' then
         perform _pgqueue.check_isolation();
+        if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+            return;
+        end if;
         perform _pgqueue.own_consumer(v_consumer.consumer_id);
         return query
             select * from pgmq._claim(v_consumer, pgmq._set(array(
@@ -94,6 +97,9 @@ declare
     v_order    bigint[];
 begin
     perform _pgqueue.check_isolation();
+    if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+        return;
+    end if;
     perform _pgqueue.own_consumer(v_consumer.consumer_id);
     select array_agg(c.msg_id order by c.first, c.second) into v_order
     from (select g.msg_id, case how when 'rr' then g.rank else g.head end as first,
@@ -170,22 +176,32 @@ begin
     end loop;
 end $do$;
 
--- Reads messages and deletes them at once.
+-- Reads messages and deletes them at once. It returns them as they were before. Of those that were read before, that
+-- is looked up: the first read is undone for it.
 create or replace function pgmq.pop(queue_name text, qty integer default 1) returns setof pgmq.message_record
 language plpgsql
 as $$
 declare
-    v_row   pgmq.message_record;
-    v_popped bigint[] := '{}';
+    v_rows   pgmq.message_record[];
+    v_before pgmq.message_record[];
 begin
-    for v_row in select * from pgmq.read(queue_name, 30, qty) loop
-        v_popped := v_popped || v_row.msg_id;
-        v_row.read_ct := v_row.read_ct - 1;
-        v_row.last_read_at := null;
-        v_row.vt := v_row.enqueued_at;
-        return next v_row;
-    end loop;
-    if v_popped <> '{}' then
-        perform pgmq._settle(pgmq._consumer(queue_name), pgmq._set(v_popped));
+    begin
+        v_rows := array(select r from pgmq.read(queue_name, 30, qty) r);
+        if exists (select from unnest(v_rows) r where r.read_ct > 1) then
+            raise exception using errcode = 'PQ099';
+        end if;
+    exception when sqlstate 'PQ099' then
+        v_before := array(
+            select r from pgmq._rows(pgmq._consumer(queue_name),
+                                     pgmq._set(array(select r.msg_id from unnest(v_rows) r where r.read_ct > 1))) r);
+        v_rows := array(select r from pgmq.read(queue_name, 30, qty) r);
+    end;
+    if v_rows <> '{}' then
+        perform pgmq._settle(pgmq._consumer(queue_name), pgmq._set(array(select r.msg_id from unnest(v_rows) r)));
     end if;
+    return query
+        select r.msg_id, r.read_ct - 1, r.enqueued_at, b.last_read_at, coalesce(b.vt, r.enqueued_at), r.message,
+               r.headers
+        from unnest(v_rows) with ordinality r(msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers, place)
+        left join unnest(v_before) b on b.msg_id = r.msg_id order by r.place;
 end $$;

@@ -46,10 +46,10 @@ language plpgsql
 as $$
 begin
     if coalesce(cardinality(msgs), 0) = 0 then
-        raise exception 'msgs cannot be NULL or empty' using errcode = 'PQ003';
+        raise exception 'msgs cannot be NULL or empty' using errcode = 'P0001';
     elsif cardinality(headers) <> cardinality(msgs) then
         raise exception 'headers array length (%) must match msgs array length (%)', cardinality(headers),
-            cardinality(msgs) using errcode = 'PQ003';
+            cardinality(msgs) using errcode = 'P0001';
     end if;
     perform pgmq._sending(queue_name);
     return query
@@ -86,11 +86,11 @@ returns void
 language plpgsql
 as $$
 begin
-    perform pgmq._consumer(queue_name);
     if (throttle_interval_ms >= 0) is not true then
-        raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
-            using errcode = 'PQ003';
+        raise exception 'throttle_interval_ms must be non-negative, got: %',
+            coalesce(throttle_interval_ms::text, 'null') using errcode = 'P0001';
     end if;
+    perform pgmq._check_queue(queue_name, 'it');
     perform pgmq.disable_notify_insert(queue_name);
     insert into pgmq.notify_insert_throttle (queue_name, throttle_interval_ms)
     values (queue_name, throttle_interval_ms);
@@ -108,16 +108,16 @@ language plpgsql
 as $$
 begin
     if (throttle_interval_ms >= 0) is not true then
-        raise exception 'throttle_interval_ms must be non-negative, not %', coalesce(throttle_interval_ms::text, 'null')
-            using errcode = 'PQ003';
+        raise exception 'throttle_interval_ms must be non-negative, got: %',
+            coalesce(throttle_interval_ms::text, 'null') using errcode = 'P0001';
     end if;
-    perform pgmq._consumer(queue_name);
+    perform pgmq._check_queue(queue_name, 'the queue');
     update pgmq.notify_insert_throttle n
     set throttle_interval_ms = update_notify_insert.throttle_interval_ms, last_notified_at = to_timestamp(0)
     where n.queue_name = update_notify_insert.queue_name;
     if not found then
-        raise exception 'queue % does not notify', quote_literal(queue_name)
-            using errcode = 'PQ003', hint = 'pgmq.enable_notify_insert makes it notify.';
+        raise exception 'Queue "%" does not have notify_insert enabled. Enable it first using '
+                        'pgmq.enable_notify_insert()', queue_name using errcode = 'P0001';
     end if;
 end $$;
 

@@ -153,7 +153,7 @@ begin  -- what is not claimed, or not any more, is postponed
     perform _pgqueue.check_isolation();
     if isfinite(vt) is not true then
         raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
-            using errcode = 'PQ003', column = 'vt';
+            using errcode = 'P0001', column = 'vt';
     end if;
     foreach v_id in array pgmq._claims_of(v_consumer, v_set) loop
         if vt > clock_timestamp() then

@@ -1,40 +1,56 @@
 -- Topics: a message with a routing key goes to each queue that a pattern binds.
 
--- Raises an error for a text that is no routing key, or no pattern.
---   allowed  the characters of a word, for a regular expression
-create or replace function pgmq._check_topic(argument text, given text, allowed text) returns void
+-- Raises pgmq's error for a text that is no routing key, or no pattern.
+--   allowed, in_words  the characters that it may have: for a regular expression, and for the error
+create or replace function pgmq._check_topic(argument text, given text, allowed text, in_words text) returns void
 language plpgsql immutable
 as $$
+declare
+    v_wrong text := case
+        when given !~ ('^[.' || allowed || ']+$')
+        then 'contains invalid characters. Only ' || in_words || ' are allowed'
+        when given ~ '^[.]' then 'cannot start with a dot'
+        when given ~ '[.]$' then 'cannot end with a dot'
+        when given ~ '[.][.]' then 'cannot contain consecutive dots'
+        when given ~ '[*][*]' then 'cannot contain consecutive stars (**). Use # for multi-segment matching'
+        when given ~ '##' then 'cannot contain consecutive hashes (##). A single # already matches zero or more '
+                               'segments'
+        when given ~ '[*#][*#]' then 'cannot contain adjacent wildcards (*# or #*). Separate wildcards with dots' end;
 begin
     if given = '' or given is null then
-        raise exception '% cannot be NULL or empty', argument using errcode = 'PQ003';
+        raise exception '% cannot be NULL or empty', argument using errcode = 'P0001';
     elsif length(given) > 255 then
-        raise exception '% has at most 255 characters, not %', argument, length(given) using errcode = 'PQ003';
-    elsif given !~ ('^[' || allowed || ']+([.][' || allowed || ']+)*$') then
-        raise exception '% is words of %, with one dot between two of them, not %', argument,
-                        case argument when 'pattern' then 'letters, digits, -, _, * and #'
-                                      else 'letters, digits, - and _' end, quote_literal(given)
-            using errcode = 'PQ003';
-    elsif given ~ '[*#][*#]' then
-        raise exception '% has no two of * and # side by side, not %', argument, quote_literal(given)
-            using errcode = 'PQ003';
+        raise exception '% length cannot exceed 255 characters, got % characters', argument, length(given)
+            using errcode = 'P0001';
+    elsif v_wrong is not null then
+        raise exception '% %. Got: %', argument, v_wrong, given using errcode = 'P0001';
     end if;
 end $$;
 
 create or replace function pgmq.validate_routing_key(routing_key text) returns boolean
 language plpgsql immutable
-as $$ begin perform pgmq._check_topic('routing_key', routing_key, 'a-zA-Z0-9_-'); return true; end $$;
+as $$
+begin
+    perform pgmq._check_topic('routing_key', routing_key, 'a-zA-Z0-9_-',
+                              'alphanumeric, dots, hyphens, and underscores');
+    return true;
+end $$;
 
 create or replace function pgmq.validate_topic_pattern(pattern text) returns boolean
 language plpgsql immutable
-as $$ begin perform pgmq._check_topic('pattern', pattern, 'a-zA-Z0-9_*#-'); return true; end $$;
+as $$
+begin
+    perform pgmq._check_topic('pattern', pattern, 'a-zA-Z0-9_*#-',
+                              'alphanumeric, dots, hyphens, underscores, *, and #');
+    return true;
+end $$;
 
 create or replace function pgmq.bind_topic(pattern text, queue_name text) returns void
 language plpgsql
 as $$
 begin
     perform pgmq.validate_topic_pattern(pattern);
-    perform pgmq._consumer(queue_name);
+    perform pgmq._check_queue(queue_name, 'the queue');
     insert into pgmq.topic_bindings (pattern, queue_name)
     select bind_topic.pattern, m.queue_name from pgmq.meta m
     where pgmq._stream_of(m.queue_name) = pgmq._stream_of(bind_topic.queue_name)
@@ -45,8 +61,9 @@ create or replace function pgmq.unbind_topic(pattern text, queue_name text) retu
 language plpgsql
 as $$
 begin
-    if pattern = '' or pattern is null or queue_name = '' or queue_name is null then
-        raise exception 'pattern and queue_name cannot be NULL or empty' using errcode = 'PQ003';
+    if coalesce(pattern, '') = '' or coalesce(queue_name, '') = '' then
+        raise exception '% cannot be NULL or empty', case when pattern <> '' then 'queue_name' else 'pattern' end
+            using errcode = 'P0001';
     end if;
     delete from pgmq.topic_bindings b
     where b.pattern = unbind_topic.pattern
@@ -76,7 +93,7 @@ begin
                  where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
 end $$;
 
--- (Who may only send is not told the names of the queues: queue_name is null.)
+-- (A role that may only send sees no names of queues: queue_name is null.)
 create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns table (queue_name text, msg_id bigint)
 language plpgsql
@@ -99,9 +116,9 @@ as $$
 begin
     perform pgmq.validate_routing_key(routing_key);
     if msg is null then
-        raise exception 'msg cannot be NULL' using errcode = 'PQ003';
+        raise exception 'msg cannot be NULL' using errcode = 'P0001';
     elsif delay < 0 then
-        raise exception 'delay cannot be negative, not %', delay using errcode = 'PQ003';
+        raise exception 'delay cannot be negative, got: %', delay using errcode = 'P0001';
     end if;
     return (select count(*) from pgmq.send_batch_topic(routing_key, array[msg],
                                                        case when headers is not null then array[headers] end,

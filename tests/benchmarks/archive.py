@@ -54,7 +54,7 @@ def exporting(bench: Bench, conn: psycopg.Connection) -> None:
     theirs: list[float] = []
     began = 0.0
 
-    def told(step: str, about: Any) -> None:
+    def note(step: str, about: Any) -> None:
         nonlocal began
         if step == "begun":
             theirs.append(timed(partial(copy, conn, about.segment)))
@@ -64,7 +64,7 @@ def exporting(bench: Bench, conn: psycopg.Connection) -> None:
             ours.append(seconds / about["messages"])
             theirs.append(copied / about["messages"])
 
-    export(bench.url, told=told)
+    export(bench.url, on_step=note)
     bench.report.ratio(
         "archive: segments written to files",
         "against COPY of their rows, which are thrown away",

@@ -188,6 +188,11 @@ def note_acked_one(case: Case, actor: int, rows: list[Any]) -> None:
         case.ledger.acked.update(case.claims[actor][1][:1])
 
 
+def note_extended(case: Case, actor: int, rows: list[Any]) -> None:
+    if rows[0][0]:
+        case.ledger.extended |= set(case.claims[actor][1])
+
+
 def note_next(case: Case, actor: int, rows: list[Any]) -> None:
     """What the claim before held is acknowledged, unless it was lost: the call does not say so."""
     held = set(case.claims.pop(actor, (0, []))[1])
@@ -350,7 +355,7 @@ CALLS = {
     "nack": Kind("select pgqueue.nack(%s)", claim, needs="claim", frees=True),
     "nack_one": Kind("select pgqueue.nack(%s, %s)", claim_and_one, needs="claim", frees=True),
     "defer": Kind("select pgqueue.defer(%s)", claim, needs="claim", frees=True, reorders=True),
-    "extend": Kind("select pgqueue.extend(%s)", claim, needs="claim"),
+    "extend": Kind("select pgqueue.extend(%s, '1 hour')", claim, note_extended, needs="claim"),
     "dead_letter": Kind("select pgqueue.dead_letter(%s)", claim, needs="claim"),
     # those that are not delivered
     "retry": Kind("select pgqueue.retry(%s, 'c')", stream, reorders=True),

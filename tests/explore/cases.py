@@ -39,6 +39,7 @@ class Ledger:
     taken: list[set[int]] = field(default_factory=list)  # of each claim
     acked: Counter[int] = field(default_factory=Counter)
     unsure: set[int] = field(default_factory=set)  # acknowledged, or lost before that
+    extended: set[int] = field(default_factory=set)  # of claims that were live then
     ticks: set[int] = field(default_factory=set)  # messages of a schedule that were received
     refused: list[str] = field(default_factory=list)  # as a call may be
     errors: list[str] = field(default_factory=list)
@@ -99,7 +100,8 @@ class Case:
     seqs: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{' | '.join(self.calls)}, {self.ordering}" + (self.beside and f", {self.beside}")
+        said = [" | ".join(self.calls), self.ordering, self.beside, "limited" * self.limited]
+        return ", ".join(filter(None, said))
 
     @property
     def kinds(self) -> list[Kind]:
@@ -316,9 +318,12 @@ class Case:
         """When all sessions are done: the rest is delivered, once and in order; nothing is lost."""
         self.check()
         ledger = self.ledger
-        if not self.may("frees") and self.beside != "expiry":
+        if not self.may("frees"):
             taken = Counter(seq for seqs in ledger.taken for seq in seqs)
+            if self.beside == "expiry":
+                taken = Counter({seq: taken[seq] for seq in ledger.extended})
             assert all(n == 1 for n in taken.values()), f"delivered to two: {taken}"
+        if not self.may("frees") and self.beside != "expiry":
             self.check_plans()
         if self.may("ends") and not self.ask(
             "select from pgqueue.streams where name = %s", self.stream

@@ -33,9 +33,9 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "claim: two claimers may take at once",
-        "_pgqueue.lock_consumer",
-        "if not",
-        "if false and not",
+        "_pgqueue.lock_consumer_soon",
+        "if _pgqueue.try_lock_consumer",
+        "if true or _pgqueue.try_lock_consumer",
         Case(("receive", "receive")),
     ),
     Mutant(
@@ -51,6 +51,24 @@ MUTANTS = [
         "for update skip locked",
         "",
         Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
+    ),
+    Mutant(
+        "expire: whether a lease has ended is judged before the claim is locked",
+        "_pgqueue.expire",
+        """    for v_claim in
+        select * from pgqueue.claims
+        where consumer_id = p_consumer.consumer_id and live and lease_until >= p_cursor.leases_from
+          and lease_until <= p_now
+        order by lease_until limit _pgqueue.limit_expired()
+""",
+        """    perform set_config('explore.ended', array(
+        select claim_id from pgqueue.claims
+        where consumer_id = p_consumer.consumer_id and live and lease_until <= p_now)::text, true);
+    for v_claim in
+        select * from pgqueue.claims
+        where live and claim_id = any (current_setting('explore.ended')::bigint[])
+""",
+        Case(("extend", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
         "slots: claimed ones are put back, too",

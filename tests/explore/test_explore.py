@@ -16,15 +16,22 @@ pytestmark = [pytest.mark.longer, pytest.mark.timeout(400)]
 
 # Of two sessions each makes one of these calls. `make explore` has all calls.
 CALLS = ("send", "receive", "receive_all", "ack", "ack_one", "nack", "seek_latest", "maintain")
-OF_A_PAIR = 8  # schedules, at most
+OF_A_PAIR = 3  # schedules, at most
 
-# A worker beside a worker, a producer, and an operator, to the last schedule or nearly so.
+# A worker beside a worker, a producer, and an operator. `make explore` goes to the last schedule.
 DEEP = [
     Case(("receive", "receive"), "none"),
     Case(("receive", "receive"), "key"),
     Case(("receive+ack", "send"), "key"),
     Case(("ack", "receive"), "none", "expiry"),
     Case(("ack_one", "receive"), "key", "expiry"),
+    # claims that are no slots
+    *(
+        Case((call, "receive"), ordering, "expiry", limited=True)
+        for ordering, call in zip(
+            ("none", "stream") * 2, ("ack", "ack_one", "nack", "extend"), strict=True
+        )
+    ),
     Case(("send", "receive", "send"), "none"),
     Case(("nack", "receive_all"), "key"),
     Case(("receive", "drop_stream"), "key"),
@@ -43,8 +50,8 @@ DEEP = [
     Case(("commit_offset", "lease_partitions"), "none", "expiry"),
     Case(("read_partitions+commit_offset", "send"), "none"),
 ]
-OF_A_DEEP_CASE = 60
-OF_A_CASE_OF_ONES = 8
+OF_A_DEEP_CASE = 24
+OF_A_CASE_OF_ONES = 4
 
 
 @pytest.fixture

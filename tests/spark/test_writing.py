@@ -6,7 +6,9 @@ import time
 from collections import Counter
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.conftest import Queue
 from tests.sql import internals
@@ -21,25 +23,29 @@ def seen_by(queue: Queue, stream: str, consumer: str) -> list[str]:
 
 
 def test_rows_go_to_the_streams_that_they_name_together_or_not_at_all(queue: Queue):
-    """In the order of a task for each key; null goes to that of the option; once per version."""
+    """In the order of a task for each key; once per version. Option stream is above the column."""
     for stream in ("a", "b", "rest"):
         queue.create(stream, "c", kind="json" if stream == "b" else "text", ordering="key")
     rows = queue.spark.range(1, 301, numPartitions=2).selectExpr(
         "cast(id as string) as data",
         "'k' as key",
-        "case id % 3 when 0 then 'a' when 1 then 'b' end as stream",
+        "case id % 3 when 0 then 'a' when 1 then 'b' else 'rest' end as stream",
         "cast(id % 2 as int) as priority",
     )
 
+    def route(rows: DataFrame, **options: str) -> None:
+        writer = rows.write.format("pgqueue").mode("append").option("url", queue.url)
+        writer.options(**options).save()
+
     def write(**options: str) -> None:
-        queue.write(rows, "rest", txnAppId="app", **options)
+        route(rows, txnAppId="app", **options)
 
     def sent() -> dict[str, list[str]]:
         return {stream: queue.sent(stream) for stream in ("a", "b", "rest")}
 
     wrong = rows.withColumn("stream", F.when(F.col("data") < "300", "a").otherwise("nope"))
     with pytest.raises(Exception, match="unknown stream 'nope' in column stream"):
-        queue.write(wrong, "rest")
+        route(wrong)
     assert sent() == {"a": [], "b": [], "rest": []}
     write(txnVersion="1")
     expected = {
@@ -63,6 +69,8 @@ def test_rows_go_to_the_streams_that_they_name_together_or_not_at_all(queue: Que
     write(txnVersion="2")
     assert len(queue.sent("b")) == 200
     assert queue.look(internals.count, "staged_chunks") == 0
+    queue.write(wrong, "rest")
+    assert len(queue.sent("rest")) == 500
 
 
 def test_rows_of_binary_data_go_to_binary_streams_alone(queue: Queue):
@@ -91,21 +99,26 @@ def test_a_query_that_routes_publishes_each_batch_once(queue: Queue, fails):
     for stream in ("a", "b"):
         queue.create(stream)
     routed = queue.load("in", "c").selectExpr("data", "if(data % 2 = 0, 'a', 'b') as stream")
+
+    def publish() -> StreamingQuery:
+        writer = routed.writeStream.format("pgqueue").option("url", queue.url)
+        writer = writer.option("checkpointLocation", queue.checkpoint())
+        return writer.trigger(availableNow=True).start()
+
     queue.send("in", 1, 10)
-    queue.publish(routed, "a").awaitTermination()
+    publish().awaitTermination()
     queue.send("in", 11, 20)
     obstacle = queue.folder / "checkpoint" / "commits" / "1"
     obstacle.mkdir()
-    fails(queue.publish(routed, "a"))
+    fails(publish())
     obstacle.rmdir()
-    query = queue.publish(routed, "a")
-    query.awaitTermination()
+    publish().awaitTermination()
     assert queue.sent("a") == sorted(str(i) for i in range(2, 21, 2))
     assert queue.sent("b") == sorted(str(i) for i in range(1, 21, 2))
     queue.sql("select pgqueue.drop_stream('b')")
     queue.create("b")
     queue.send("in", 21, 21)
-    assert "stream 'b' was dropped and made again" in fails(queue.publish(routed, "a"))
+    assert "stream 'b' was dropped and made again" in fails(publish())
 
 
 def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):

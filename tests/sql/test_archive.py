@@ -314,7 +314,7 @@ def test_two_exporters_write_a_segment_once(
         if step == "slice" and not found:
             found.append(export(url))
 
-    done = export(url, told=second)
+    done = export(url, on_step=second)
     assert found == [[]], "the second one passes over the stream"
     assert sum(each.messages for each in done) == len(in_files(archive)) > 10
     assert archived(conn).attempts == 0
@@ -338,11 +338,11 @@ def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
         import os, signal, sys
         from spark_pgqueue.archive.exporter import export
 
-        def told(step, about):
+        def on_step(step, about):
             if step == sys.argv[2]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        export(sys.argv[1], told=told)
+        export(sys.argv[1], on_step=on_step)
         """,
         url,
         step,
@@ -351,7 +351,7 @@ def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
     assert archived(conn).attempts == (step != "exported")
     maintain(conn)
     steps: list[str] = []
-    export(url, told=lambda step, _: steps.append(step))
+    export(url, on_step=lambda step, _: steps.append(step))
     assert ("leftover" in steps) == (step != "exported")
     maintain(conn)
     assert archived(conn).attempts == 0
@@ -407,7 +407,7 @@ def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
             call(conn, "forget_leftover", about.attempt)
 
     with pytest.raises(PgQueueError, match="another exporter has ended this attempt"):
-        export(url, told=cleared)
+        export(url, on_step=cleared)
     assert archived(conn).segments == 0
 
 

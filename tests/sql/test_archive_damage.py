@@ -249,7 +249,7 @@ def test_what_cannot_be_read_back_does_not_leave_postgres(
                 file.write_bytes(raw if what == "flipped" else raw[:-1])
 
     with pytest.raises(PgQueueError, match="was written, and cannot be read back") as failed:
-        export(url, told=harm)
+        export(url, on_step=harm)
     assert "Postgres keeps it" in str(failed.value)
     maintain(conn)
     assert one(conn, "select count(*) from pgqueue.messages") == 41
@@ -289,7 +289,7 @@ BAD: list[dict[str, Any]] = [
 
 
 def test_files_that_no_exporter_writes_are_not_noted(conn: Conn) -> None:
-    """Readers open what is noted: whoever may call end_export may not send them elsewhere."""
+    """Readers open what is noted: a caller of end_export may not send them elsewhere."""
     attempt, good = manifest(conn)
     name = good["name"]
     for change in BAD:

@@ -262,6 +262,27 @@ def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
+def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
+    conn: Conn, ordering: str, session: Session
+) -> None:
+    limited(conn, 4, "drop_oldest", ordering)
+    late = session()
+    late.execute("begin")
+    first = send_keys(late, "late", "late")
+    sent = send_keys(conn, *"abc")
+    internals.take(conn, 10)
+    late.execute("commit")
+    internals.look_into_gaps_after(conn, -1)
+    internals.take(conn, 10)
+    sent += send_keys(conn, "d")
+    internals.wait_until_counted_again(conn)
+    receive(conn, 1)
+    dropped = [seq for seq, state in states(conn).items() if state == "dead"]
+    assert first[0] < sent[0]
+    assert dropped == sent[:2]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
 def test_what_waits_is_dropped_and_what_is_claimed_is_not(
     conn: Conn, ordering: str, session: Session
 ) -> None:

@@ -156,7 +156,7 @@ ALLOWED_RANDOM = {
     "sql/claim/claims.sql": 2,  # how often a claim looks behind its runs
     "sql/publish/key_capacity.sql": 1,  # where maintain() begins
     "sql/queue/failures.sql": 1,  # jitter
-    "sql/upkeep/maintain.sql": 2,  # the order of streams, and when to begin anew
+    "sql/upkeep/maintain.sql": 2,  # the order of streams, and when to begin again
     "spark_pgqueue/postgres/retrying.py": 1,  # jitter
     "spark_pgqueue/spark/first_plan.py": 1,  # when to tidy up
 }

@@ -74,7 +74,7 @@ def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str)
 def test_the_face_of_pgmq_grants_nothing_by_default(
     conn: Conn, stranger: str, to: str, before: bool
 ) -> None:
-    """Neither what the installation makes, nor a queue's views and tables, whoever gets it."""
+    """Neither what the installation makes, nor a queue's views and tables."""
     if before:
         schema.uninstall(conn)
         schema.install(conn)

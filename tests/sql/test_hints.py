@@ -240,6 +240,101 @@ def test_what_a_wrong_hint_hides_is_found_within_a_minute(
     assert hidden == {}
 
 
+# What lets a message come in 10 s: its number.
+
+
+def nacked(conn: Conn) -> int:
+    (near,) = send_keys(conn, "near")
+    value(conn, "nack", claim_of(receive(conn)), p_delay=seconds(10))
+    return near
+
+
+def nacked_alone(conn: Conn) -> int:
+    near, _ = send_keys(conn, "near", "other")
+    claim = claim_of(receive(conn))
+    value(conn, "nack", claim, [near], p_delay=seconds(10))
+    value(conn, "ack", claim)
+    return near
+
+
+def nacked_by_a_backoff(conn: Conn) -> int:
+    (near,) = send_keys(conn, "near")
+    value(conn, "nack", claim_of(receive(conn)))
+    return near
+
+
+def deferred(conn: Conn) -> int:
+    (near,) = send_keys(conn, "near")
+    value(conn, "defer", claim_of(receive(conn)), p_delay=seconds(10))
+    return near
+
+
+def released(conn: Conn) -> int:
+    (near,) = send_keys(conn, "near")
+    receive(conn, p_visibility_timeout=seconds(5))
+    clock.pass_time(conn, seconds(6))
+    return near
+
+
+def sent_for_later(conn: Conn) -> int:
+    return send(conn, p_key="near", p_deliver_at=now(conn) + seconds(10))
+
+
+def sent_for_later_beside_another(conn: Conn) -> int:
+    near = send(conn, p_key="near", p_deliver_at=now(conn) + seconds(10))
+    send(conn, p_key="other", p_priority=1)
+    value(conn, "ack", claim_of(receive(conn)))
+    return near
+
+
+def postponed(conn: Conn) -> int:
+    (near,) = send_keys(conn, "near")
+    value(conn, "postpone", "s", "c", [near], now(conn) + seconds(10))
+    return near
+
+
+def postponed_to_sooner(conn: Conn) -> int:
+    value(conn, "postpone", "s", "c", [1], now(conn) + seconds(10))
+    return 1
+
+
+def retried(conn: Conn) -> int:
+    value(conn, "retry", "s", "c")
+    return 1
+
+
+OF_THE_FIRST = [postponed_to_sooner, retried]
+COMES_BACK = [
+    sent_for_later,  # before any of them is rolled back, which leaves a gap
+    nacked, nacked_alone, nacked_by_a_backoff, deferred, released,
+    sent_for_later_beside_another, postponed, *OF_THE_FIRST,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CONSUMERS if "rated" not in kind])
+def test_what_comes_back_before_all_that_is_delayed_is_seen_when_it_is_due(
+    conn: Conn, kind: str
+) -> None:
+    """A look at all hints has noted that nothing is due for an hour."""
+    ordering = kind.split()[0]
+    consumer(conn, ordering=ordering, backoff_base="10 s", **CONSUMERS[kind])
+    send_keys(conn, "far")
+    value(conn, "nack", claim_of(receive(conn)), p_delay=seconds(3600))
+    assert receive(conn) == []
+    clock.pass_a_minute(conn)
+    assert receive(conn) == []
+    hidden = []
+    for come_back in OF_THE_FIRST if ordering == "stream" else COMES_BACK:
+        with conn.transaction(force_rollback=True):
+            expected = come_back(conn)
+            if come_back is not retried:
+                assert receive(conn) == []
+                clock.pass_time(conn, seconds(20))
+            if acked(conn, "s", "c") != [expected]:
+                hidden.append(come_back.__name__)
+    assert hidden == []
+
+
 def one_waits_for_tokens(conn: Conn) -> None:
     consumer(conn, per_key_interval="50 ms")
     send_keys(conn, "k", "k")

@@ -114,7 +114,7 @@ def test_what_a_binding_copies_is_filtered_alike(conn: Conn) -> None:
     assert len(acked(conn, "b", "c")) == len(UNHELD)
 
 
-def test_whoever_looks_at_messages_sees_them(conn: Conn, sent: list[int]) -> None:
+def test_all_views_show_messages_with_odd_json(conn: Conn, sent: list[int]) -> None:
     """What shows a payload as a text shows it as it was sent."""
     for query in (
         "select data from pgqueue.peek('j', 'fits', 100)",

@@ -385,3 +385,23 @@ def test_a_group_reads_all(conn: Conn) -> None:
     with pytest.raises(psycopg.Error, match="a group has no such settings"):
         value(conn, "alter_consumer", "s", "g", json.dumps({"per_key_latest": True}))
     assert not checker.read(conn)[0].per_key_latest
+
+
+@pytest.mark.small_limits
+def test_nothing_is_delivered_while_a_newer_one_of_its_key_is_in_a_gap(
+    conn: Conn, session: Session
+) -> None:
+    """A take looks at a part of a large gap, and what comes first there is not the newest."""
+    latest(conn)
+    late = session()
+    for n in range(1, 30):
+        late.execute("begin")
+        newest = [send_key(late) for _ in range(n)][-1]
+        other = send_key(conn, "other")
+        assert acked(conn, "s", "c") == [other]
+        late.execute("commit")
+        internals.look_into_gaps_after(conn, -1)
+        got: list[int] = []
+        for _ in range(40):
+            got += acked(conn, "s", "c")
+        assert got == [newest], f"of a gap of {n}"

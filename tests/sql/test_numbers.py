@@ -39,7 +39,7 @@ COUNTS_NO_ROWS = {
     "reserved_from": "kept in the session alone",
     "reserved_until": "kept in the session alone",
     "reserved_for": "kept in the session alone",
-    "room_": "a note of a consumer's backlog, which is counted anew",
+    "room_": "a note of a consumer's backlog, which is counted again",
 }
 
 SEQUENCES = """
@@ -168,6 +168,17 @@ def written(conn: Conn) -> None:
         value(conn, "publish_written", "s", f"{{[{seqs[0]},{seqs[-1] + 1})}}")
 
 
+def prepare(conn: Conn) -> None:
+    """Make what each of `SENDS` needs."""
+    schema.install(conn, pgmq=True)
+    consumer(conn)
+    value(conn, "create_stream", "from")
+    value(conn, "bind", "from", "#", "s")
+    conn.execute("create table public.captured (id int primary key)")
+    value(conn, "capture", "captured", "s")
+    conn.execute("select pgmq.create('q')")
+
+
 SENDS: dict[str, Callable[[Conn], Any]] = {
     "send": send,
     "send_batch": lambda conn: conn.execute("select pgqueue.send_batch('s', '{a,b}')"),
@@ -185,24 +196,17 @@ SENDS: dict[str, Callable[[Conn], Any]] = {
 
 
 @pytest.mark.parametrize(
-    "forgotten",
+    ("how", "forgotten"),
     [
-        *(pytest.param(each, marks=pytest.mark.longer) for each in ("seq", "publication")),
-        "(seq|publication)",
+        *((how, "(seq|publication)") for how in SENDS),
+        *(pytest.param("send", each, marks=pytest.mark.longer) for each in ("seq", "publication")),
     ],
 )
-@pytest.mark.parametrize("how", SENDS)
 def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
     conn: Conn, stream: int, how: str, forgotten: str
 ) -> None:
     """Until recover() was called; then each message is delivered."""
-    schema.install(conn, pgmq=True)
-    consumer(conn)
-    value(conn, "create_stream", "from")
-    value(conn, "bind", "from", "#", "s")
-    conn.execute("create table public.captured (id int primary key)")
-    value(conn, "capture", "captured", "s")
-    conn.execute("select pgmq.create('q')")
+    prepare(conn)
     sent = [send(conn) for _ in range(3)]
     assert acked(conn, "s", "c") == sent
     if how == "a schedule":
@@ -246,22 +250,14 @@ def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
 
 
 @pytest.mark.parametrize(
-    "seqs",
-    [True, pytest.param(False, marks=pytest.mark.longer)],
-    ids=["both sequences", "publications"],
+    ("how", "seqs"),
+    [*((how, True) for how in SENDS), pytest.param("send", False, marks=pytest.mark.longer)],
 )
-@pytest.mark.parametrize("how", SENDS)
 def test_a_number_of_before_that_nothing_has_is_refused(
     conn: Conn, stream: int, session: Session, how: str, seqs: bool
 ) -> None:
     """Of a rollback: no key is there twice, and each consumer has passed the number."""
-    schema.install(conn, pgmq=True)
-    consumer(conn)
-    value(conn, "create_stream", "from")
-    value(conn, "bind", "from", "#", "s")
-    conn.execute("create table public.captured (id int primary key)")
-    value(conn, "capture", "captured", "s")
-    conn.execute("select pgmq.create('q')")
+    prepare(conn)
     if how == "a schedule":
         make_schedule(conn)
     for _ in range(3):

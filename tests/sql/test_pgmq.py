@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.conftest import _database
-from tests.sql import checker
+from tests.sql import checker, internals
 from tests.sql.cost import cost
 from tests.sql.internals import rows
 from tests.sql.queue import AT_ONCE
@@ -430,38 +431,38 @@ def test_each_role_may_do_its_part(face: Conn) -> None:
 
 
 BAD = [
-    ("create(null)", "PQ003", ["queue_name", "null"]),
-    ("create('')", "PQ003", ["queue_name"]),
-    ("create('a;b')", "PQ003", ["invalid characters", "a;b"]),
-    ("create(repeat('x', 48))", "PQ003", ["47", "48"]),
+    ("create(null)", "P0001", ["queue_name", "null"]),
+    ("create('')", "P0001", ["queue_name"]),
+    ("create('a;b')", "P0001", ["invalid characters", "a;b"]),
+    ("create(repeat('x', 48))", "P0001", ["47", "48"]),
     ("create('taken')", "PQ006", ["'taken'"]),
     ("create_partitioned('p', '1', 'soon')", "22007", ["soon"]),
     ("send('no', '{}')", "42P01", ["'no'", "pgmq.create"]),
     ("send(null, '{}')", "42P01", ["null"]),
     ("send('q', null)", "PQ004", ["p_data"]),
     ("send('q', '{}', '[1]'::jsonb)", "PQ003", ["headers"]),
-    ("send_batch('q', '{}')", "PQ003", ["msgs"]),
-    ("send_batch('q', null::jsonb[])", "PQ003", ["msgs"]),
-    ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "PQ003", ["(2)", "(1)"]),
+    ("send_batch('q', '{}')", "P0001", ["msgs"]),
+    ("send_batch('q', null::jsonb[])", "P0001", ["msgs"]),
+    ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "P0001", ["(2)", "(1)"]),
     ("read('no', 30, 1)", "42P01", ["'no'"]),
     ("read('q', 2000000000, 1)", "PQ003", ["p_visibility_timeout", "10 years"]),
     ("pop('no')", "42P01", ["'no'"]),
     ("delete('no', 1)", "42P01", ["'no'"]),
     ("archive('no', '{1}'::bigint[])", "42P01", ["'no'"]),
     ("set_vt('no', 1, 5)", "42P01", ["'no'"]),
-    ("set_vt('q', 1, 'infinity'::timestamptz)", "PQ003", ["vt", "infinity"]),
-    ("set_vt('q', 1, null::timestamptz)", "PQ003", ["vt", "null"]),
+    ("set_vt('q', 1, 'infinity'::timestamptz)", "P0001", ["vt", "infinity"]),
+    ("set_vt('q', 1, null::timestamptz)", "P0001", ["vt", "null"]),
     ("purge_queue('no')", "42P01", ["'no'"]),
     ("metrics('no')", "42P01", ["'no'"]),
-    ("bind_topic('a', 'no')", "42P01", ["'no'"]),
-    ("bind_topic('a b', 'q')", "PQ003", ["pattern", "'a b'"]),
-    ("bind_topic('a.**', 'q')", "PQ003", ["pattern", "'a.**'"]),
-    ("unbind_topic('', 'q')", "PQ003", ["pattern"]),
-    ("send_topic('a.', '{}')", "PQ003", ["routing_key", "'a.'"]),
-    ("send_topic('a', null)", "PQ003", ["msg"]),
-    ("send_topic('a', '{}', -1)", "PQ003", ["delay", "-1"]),
-    ("enable_notify_insert('q', -1)", "PQ003", ["throttle_interval_ms", "-1"]),
-    ("update_notify_insert('q', 1)", "PQ003", ["'q'", "enable_notify_insert"]),
+    ("bind_topic('a', 'no')", "P0001", ['"no"', "pgmq.create"]),
+    ("bind_topic('a b', 'q')", "P0001", ["pattern", "a b"]),
+    ("bind_topic('a.**', 'q')", "P0001", ["pattern", "a.**"]),
+    ("unbind_topic('', 'q')", "P0001", ["pattern"]),
+    ("send_topic('a.', '{}')", "P0001", ["routing_key", "a."]),
+    ("send_topic('a', null)", "P0001", ["msg"]),
+    ("send_topic('a', '{}', -1)", "P0001", ["delay", "-1"]),
+    ("enable_notify_insert('q', -1)", "P0001", ["throttle_interval_ms", "-1"]),
+    ("update_notify_insert('q', 1)", "P0001", ['"q"', "enable_notify_insert"]),
 ]
 
 
@@ -565,3 +566,176 @@ def test_a_queue_retries_as_that_of_pgmq_at_once_and_without_end(face: Conn) -> 
     face.execute("select pgmq.create('mine')")
     settings = "select settings from pgqueue.consumer_settings where stream = 'mine'"
     assert face.execute(settings).fetchone() == (AT_ONCE,)
+
+
+EXCUSED = {
+    "notify_queue_listeners()": "a trigger of a queue's table, which is a view here",
+}
+
+
+def test_each_public_function_of_pgmq_is_here(face: Conn, pgmq: Conn) -> None:
+    signatures = """
+        select p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' from pg_proc p
+        where p.pronamespace = 'pgmq'::regnamespace and p.proname !~ '^_'"""
+    here, there = ({name for (name,) in rows(conn, signatures)} for conn in (face, pgmq))
+    assert there - here == set(EXCUSED)
+
+
+READS = [
+    "pgmq.read('q', 30, 5)",
+    "pgmq.read('q', 30, 5, '{\"n\": 1}')",
+    "pgmq.pop('q')",
+    "pgmq.read_grouped('q', 30, 5)",
+    "pgmq.read_with_poll('q', 30, 5, 1, 10)",
+    "pgqueue.receive('q', 'pgmq', 5)",
+    "pgqueue.claim('q', 'pgmq', 5)",
+    "pgqueue.receive_where('q', 'pgmq', '$.data.n == 1', 5)",
+]
+
+
+@pytest.fixture
+def impatient(face: Conn) -> Conn:
+    """The face, with claims that wait for a tenth of a second in place of a second."""
+    face.execute(
+        "create or replace function _pgqueue.claim_patience() returns interval language sql "
+        "immutable as $$ select interval '50 ms' $$"
+    )
+    return face
+
+
+@pytest.mark.parametrize("settings", ["{}", '{"per_key_limit": 1}', '{"max_in_flight": 100}'])
+def test_no_read_waits_for_a_read_in_an_open_transaction(
+    impatient: Conn, session: Any, settings: str
+) -> None:
+    """The open transaction took the new messages. Others get nothing, and do not wait a minute."""
+    face = impatient
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgqueue.pause('q', 'pgmq')")
+    face.execute("select pgqueue.alter_consumer('q', 'pgmq', %s)", [settings])
+    face.execute("select pgqueue.resume('q', 'pgmq')")
+    face.execute("select count(*) from pgmq.send_batch('q', array['{}', '{}', '{}']::jsonb[])")
+    held, acked = rows(face, "select claim_id, seq from pgqueue.receive('q', 'pgmq')")[0]
+    holder, other = session(), session()
+    holder.execute("begin")
+    assert len(rows(holder, "select pgmq.read('q', 30, 1)")) == 1
+    face.execute("select pgmq.send('q', '{}')")
+    holder.execute("select pgmq.read('q', 30, 10)")  # what is new is taken under the lock
+    assert rows(
+        face,
+        "select count(*) from pg_locks where granted and locktype = 'advisory' and pid = %s "
+        "and classid = _pgqueue.lock_class_consumer()::oid",
+        holder.info.backend_pid,
+    ) == [(1,)]
+    other.execute("set statement_timeout = '20 s'")
+    if settings == "{}":
+        face.execute("select pgmq.send('q', '{}')")
+    for read in READS[:-1] if "per_key" in settings else READS:
+        got = []
+        for _ in range(6):  # what is ready they get
+            if not (got := rows(other, f"select * from {read}")):
+                break
+        assert got == [], read
+    receive = "select * from pgqueue.receive('q', 'pgmq', p_ack => %s)"
+    assert rows(other, receive, held) == []
+    assert rows(face, "select claim_id from pgqueue.claims where claim_id = %s", held) == []
+    assert acked not in {n for (n,) in rows(face, "select msg_id from pgmq.q_q")}, "acknowledged"
+    notices: list[str] = []
+    other.add_notice_handler(lambda notice: notices.append(str(notice.message_primary)))
+    assert rows(other, receive, held) == []
+    assert len(notices) == 1, "a claim that is settled is warned of, once"
+    holder.execute("rollback")
+    face.execute("select pgmq.send('q', '{}')")
+    assert acked not in {n for (n,) in rows(other, "select msg_id from pgmq.read('q', 30, 5)")}
+    checker.check(face)
+
+
+def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, session: Any) -> None:
+    """It gets nothing only beside one transaction that stays open."""
+    face.execute(
+        "create or replace function _pgqueue.claim_patience() returns interval language sql "
+        "immutable as $$ select interval '1 s' $$"
+    )
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '{}')")
+    consumer = rows(face, "select consumer_id from pgqueue.consumers")[0][0]
+    first, second, third = session(), session(), session()
+
+    def waiting_since(pid: int) -> Any:
+        found = rows(face, "select waitstart from pg_locks where not granted and pid = %s", pid)
+        return found[0][0] if found else None
+
+    def waits(pid: int) -> Any:
+        while (since := waiting_since(pid)) is None:
+            time.sleep(0.01)
+        return since
+
+    for conn in (first, second):
+        conn.execute("begin")
+    internals.lock_consumer(first, consumer)
+    with ThreadPoolExecutor() as pool:
+        queued = pool.submit(internals.lock_consumer, second, consumer)
+        waits(second.info.backend_pid)
+        claim = pool.submit(rows, third, "select seq from pgqueue.receive('q', 'pgmq')")
+        since = waits(third.info.backend_pid)
+        while not claim.done() and waiting_since(third.info.backend_pid) in (None, since):
+            time.sleep(0.01)
+        since = waiting_since(third.info.backend_pid)
+        first.execute("rollback")
+        queued.result(30)
+        while not claim.done() and waiting_since(third.info.backend_pid) in (None, since):
+            time.sleep(0.01)
+        second.execute("rollback")
+        assert claim.result(30) == [(1,)]
+
+
+def test_pop_returns_a_message_as_it_was(face: Conn, pgmq: Conn) -> None:
+    for conn in (face, pgmq):
+        conn.execute("select pgmq.create('p')")
+        conn.execute("select pgmq.send_batch('p', array['{}', '{}', '{}']::jsonb[])")
+        read = rows(conn, "select msg_id, last_read_at, vt from pgmq.read('p', 0, 2)")
+        popped = rows(conn, "select msg_id, last_read_at, vt, read_ct from pgmq.pop('p', 3)")
+        assert sorted(row[0] for row in popped) == [1, 2, 3]
+        found = {row[0]: row[1:] for row in popped}
+        assert found[3][0] is None
+        assert found[3][2] == 0
+        for msg_id, last_read_at, vt in read:
+            assert abs(found[msg_id][0] - last_read_at) < timedelta(seconds=1)
+            assert abs(found[msg_id][1] - vt) < timedelta(seconds=1)
+            assert found[msg_id][2] == 1
+        assert rows(conn, "select count(*) from pgmq.q_p") == [(0,)]
+
+
+OWN_ERRORS = {
+    "create(null)", "create('')", "create('taken')", "send(null, '{}')", "send('q', null)",
+    "send('q', '{}', '[1]'::jsonb)", "read('q', 2000000000, 1)", "enable_notify_insert('q', -1)",
+    "create_partitioned('p', '1', 'soon')", "set_vt('q', 1, 'infinity'::timestamptz)",
+    "set_vt('q', 1, null::timestamptz)",
+}  # fmt: skip
+"""What pgmq does not refuse, or in another way: limits of this queue."""
+
+
+def test_errors_are_those_of_pgmq(face: Conn, pgmq: Conn) -> None:
+    """The class, and the message, to which this queue may add what was given."""
+    wrong = {}
+    calls = [
+        *(call for call, _, _ in BAD if call not in OWN_ERRORS),
+        "bind_topic('a', '')", "unbind_topic('a', null)", "enable_notify_insert('no')",
+        "update_notify_insert('no', 1)", "update_notify_insert('q', -1)", "send_topic('a b', '{}')",
+        *(f"validate_topic_pattern('{p}')" for p in ("", ".a", "a.", "a..b", "a.##", "*#", "a!")),
+        "validate_routing_key(repeat('x', 256))", "drop_queue('no')",
+        "format_table_name('a;', 'q')",
+    ]  # fmt: skip
+    for conn in (face, pgmq):
+        conn.execute("select pgmq.create('q')")
+    for call in calls:
+        found = []
+        for conn in (face, pgmq):
+            try:
+                conn.execute(f"select pgmq.{call}")  # type: ignore[arg-type]
+                found.append(("", ""))
+            except psycopg.Error as error:
+                found.append((error.sqlstate, str(error.diag.message_primary)))
+        (state, text), (their_state, their_text) = found
+        if state != their_state or not text.startswith(their_text):
+            wrong[call] = found
+    assert not wrong

@@ -17,6 +17,7 @@ from tests.sql.queue import (
     Conn,
     Reader,
     acked,
+    action,
     call,
     claim_of,
     consumer,
@@ -24,6 +25,7 @@ from tests.sql.queue import (
     send_all,
     send_keys,
     seqs_of,
+    settle,
     stage,
     state,
     states,
@@ -355,3 +357,14 @@ def test_a_query_of_two_sources_gives_up_the_message_to_blame_and_no_other(
     assert [[(each.seq, each.reason) for each in some] for some in found] == [
         [(poison, "poison")] if i == poison_in else [] for i in (0, 1)
     ]
+
+
+def test_what_is_left_of_a_batch_is_judged_without_what_the_query_acted_on(conn: Conn) -> None:
+    """A message that is alone since the query settled the other one dies like any that is alone."""
+    reader = Reader(conn, consumer(conn))
+    sent = send_all(conn, ["x"] * 2)
+    end = reader.ask()
+    settle(conn, action("ack", sent[:1]))
+    rows = [reader.start(end, AFTER) for _ in range(AFTER + 2)]
+    assert sum(row.poison for row in rows) == 1
+    assert states(conn) == {sent[1]: "dead"}

@@ -758,3 +758,24 @@ def test_no_function_keeps_a_plan_over_all_segments_of_a_stream(conn: Conn, stre
     for name in payloads:
         text = one(conn, "select prosrc from pg_proc where proname = %s", name)
         assert len(re.findall("messages_", text)) > len(re.findall("messages_", texts[name]))
+
+
+def test_a_publication_stays_as_long_as_one_of_its_parts_is_needed(conn: Conn, stream: int) -> None:
+    """Its messages are of two segments, because one task wrote long before the other."""
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    blocks = [stage(conn, stream, 2, p_priority=1)]
+    done = stored(conn)
+    close(conn)
+    blocks.append(stage(conn, stream, 2))
+    publish(conn, stream, blocks, 4)
+    owed = [seq for seq in stored(conn) if seq not in done]
+    rows = receive(conn, 2)
+    assert seqs_of(rows) == done
+    value(conn, "ack", claim_of(rows))
+    for _ in range(3):
+        clock.pass_time(conn, HOUR)
+        send(conn)
+        maintain(conn)
+    assert set(owed) <= {row.seq for row in call(conn, "read", "s")}
+    assert seqs_of(receive(conn, 2)) == owed

@@ -494,6 +494,42 @@ def test_a_role_of_such_a_name_that_is_no_group_is_refused(conn: Conn, roles: ob
     assert catalogue(conn) == before
 
 
+def test_hints_of_who_may_not_create_roles_name_only_what_is_missing(
+    conn: Conn, roles: object
+) -> None:
+    who = "A superuser, or a role with CREATEROLE"
+    hints: list[str | None] = []
+
+    def note(said: psycopg.errors.Diagnostic) -> None:
+        if said.severity_nonlocalized == "WARNING" and said.message_hint:
+            hints.append(said.message_hint)
+
+    conn.add_notice_handler(note)
+    with conn.transaction(force_rollback=True):
+        conn.execute("create role poor")
+        if value(conn, "pg_catalog.to_regrole", "pgqueue_owner"):
+            conn.execute("alter role pgqueue_owner rename to other_owner")
+        conn.execute("alter role pgqueue_consumer rename to other_consumer")
+        for name in ("pgqueue", "_pgqueue"):
+            conn.execute(f"grant all on schema {name} to poor".encode())
+            conn.execute(f"grant all on all routines in schema {name} to poor".encode())
+        conn.execute("alter schema pgqueue owner to poor; set local role poor")
+        with pytest.raises(psycopg.Error, match="create the role") as caught, conn.transaction():
+            call(conn, "create_roles")
+        conn.execute("select _pgqueue.complete_roles()")
+        conn.execute("reset role; create role pgqueue_owner; set local role poor")
+        conn.execute("select _pgqueue.complete_roles()")
+    conn.remove_notice_handler(note)
+    missing = "create role pgqueue_consumer nologin"
+    assert (
+        caught.value.diag.message_hint == f"{who}, runs: {missing}. Then call create_roles again."
+    )
+    assert hints == [
+        f"{who}, runs: create role pgqueue_owner nologin; grant pgqueue_owner to poor.",
+        f"{who} that administers pgqueue_owner, runs: grant pgqueue_owner to poor.",
+    ]
+
+
 def test_who_may_not_create_roles_is_told_so(conn: Conn, roles: dict[str, str]) -> None:
     with (
         connection.connect(roles["admin"]) as admin,

@@ -92,6 +92,10 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
     ("settings", "says"),
     [
         ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Is it max_deliver_count?"]),
+        ({"max_attempts": 5}, ["Is it max_deliver_count?"]),
+        ({"maxReceiveCount": 5}, ["Is it max_deliver_count?"]),
+        ({"retries": 5}, ["Is it max_deliver_count?"]),
+        ({"vt": 5}, ["Is it visibility_timeout?"]),
         ({"zzz": 1}, ["'zzz'", "There are: ", "visibility_timeout"]),
         ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
         ({"visibility_timeout": "30"}, ['not "30"']),

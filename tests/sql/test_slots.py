@@ -71,7 +71,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
     """A function that locks a consumer and goes on with its runs lets the slots become runs."""
     without = {
         "_pgqueue.own_consumer": "it is the function that does that",
-        "_pgqueue.claim_in_turn": "it puts free slots back, and claims what is claimed of none",
+        "_pgqueue.lock_consumer_soon": "claim_in_turn() puts free slots back, and claims others",
         "_pgqueue.claim": "claim_in_turn() does, or it claims what is ready",
         "_pgqueue.start_taking": "its caller has found no free slot",
         "_pgqueue.deal_ahead": "what it deals comes after the slots",
@@ -538,11 +538,33 @@ def one_of(url: str, query: str) -> Any:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_slot_that_a_rollback_left_is_not_too_large_for_a_claim(
+    conn: Conn, session: Session, ordering: str
+) -> None:
+    """It stands before the slots of the size that others claim by now."""
+    consumer(conn, ordering=ordering)
+    sent = send_all(conn, ["x"] * 32, p_keys=[str(i) for i in range(32)])
+    other = session()
+    got = [receive(conn, 8)]
+    other.execute("begin")
+    assert len(receive(other, 8)) == 8
+    got += [receive(conn, 8), receive(conn, 8)]
+    sent += send_all(conn, ["x"] * 60, p_keys=[str(i) for i in range(32, 92)])
+    got.append(receive(conn, 6))
+    other.execute("rollback")
+    while rows := receive(conn, 6):
+        got.append(rows)
+    assert max(map(len, got[3:])) == 6
+    assert sorted(row.seq for rows in got for row in rows) == sent
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_claim_that_comes_too_late_to_make_slots_ahead_keeps_no_lock(
     conn: Conn, session: Session, ordering: str
 ) -> None:
     """It read the cursor, and waited for its old claim, while another claim made the slots."""
     consumer(conn, ordering=ordering)
+    clock.stop_looking(conn)
     send_all(conn, ["x"] * 2000, p_keys=[str(i) for i in range(2000)])
     old = claim_of(receive(conn, 1))
     ahead = "select slots_more from pgqueue.consumer_cursors order by version desc limit 1"
@@ -565,3 +587,14 @@ def test_a_claim_that_comes_too_late_to_make_slots_ahead_keeps_no_lock(
     held = "select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2 and pid = %s"
     assert one(conn, held, late.info.backend_pid) == 0
     late.execute("commit")
+
+
+def test_a_message_whose_delay_ends_comes_before_slots_at_once(conn: Conn) -> None:
+    """Not when claims look for ended leases next, once a second."""
+    consumer(conn)
+    first = send(conn, p_key="first")
+    value(conn, "nack", claim_of(receive(conn)), p_delay=seconds(0.5))
+    send_all(conn, ["x"] * 20, p_keys=[str(i) for i in range(20)])
+    got = seqs_of(receive(conn, 1))
+    clock.pass_time(conn, seconds(0.5))
+    assert first in got + seqs_of(receive(conn, 1))

@@ -18,7 +18,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
 from tests.sql.queue import (
     Conn,
@@ -187,8 +187,7 @@ def test_a_claim_that_finds_each_key_held_needs_no_lock(conn: Conn, session: Ses
     second = receive(conn, 1)
     assert seqs_of(second) == sent[1:2]
     assert value(conn, "ack", held(second)) == 1
-    with pytest.raises(psycopg.errors.LockNotAvailable):  # the next message of a waits for a deal
-        receive(conn, 1)
+    assert receive(conn, 1) == [], "the next message of a waits for a deal"
     dealing.execute("rollback")
     (later,) = send_keys(conn, "a")
     assert seqs_of(receive(conn, 1)) == [later]
@@ -253,6 +252,35 @@ def test_what_a_slot_has_is_cut_without_a_look_at_all_of_a_long_run(conn: Conn) 
     looked = [int(n) for n in re.findall(r"'Actual Rows': (\d+)", str(plan))]
     assert max(looked) == 3 * one(conn, "select _pgqueue.limit_parts()")
     assert one(conn, f"select _pgqueue.cardinality(later) from {cut}") == 39998 - max(looked)
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_slot_is_cut_into_parts_that_are_all_of_it_in_order(conn: Conn, limit: int) -> None:
+    """Of each length around each bound; of one range, and of several."""
+    limits.shrink(conn, limit)
+    for size in 1, 2, 3:
+        for most in 8 * size * limit, size * limit:
+            for n in range(1, most + 2 * size + 2):
+                whole = list(range(1, n + 1))
+                if most == size * limit:  # several ranges, which end anywhere in a part
+                    whole = [i + i // 3 for i in whole]
+                    if whole[-1] == n:
+                        continue
+                ranges = "{" + ",".join(f"[{i},{i + 1})" for i in whole) + "}"
+                [row] = internals.rows(
+                    conn,
+                    "select array(select generate_series(lower(r), upper(r) - 1) from unnest(first)"
+                    " r order by 1) as first, rest, parts, array(select generate_series(lower(r),"
+                    " upper(r) - 1) from unnest(later) r order by 1) as later"
+                    f" from _pgqueue.cut_parts('{ranges}', {size})",
+                )
+                rest = [sorted(checker.numbers(part)) for part in reversed(row.rest or [])]
+                assert [*row.first, *(seq for part in rest for seq in part), *row.later] == whole
+                assert len(row.first) == min(size, n)
+                assert len(whole) - len(row.later) == min(most, n)
+                assert row.parts == (None if most != size * limit else len(rest))
+                assert row.parts is None or all(len(part) == size for part in rest[:-1])
+                assert all(rest)
 
 
 @pytest.mark.parametrize("how", ["nack", "defer", "expire", "another size", "dead_letter"])

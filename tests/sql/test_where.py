@@ -131,7 +131,7 @@ def test_what_is_no_comparison_is_refused_by_name(conn: Conn) -> None:
 def test_a_misspelled_column_is_suggested(conn: Conn) -> None:
     with pytest.raises(psycopg.Error, match="Is it reason") as error:
         call(conn, "scan_where", "raeson = 'x'", COLUMNS)
-    assert "It has seq, key, data" in str(error.value)
+    assert "There are: seq, key, data" in str(error.value)
 
 
 def test_a_condition_names_its_columns_and_one_time(conn: Conn) -> None:

@@ -470,7 +470,7 @@ WAYS: dict[str, tuple[Callable[..., int], Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_hook_runs_or_its_error_is_told_or_it_is_refused(queue, url, way, caplog):
+def test_a_hook_runs_or_its_error_is_logged_or_it_is_refused(queue, url, way, caplog):
     work, handler, options = WAYS[way]
     kinds = RUN if way != "processes" else [undecorated(coroutine), RUN[-1]]
     for function in kinds:

@@ -18,7 +18,7 @@ ROOT = Path(spark_pgqueue.__file__).parent
 PACKAGE = "spark_pgqueue"
 
 FLOORS = (
-    ("printable", "version"),
+    ("printable", "nearest", "version"),
     ("postgres",),
     ("calling",),
     ("client", "archive", "servers", "serving", "tracing"),

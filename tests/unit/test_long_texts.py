@@ -23,10 +23,9 @@ from spark_pgqueue.command_line.arguments import delay
 from spark_pgqueue.postgres.errors import PgQueueError, translate
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.postgres.url import describe, redact
-from spark_pgqueue.printable import printable
+from spark_pgqueue.printable import clean, printable
 from spark_pgqueue.spark.options.values import duration, size
 from spark_pgqueue.spark.where import blamed_on
-from spark_pgqueue.worker.verdicts import clean
 
 ROOT = Path(spark_pgqueue.__file__).parent
 
@@ -133,7 +132,7 @@ USES: dict[str, Callable[[str], Any]] = {
 def test_4_mb_of_anything_take_a_moment(use: str) -> None:
     for atom in ATOMS:
         text = atom * (MANY // len(atom))
-        # A pattern that is tried anew at each character takes hours.
+        # A pattern that is tried again at each character takes hours.
         took = seconds(partial(USES[use], text))
         assert took < 10, atom
 

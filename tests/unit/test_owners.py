@@ -1,4 +1,4 @@
-"""Nothing of a schema runs before its owner is trusted, whoever calls what."""
+"""Nothing of a schema runs before its owner is trusted."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ OPENING = {
 """The modules that open connections by `postgres.connection`, and how each checks the owners."""
 
 
-def test_whoever_opens_connections_checks_owners() -> None:
+def test_all_that_opens_connections_checks_owners() -> None:
     root = Path(spark_pgqueue.__file__).parent
     found = set()
     for path in root.rglob("*.py"):

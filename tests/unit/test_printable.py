@@ -2,12 +2,14 @@
 
 import logging
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 import spark_pgqueue
 from spark_pgqueue import PgQueueError
-from spark_pgqueue.printable import printable, warn
+from spark_pgqueue.printable import printable, text_of, warn
 
 ESCAPE = "\x1b[31mred\u202e\x9b\r"
 
@@ -38,5 +40,27 @@ def test_a_name_of_the_database_comes_escaped_in_errors(url):
 def test_warnings_hold_no_control_character(caplog):
     with caplog.at_level(logging.WARNING):
         warn("%d messages of %s: %s", 3, ESCAPE, ValueError(ESCAPE))
-    assert caplog.messages == [f"3 messages of {printable(ESCAPE)}: {printable(ESCAPE)}"]
+    assert caplog.messages == [
+        f"3 messages of {printable(ESCAPE)}: ValueError: {printable(ESCAPE)}"
+    ]
     assert caplog.records[0].name == "spark_pgqueue"
+
+
+def test_no_other_code_logs_an_error():
+    """`warn` shows each error in the same way, without passwords, and cannot fail."""
+    root = Path(spark_pgqueue.__file__).parent
+    logs = re.compile(r"\blog\w*\.(warning|error|exception|critical|log)\(")
+    assert not [path.name for path in root.rglob("*.py") if logs.search(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("7"), "ValueError: 7"),
+        (KeyError(), "KeyError"),
+        (PgQueueError("no stream", hint="see", sqlstate="PQ001"), "[PQ001] no stream Hint: see"),
+        (OSError("password=secret x"), "OSError: password=*** x"),
+    ],
+)
+def test_an_error_in_a_line_of_the_log(error, text):
+    assert text_of(error) == text

@@ -80,8 +80,8 @@ def test_an_estimate_is_shown_as_one(queue, conn, url):
 
 def test_stats_says_the_age_of_the_oldest(queue, url):
     header, _, b = process("stats", url=url).stdout.splitlines()
-    assert header.split()[-1] == "oldest"
-    assert b.split()[-1].endswith("s")
+    assert header.split()[-2:] == ["oldest", "status"]
+    assert b.split()[-2].endswith("s")
 
 
 def test_watching_as_json_has_rates(queue, url):

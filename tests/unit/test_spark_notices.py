@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import Any
+from contextlib import ExitStack, closing
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     StringType,
     StructField,
@@ -22,11 +23,14 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.admission import Admission
-from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.columns import offset_source_schema, source_schema
+from spark_pgqueue.spark.offset_source import PgQueueOffsetReader
 from spark_pgqueue.spark.offset_source_streams import Streams
 from spark_pgqueue.spark.options import parse_offset_source, parse_sink, parse_source
 from spark_pgqueue.spark.session import Session
+from spark_pgqueue.spark.source import PgQueueStreamReader
 from spark_pgqueue.spark.staging import Target
+from spark_pgqueue.spark.versions import ReadAllAvailable, ReadMaxRows
 from tests.sql.queue import value
 
 Conn = psycopg.Connection
@@ -135,20 +139,11 @@ def bad_text() -> pa.Array:
     )
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "says"),
-    [
-        ("dedup_key", bad_text(), "column dedup_key has a value that does not fit"),
-        ("deliver_at", pa.array([2**63 - 1], pa.timestamp("us", "UTC")), "column deliver_at"),
-    ],
-)
-def test_a_value_that_arrow_or_python_refuses_is_an_error_that_names_the_column(
-    url: str, column: str, values: Any, says: str
-) -> None:
-    schema = StructType([SCHEMA["data"], SCHEMA[column]])
+def test_text_that_is_not_utf_8_is_an_error_that_names_the_column(url: str) -> None:
+    schema = StructType([SCHEMA["data"], SCHEMA["dedup_key"]])
     target = Target(parse_sink({"url": url, "stream": "orders"}, streaming=False), schema)
-    rows = pa.RecordBatch.from_arrays([pa.array(["x"]), values], names=["data", column])
-    with pytest.raises(PgQueueError, match=says) as caught:
+    rows = pa.RecordBatch.from_arrays([pa.array(["x"]), bad_text()], names=["data", "dedup_key"])
+    with pytest.raises(PgQueueError, match="column dedup_key has a value that") as caught:
         target.stage(iter([rows]), "txn:a", 0, None)
     assert caught.value.sqlstate in ("PQ004", "PQ003")
 
@@ -165,3 +160,101 @@ def test_json_that_does_not_fit_is_an_error_that_names_the_row(
     rows = pa.RecordBatch.from_pydict({"data": ["1", data], "key": ["a", "b"]})
     with pytest.raises(PgQueueError, match=rf"{says} \(row 2 of 2 .* key 'b'\)"):
         target.stage(iter([rows]), "txn:a", 0, None)
+
+
+LOWEST = -210_866_803_200_000_000  # of Postgres, 4714-11-24 BC, in microseconds
+YEARS = [-62_167_219_200_000_000, 253_402_300_800_500_000]  # 0, and 10000
+TIMES = ([LOWEST - 1, -(2**63)], [LOWEST, *YEARS, 9_223_371 * 10**12])
+KINDS = {
+    "at": (pa.timestamp("us", "Asia/Kolkata"), TIMES),
+    "n": (pa.timestamp("us"), TIMES),
+    "d": (pa.date32(), ([-(2**31), -2_440_589, 2**31 - 1], [-2_440_588, 0, 2_145_042_905])),
+}
+"""Columns by name: the type, and what Postgres cannot hold and can."""
+
+
+def numbers(column: str, values: list[int]) -> pa.Array:
+    kind, _ = KINDS[column]
+    return pa.array(values, pa.int32() if kind == pa.date32() else pa.int64()).view(kind)
+
+
+def write(given: dict[str, str], **columns: pa.Array) -> None:
+    """Write rows as a task and the driver do."""
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    schema = from_arrow_schema(batch.schema, prefer_timestamp_ntz=True)
+    target = Target(parse_sink(given, streaming=False), schema)
+    target.publish([target.stage(iter([batch]), f"txn:{uuid4()}", 1, None)], 1)
+
+
+def test_a_time_that_postgres_cannot_hold_names_its_column(conn: Conn, url: str) -> None:
+    """In messages and in tables, in lists and in structs: before anything is copied."""
+    conn.execute(
+        "create table public.t (at timestamptz, n timestamp, d date,"
+        " ats timestamptz[], ns timestamp[], ds date[])"
+    )
+    table, stream = {"url": url, "table": "public.t"}, {"url": url, "stream": "orders"}
+    for name, (kind, (wrong, _)) in KINDS.items():
+        for each in wrong:
+            array = numbers(name, [each])
+            field = pa.StructArray.from_arrays([array], [name])
+            items = pa.array([[None, array[0]]], pa.list_(kind))
+            cases = [(name, table, {name: array}), (f"row.{name}", table, {"row": field}),
+                     (f"{name}s", table, {f"{name}s": items})]  # fmt: skip
+            if name == "at":
+                data = {"data": pa.array(["x"])}
+                cases += [(m, stream, {**data, m: array}) for m in ("deliver_at", "expires_at")]
+            for column, given, columns in cases:
+                with pytest.raises(
+                    PgQueueError, match=rf"\] column {column} has a value that does"
+                ):
+                    write(given, **columns)
+    nothing = pa.StructArray.from_arrays(
+        [numbers("at", [TIMES[0][0]])], ["at"], mask=pa.array([True])
+    )
+    write(table, row=nothing, data=pa.array(["x"]), stream=pa.array(["orders"]))
+
+
+def test_each_time_that_postgres_can_hold_arrives(conn: Conn, url: str) -> None:
+    conn.execute("create table public.t (at timestamptz, n timestamp, d date)")
+    for name, (_, (_, held)) in KINDS.items():
+        write({"url": url, "table": "public.t"}, **{name: numbers(name, held)})
+        number = f"({name} - date '1970-01-01')::bigint"
+        if name != "d":
+            number = f"(extract(epoch from {name} at time zone 'UTC') * 1000000)::bigint"
+        sql = f"select {number} from public.t where {name} is not null order by 1"
+        assert conn.execute(sql.encode()).fetchall() == [(each,) for each in held]
+    held = [*TIMES[1], 2**63 - 1]  # of the last, `extract` knows the seconds alone
+    times = numbers("at", held)
+    data = pa.array(["x"] * len(times))
+    write({"url": url, "stream": "orders"}, data=data, deliver_at=times)
+    sql = "select extract(epoch from deliver_at)::bigint from pgqueue.publications order by 1"
+    full = [-(-each // 1_000_000) for each in held]
+    assert conn.execute(sql).fetchall() == [(each,) for each in full]
+
+
+@pytest.mark.parametrize("how", ["consumer", "group"])
+def test_a_run_of_one_micro_batch_is_warned_of_once(
+    conn: Conn, url: str, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """By once, or by availableNow beside a source that has it not."""
+    value(conn, "create_consumer", "orders", "c")
+    value(conn, "send", "orders", "x")
+    value(conn, "create_group", "orders", "g", 1)
+    given = {"url": url, "stream": "orders", how: "c" if how == "consumer" else "g"}
+    if how == "consumer":
+        options = parse_source(given)
+        reader = PgQueueStreamReader(options, source_schema("text", True))
+    else:
+        options = parse_offset_source(given, streaming=True)
+        reader = PgQueueOffsetReader(options, offset_source_schema("text", True, False))
+    with ExitStack() as stack:
+        stack.callback(reader.stop)
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadMaxRows(10)) != start
+        assert "one micro-batch" not in caplog.text
+        for _ in range(2):
+            reader.latestOffset(start, ReadAllAvailable())
+    (warning,) = [each.getMessage() for each in caplog.records if "one micro" in each.getMessage()]
+    assert "trigger(once=True), or because another source of the query, such as rate" in warning
+    assert "next run with the same checkpoint" in warning
+    assert ("option checkpointLocation" in warning) == (how == "consumer")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import spark_pgqueue
+from spark_pgqueue.worker.options import ListenOptions, Options, RunOptions
 
 ROOT = Path(spark_pgqueue.__file__).parent.parent
 
@@ -39,6 +40,29 @@ def test_a_type_checker_knows_each_exported_name_and_refuses_a_misspelt_one(tmp_
     assert len(types) == len(spark_pgqueue.__all__) + 1
     assert not {'"Any"', '"Unknown"'} & set(types), said
     assert types[-1] == '"Claim | None"'
+
+
+def test_a_type_checker_knows_the_options_of_workers(tmp_path: Path):
+    program = """import spark_pgqueue
+worker = spark_pgqueue.Consumer("", "s", "c")
+worker.run(print, concurrency=2, prefetch=1)
+worker.run(print, concurency=2)
+worker.listen(batch=1)
+spark_pgqueue.handler("s", "c", concurrency="2")
+"""
+    found = [each["range"]["start"]["line"] for each in checked(tmp_path, program)]
+    assert sorted(set(found)) == [3, 4, 5]
+
+
+def test_the_types_of_options_are_those_that_are_taken():
+    taken = {name: field.type for name, field in Options.__dataclass_fields__.items()}
+    typed = {name: of.__forward_arg__ for name, of in RunOptions.__annotations__.items()}
+    assert typed == taken
+    assert set(ListenOptions.__annotations__) < set(typed)
+
+
+def test_dir_lists_each_exported_name():
+    assert set(spark_pgqueue.__all__) <= set(dir(spark_pgqueue))
 
 
 def test_each_exported_name_exists():

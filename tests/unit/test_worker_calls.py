@@ -48,10 +48,10 @@ def test_a_claim_acknowledges_the_claim_before(queue, url, ordering, way):
     with connection.connect(url) as conn:
         (name,) = conn.execute("select current_database()").fetchone() or ("",)
         conn.execute(f"alter database {name} set track_functions = 'all'".encode())
-        options = {"batch": 1} if way == "batch" else {}
+        batch = 1 if way == "batch" else None
         worker = Consumer(url, "s", "c")
         handler = handle_async if way == "tasks" else handle
-        assert worker.run(handler, prefetch=0, wait=MOMENT, **options) == 40
+        assert worker.run(handler, prefetch=0, wait=MOMENT, batch=batch) == 40
         wait_until(lambda: calls(conn).get("receive", 0) >= 40)
         assert "ack" not in calls(conn)
     (stats,) = queue.stats()

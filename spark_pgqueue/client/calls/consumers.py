@@ -128,7 +128,7 @@ class ConsumerCalls(Calls):
         return self._statements.rows(
             "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
             " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
-            " oldest_claim_at, estimated from pgqueue.consumer_stats"
+            " oldest_claim_at, estimated, stuck, status, because from pgqueue.consumer_stats"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],
             row_factory=class_row(ConsumerStats),

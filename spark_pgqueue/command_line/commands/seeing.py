@@ -55,6 +55,7 @@ RATES: Cells = {
     "settled/s": lambda each, look, rates: per_second(rates.settled),
 }
 OLDEST: Cells = {"oldest": lambda each, look, rates: _age(each.oldest_at, look)}
+STATUS: Cells = {"status": lambda each, look, rates: each.status}
 COUNTS: Cells = {
     name: _count(name)
     for name in ("new", "ready", "delayed", "waiting", "claimed", "dead", "backlog", "expired")
@@ -68,9 +69,7 @@ TOP: Cells = {
     "claimed": _count("claimed"),
     "held": lambda each, look, rates: _age(each.oldest_claim_at, look),
     "dead": _count("dead"),
-    "": lambda each, look, rates: ", ".join(
-        word for word, so in (("paused", each.paused), ("expired", each.expired)) if so
-    ),
+    **STATUS,
 }
 
 
@@ -108,7 +107,7 @@ def stats(
 
         def table(look: Look, rates: AllRates) -> Table:
             shown = [each for each in look.consumers if stream in (None, each.stream)]
-            return _table({**NAMES, **COUNTS, **OLDEST, **(RATES if watch else {})},
+            return _table({**NAMES, **COUNTS, **OLDEST, **STATUS, **(RATES if watch else {})},
                           shown, look, rates)  # fmt: skip
 
         if not watch and not rows:

@@ -58,6 +58,9 @@ def work(
     prefetch: Annotated[
         int, typer.Option(min=0, help="Claim at most this many messages ahead.")
     ] = 500,
+    prefetch_bytes: Annotated[
+        int, typer.Option(min=0, help="Claim ahead at most about this many bytes of data.")
+    ] = 64 << 20,
     transactional: Annotated[
         bool,
         typer.Option(

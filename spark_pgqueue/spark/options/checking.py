@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
+from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.spark.options.foreign import CATALOG, FOREIGN, KAFKA
@@ -206,18 +206,14 @@ def _value(option: Option, text: str | None) -> Any:
 def _unknown(
     name: str, known: dict[str, Option], side: str, others: tuple[str, ...]
 ) -> PgQueueError:
-    names = {lowered: option.name for lowered, option in known.items()}
-    names |= {other.lower(): other for other in others}
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f"its options are: {', '.join(names.values())}"
-    if near:
-        hint = f"did you mean {names[near[0]]}?"
+    foreign = FOREIGN
     if name.lower().startswith("kafka."):
-        hint = KAFKA
+        foreign = {name: KAFKA} | FOREIGN
     if name.lower() == "provider" or name.lower().startswith("option."):  # of create table
-        hint = CATALOG
+        foreign = {name: CATALOG}
+    names = [*(option.name for option in known.values()), *others]
     return PgQueueError(
-        f"the pgqueue {side} has no option {name}", hint=FOREIGN.get(name.lower(), hint)
+        f"the pgqueue {side} has no option {name}", hint=nearest.hint(name, names, foreign)
     )
 
 

@@ -21,7 +21,11 @@ FOREIGN = {
     "where": 'it goes with table, for spark.read: option("table", "pending")',
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    "topic": "use stream",
+    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
+    "bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
+    "groupid": "use consumer; or group, without one",
+    "failondataloss": "it is for readStream",
+    "includeheaders": "leave it out: a column has the headers",
     "subscribe": "use stream for what is read, or streams, and consumer for who claims it",
     "subscribepattern": "use streamPattern, without consumer",
     "assign": "use stream or streams; minPartitions for how many tasks read",

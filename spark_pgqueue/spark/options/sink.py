@@ -35,8 +35,8 @@ class SinkOptions(Connecting):
     stream: str | None = option(
         a_name,
         "a stream's name",
-        "The stream to write. For rows with an action: the stream of their messages. Where there "
-        "is a column stream, the option is for the rows where the column is null.",
+        "The stream to write. As in Kafka's sink, it takes precedence over a column stream. For "
+        "rows with an action: the stream of their messages, where a column stream is null.",
     )
     consumers: tuple[str, ...] | None = option(
         names,

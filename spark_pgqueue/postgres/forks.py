@@ -1,0 +1,112 @@
+"""Forks: what belongs to the process that made it, and is of no use to its children.
+
+A child has copies of all objects, but the socket of a connection is one: what either process reads
+or sends there, the other misses, and a child that closes its copy ends the session of its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+from weakref import WeakSet
+
+import psycopg
+
+from spark_pgqueue.postgres.errors import PgQueueError
+
+
+class HasDescriptor(Protocol):
+    """A connection."""
+
+    def fileno(self) -> int:
+        """The descriptor of its socket."""
+        ...
+
+
+C = TypeVar("C", bound=HasDescriptor)
+T = TypeVar("T")
+
+_connections: WeakSet[HasDescriptor] = WeakSet()
+
+
+class Origin:
+    """Remembers the process that made something."""
+
+    def __init__(self):
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return os.getpid() == self._pid
+
+    def check(self, what: str, way_out: str) -> None:
+        """Refuse a use in another process.
+
+        Args:
+            what: what was made, for the error.
+            way_out: what to do in the child, for the hint.
+
+        Raises:
+            PgQueueError: this is a child of the process.
+        """
+        if not self.is_here:
+            raise PgQueueError(
+                f"{what} belongs to process {self._pid}, which made it before it forked;"
+                f" this is its child, process {os.getpid()}",
+                hint=way_out,
+            )
+
+
+def cut_in_children(connection: C) -> C:
+    """Let children have no access to the session of a connection, whatever they do with it."""
+    _connections.add(connection)
+    return connection
+
+
+def _cut() -> None:
+    dead, other = socket.socketpair()
+    other.close()
+    with dead:
+        for connection in list(_connections):
+            with suppress(OSError, psycopg.Error):  # it is closed
+                os.dup2(dead.fileno(), connection.fileno(), inheritable=False)
+
+
+def after_fork(do: Callable[[], None]) -> None:
+    """Call a function in each child, where the system has forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=do)
+
+
+def around_fork(
+    before: Callable[[], T], in_child: Callable[[], None], after: Callable[[T], None]
+) -> None:
+    """Call functions at each fork, where the system has forks.
+
+    Args:
+        before: called before it, by the thread that forks.
+        in_child: called in the child.
+        after: called afterwards in both processes, with what `before` returned.
+    """
+    held = threading.local()
+
+    def begin() -> None:
+        held.value = before()
+
+    def end() -> None:
+        after(held.value)
+
+    def end_in_child() -> None:
+        in_child()
+        end()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end_in_child)
+
+
+after_fork(_cut)

@@ -1,0 +1,374 @@
+"""Whatever happens between a claim and its report: there is a report, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import pickle
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row
+
+import spark_pgqueue
+from spark_pgqueue import Consumer, Reject, Retry
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.worker import attempts, tasks, threads
+from spark_pgqueue.worker.by_name import by_name
+from spark_pgqueue.worker.job_queue import WorkerSlot
+from spark_pgqueue.worker.options import Options
+
+MOMENT = timedelta(milliseconds=300)
+
+
+class NoText(Exception):
+    """Its text is none."""
+
+    def __str__(self) -> Any:
+        return 3
+
+
+class Bare(Retry):
+    """Calls no other constructor."""
+
+    def __init__(self):
+        pass
+
+
+class BareReject(Reject):
+    """As `Bare`."""
+
+    def __init__(self):
+        self.reason = "a\0b\ud800"
+
+
+class Odd(BaseException):
+    """Of the user, and no Exception; lies about its cause."""
+
+    @property
+    def __notes__(self):  # type: ignore[override]
+        raise MemoryError
+
+
+def deep():
+    return deep()
+
+
+def fail(message):
+    """Fail as the message says."""
+    what = message.data
+    if what == "recursion":
+        deep()
+    if what == "exit":
+        raise SystemExit(3)
+    if what == "die" and os.environ.get("PGQUEUE_TEST_MAY_DIE"):
+        os._exit(3)
+    errors = {
+        "no text": NoText(),
+        "bare": Bare(),
+        "bare reject": BareReject(),
+        "odd": Odd("odd"),
+        "interrupt": KeyboardInterrupt(),
+        "memory": MemoryError(),
+        "unencodable": ValueError("nul \0 and \ud800"),
+        "stop": StopIteration(),
+        "group": BaseExceptionGroup("g", [SystemExit(1), KeyboardInterrupt()]),
+    }
+    if what in errors:
+        raise errors[what]
+
+
+FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd", "interrupt",
+          "memory", "unencodable", "stop", "group"]  # fmt: skip
+
+
+async def fail_async(message):
+    """As `fail`, and ends the task of the call."""
+    if message.data == "good":
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+    fail(message)
+
+
+def fail_in_transaction(message, connection):
+    """As `fail`."""
+    fail(message)
+
+
+@contextmanager
+def replaced(message):
+    """Replaces what comes by an error of its own."""
+    try:
+        yield
+    except BaseException:
+        raise NoText from None
+
+
+def end(*_):
+    """A hook that ends what calls it."""
+    raise SystemExit(2)
+
+
+WAYS = {
+    "threads": (fail, {}),
+    "transactional": (fail_in_transaction, {"transactional": True}),
+    "tasks": (fail_async, {}),
+    "processes": (fail, {"processes": 1}),
+    "wrapped": (fail, {"wrap": replaced}),
+}
+
+
+@pytest.fixture
+def queue(url):
+    """A client, with a consumer of one delivery each."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        client.create_consumer("s", "c", settings={"max_deliver_count": 1})
+        yield client
+
+
+@pytest.fixture
+def no_logging():
+    """Logging that fails."""
+
+    class Fails(logging.Filter):
+        def filter(self, record):
+            raise MemoryError
+
+    at, fails = logging.getLogger("spark_pgqueue.worker"), Fails()
+    at.addFilter(fails)
+    yield
+    at.removeFilter(fails)
+
+
+@pytest.mark.usefixtures("no_logging")
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_a_handler_does_its_message_is_reported_and_the_run_goes_on(
+    queue, url, way, monkeypatch
+):
+    handler, options = WAYS[way]
+    if way == "processes":
+        monkeypatch.setenv("PGQUEUE_TEST_MAY_DIE", "1")
+    expected = [each for each in FAULTS if each != "die" or way == "processes"]
+    queue.send_batch("s", [*expected, "good"])
+    hooks = {"on_failure": end, "on_success": end}
+    assert Consumer(url, "s", "c").run(handler, wait=MOMENT, **hooks, **options) == 1
+    (stats,) = queue.stats()
+    assert (stats.backlog, stats.claims) == (0, 0)
+    dead = queue.dead_letters("s", "c")
+    assert sum(each.messages for each in dead) == len(expected)
+    assert not [each.error for each in dead if "slot" in (each.error or "")], "the last resort"
+
+
+def test_a_timeout_that_a_wrap_swallows_is_a_failure(queue, url):
+    async def handle(message):
+        await asyncio.sleep(60)
+
+    @contextmanager
+    def deaf(message):
+        with suppress(asyncio.CancelledError):
+            yield
+
+    queue.send("s", "x")
+    options = {"timeout": timedelta(milliseconds=50), "wait": MOMENT, "wrap": deaf}
+    assert Consumer(url, "s", "c").run(handle, **options) == 0
+    (dead,) = queue.dead_letters("s", "c")
+    assert "timed out" in dead.error
+
+
+def plant(monkeypatch, where):
+    """A defect of ours: an error once, where none is expected."""
+    once = ["x"]
+
+    def broken(original):
+        def broken(*given):
+            if once:
+                once.clear()
+                raise MemoryError(where)
+            return original(*given)
+
+        return broken
+
+    if where == "the loop of a slot":
+        monkeypatch.setattr(threads.Threads, "_do", broken(threads.Threads._do))
+        monkeypatch.setattr(tasks.Tasks, "_work", broken(tasks.Tasks._work))
+    elif where == "after a call":
+        monkeypatch.setattr(threads.Hooks, "after", broken(threads.Hooks.after))
+        monkeypatch.setattr(threads.Hooks, "after_async", broken(threads.Hooks.after_async))
+    else:  # the thread dies without a report
+        plant(monkeypatch, "the loop of a slot")
+        monkeypatch.setattr(WorkerSlot, "lose", broken(WorkerSlot.lose))
+        once.append("x")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+@pytest.mark.parametrize("where", ["the loop of a slot", "after a call", "the report"])
+def test_the_claim_of_a_slot_that_died_is_given_back(queue, url, where, way, monkeypatch):
+    if (where, way) == ("the report", "tasks"):
+        pytest.skip("the loop reports for its tasks")
+    queue.create_consumer("s", "d")
+    queue.send_batch("s", ["x", "y"])
+    plant(monkeypatch, where)
+    got = []
+
+    async def handle_async(message):
+        got.append(message.seq)
+
+    handler = handle_async if way == "tasks" else lambda message: got.append(message.seq)
+    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=3))
+    with connection.connect(url) as conn:
+        assert conn.execute("select count(*) from pgqueue.claims").fetchone() == (0,)
+    assert set(got) == {1, 2}
+
+
+def test_a_poller_with_a_defect_gives_back_what_it_has(queue, url, monkeypatch):
+    queue.send_batch("s", ["x", "y"])
+
+    def extend(poller, now):
+        if poller._claims:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("spark_pgqueue.worker.poller.Poller._extend", extend)
+    with pytest.raises(ZeroDivisionError):
+        Consumer(url, "s", "c").run(lambda message: None)
+    (stats,) = queue.stats()
+    assert stats.claims == 0
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_a_stop_before_a_run_ends_that_run_and_no_other(queue, url, awaited):
+    async def handle_async(message):
+        pass
+
+    handler = handle_async if awaited else lambda message: None
+    queue.send("s", "x")
+    worker = Consumer(url, "s", "c")
+    worker.stop()
+    assert worker.run(handler) == 0
+    assert worker.run(handler, wait=MOMENT) == 1
+
+
+def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
+    """The first calls tell how large messages are."""
+    queue.send_batch("s", ["x" * 100_000] * 40)
+    most = []
+    with spark_pgqueue.connect(url) as other:
+
+        def handle(message):
+            most.append(other.stats()[0].claimed)
+
+        Consumer(url, "s", "c").run(handle, wait=MOMENT, prefetch_bytes=300_000)
+    assert len(most) == 40
+    assert max(most) <= 6, "messages of 3 claims of at most 4"
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, awaited):
+    look = (
+        "select current_setting('work_mem'), current_user, current_setting('role'),"
+        " (select count(*) from pg_prepared_statements),"
+        " (select count(*) from pg_listening_channels()), to_regclass('pg_temp.t') is null,"
+        " (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())"
+    )
+    seen = []
+    change = (
+        "set work_mem = '7MB'; listen x; prepare p as select 1;"
+        " create temp table t (a int primary key, b int references t initially deferred);"
+        " insert into t values (1, 1); select pg_advisory_lock(7); set role pg_monitor"
+    )
+    failed = set()
+
+    def fail_once(message):
+        if message.data == "y" and not failed:
+            failed.add(message.seq)
+            raise Retry(delay=timedelta())
+
+    def handle(message, connection):
+        seen.append(connection.execute(look).fetchone())
+        connection.row_factory = dict_row
+        connection.execute(change)
+        fail_once(message)
+
+    async def handle_async(message, connection):
+        seen.append(await (await connection.execute(look)).fetchone())
+        connection.row_factory = dict_row
+        await connection.execute(change)
+        fail_once(message)
+
+    queue.create_consumer("s", "d")
+    queue.send_batch("s", ["x", "y", "z"])
+    handler = handle_async if awaited else handle
+    role = make_conninfo(url, options=f"-c role={conninfo_to_dict(url)['user']}")
+    assert Consumer(role, "s", "d").run(handler, transactional=True, wait=MOMENT) == 3
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+def test_the_reset_of_a_session_costs_no_round_trip(queue, url, awaited, monkeypatch):
+    """It goes with the acknowledgement, unless the transaction was undone."""
+    resets = []
+    monkeypatch.setattr(attempts, "RESET", "select 1 / 0")
+    monkeypatch.setattr(tasks, "RESET", attempts.RESET)
+
+    def handle(message, connection):
+        resets.append(connection.info.backend_pid)
+
+    async def handle_async(message, connection):
+        handle(message, connection)
+
+    queue.send_batch("s", ["x", "y", "z"])
+    handler = handle_async if awaited else handle
+    assert Consumer(url, "s", "c").run(handler, transactional=True, wait=MOMENT) == 3
+    assert len(set(resets)) == 1, "a reset that fails ends the connection"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"shop": "x"}', "'order'"),
+        ('{"order": 1, "much": 2}', "'much'"),
+        ('{"order": "7"}', "'order' must be int, not str: '7'"),
+        ("[1]", "JSON object"),
+        ("{", "JSON object"),
+    ],
+)
+def test_what_does_not_fit_a_signature_names_the_field(queue, url, data, said, caplog):
+    def bill(order: int, shop: str | None = None):
+        pass
+
+    queue.send("s", data)
+    handler = by_name(bill, Options())
+    assert Consumer(url, "s", "c").run(handler, wait=MOMENT) == 0
+    (dead,) = queue.dead_letters("s", "c")
+    assert said in dead.error
+    assert said in caplog.text.splitlines()[0]
+
+
+def test_a_signature_is_looked_at_once_and_the_handler_can_be_pickled_after_that(monkeypatch):
+    looks = []
+
+    def look(function):
+        looks.append(function)
+        return SIGNATURE(function)
+
+    handler = by_name(takes_a_lambda, Options())
+    monkeypatch.setattr(inspect, "signature", look)
+    message: Any = SimpleNamespace(data='{"order": 7}')
+    assert [handler(message) for _ in range(3)] == [7] * 3
+    assert looks == [takes_a_lambda]
+    assert pickle.loads(pickle.dumps(handler))(message) == 7
+
+
+SIGNATURE = inspect.signature
+
+
+def takes_a_lambda(order: int, price=lambda: 1):
+    """Its signature cannot be pickled."""
+    return order
