@@ -189,6 +189,7 @@ def publish_staged(s: Session) -> None:
 SEND = "select pgqueue.send('s', 'x'"
 SEND_ONCE = f"{SEND}, p_dedup_key => gen_random_uuid()::text)"
 SEND_LATER = f"{SEND}, p_deliver_at => now() + interval '1 hour')"
+CREATE = "select pgqueue.create_consumer('s', gen_random_uuid()::text)"
 ONE_KEY = "select pgqueue.ack(claim_id) from pgqueue.receive_where('s', 'c', '$.key == \"k1\"')"
 
 
@@ -233,6 +234,7 @@ OPERATIONS = [
     Operation("extend", extend, 40, hold),
     Operation("read 100 by offset", read_on, 4, filled(400)),
     Operation("redrive", sql("select pgqueue.redrive('s', 'c', p_max => 1)"), 10, dead(10)),
+    Operation("create_consumer", sql(CREATE), 10),
     Operation("consumer_stats", sql("select * from pgqueue.consumer_stats"), 10, filled(10)),
     Operation("maintain, idle", sql("select * from pgqueue.maintain()"), 4),
 ]
