@@ -333,7 +333,7 @@ def test_each_role_works_with_what_it_has(conn: Conn, roles: dict[str, str]) -> 
             claim = claim_of(call(consumer, "receive", "t", name, 10))
             assert value(consumer, "extend", claim) == 4
             assert value(consumer, "dead_letter", claim, [4]) == 1
-            assert value(consumer, "nack", claim, [3]) == 1
+            assert value(consumer, "nack", claim, [3], "0 s") == 1
             assert value(consumer, "ack", claim) == 2
             assert len(acked(consumer, "t", name)) == 1
         value(producer, "send", "t", "d")
