@@ -106,7 +106,8 @@ def test_a_command_is_found_without_the_others() -> None:
 
 # What a command needs only for a table, for Arrow, for Spark, or for another command.
 DEAR = (
-    "rich.console", "pyarrow", "pyspark", "adbc_driver_manager", "multiprocessing", "http.server",
+    "rich.console", "pyarrow", "pyspark", "adbc_driver_manager", "multiprocessing",
+    "http.server", "h11",
     "spark_pgqueue.metrics", "spark_pgqueue.spark", "spark_pgqueue.worker", "spark_pgqueue.archive",
     "spark_pgqueue.command_line.cli", "spark_pgqueue.command_line.commands.work",
 )  # fmt: skip

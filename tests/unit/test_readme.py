@@ -16,7 +16,6 @@ import psycopg
 import pytest
 
 from tests.pages import blocks_of, environment_of, readers_pages, words_of
-from tests.prose.__main__ import findings, pages
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -193,11 +192,6 @@ def test_each_guarantee_and_limit_names_a_test():
     assert len(numbers) > 30
     rows = re.findall(r"^(\d+)\. (.+)$", tests, re.MULTILINE)
     assert [number for number, named in rows if named_tests_in(named)] == numbers
-
-
-def test_every_page_keeps_the_rules_of_words_and_sentences():
-    """As `make lint` says, which has the reasons: `python -m tests.prose`."""
-    assert [each for name in pages() for each in findings(name, (ROOT / name).read_text())] == []
 
 
 def test_both_pictures_are_the_same_but_for_their_colours():
