@@ -129,8 +129,10 @@ def test_a_connect_server_needs_no_package_where_it_is_shipped(copying: Queue, t
 def test_a_python_without_the_package_is_refused(spark, tmp_path: Path, monkeypatch):
     """With the local session, whose Python is asked before a query needs it."""
     spark_pgqueue.register(spark)
-    python = python_without(tmp_path / "bin", *OURS, "psycopg")
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
-    with pytest.raises(PgQueueError, match=r"bin/python.* lacks spark_pgqueue, psycopg") as caught:
+    bare = tmp_path / "bare python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    with pytest.raises(PgQueueError, match=r"bare python .*lacks spark_pgqueue, psycopg") as caught:
         spark_pgqueue.register(spark)
     assert f"export PYSPARK_PYTHON={sys.executable}" in (caught.value.hint or "")

@@ -234,7 +234,7 @@ def test_tests_that_pages_name_are_there():
         for file, test in named_tests_in(page.read_text()):
             if file not in tests:
                 text = (ROOT / file).read_text()
-                tests[file] = set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
+                tests[file] = set(re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE))
             assert test in tests[file], f"{page.name}: {file} has no {test}"
     assert len(tests) > 20
     assert {page.parts[-3] for page in pages if named_tests_in(page.read_text())} >= {
