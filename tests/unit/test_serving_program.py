@@ -89,7 +89,7 @@ def test_it_ends_by_a_signal_also_while_it_is_asked(
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_port_that_is_taken_is_an_error(url: str, name: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as two of these would
         command = [sys.executable, "-m", "spark_pgqueue", name, "--url", url]
         command += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
