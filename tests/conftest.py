@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 import psutil
 import psycopg
 import pytest
+import typer.main
+import typer.testing
 from psycopg.conninfo import make_conninfo
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -38,6 +40,9 @@ from tests.sql import limits, odd
 for helper in ("checker", "cost", "crossing_judge", "model", "owing", "queue"):
     pytest.register_assert_rewrite(f"tests.sql.{helper}")
 
+# CliRunner makes all commands of an app again for each call: 93 ms of 100.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -49,8 +54,10 @@ ROOT = Path(__file__).parent.parent
 MEMORY = Path("/dev/shm")
 ROOM = 8 << 30  # bytes: all processes take 4 GB, and their servers' data up to 3 GB
 
-# Folders and files whose tests share what takes long to make: a Spark session, an environment.
-TOGETHER = ("tests/spark/", "tests/test_wheel.py")
+# Folders and files whose tests share what takes long to make: a Spark session, a browser, ...
+TOGETHER = (
+    "tests/spark/", "tests/test_newcomers.py", "tests/test_wheel.py", "tests/unit/test_web.py",
+)  # fmt: skip
 
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
 # a Postgres that is killed forgets the last commits, but never what Spark was told.

@@ -77,17 +77,23 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel and the sdist, and what they need: what somebody without a network is given."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("folder")
     run(
         *(sys.executable, "-m", "hatchling", "build", "--directory", folder),
         *("--target", "wheel", "--target", "sdist"),
         cwd=ROOT,
     )
-    (wheel,) = folder.glob("spark_pgqueue-*.whl")
-    run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, wheel, cwd=folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(built: Path) -> Path:
+    """Those, and what they need: what somebody without a network is given."""
+    (wheel,) = built.glob("spark_pgqueue-*.whl")
+    run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", built, wheel, cwd=built)
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +162,8 @@ def test_http_is_served_with_the_extra_web(folder: Path, python: Path, empty_url
             process.kill()
 
 
-def test_the_wheel_and_the_sdist_hold_what_is_needed(folder: Path):
-    (wheel,), (sdist,) = folder.glob("spark_pgqueue-*.whl"), folder.glob("spark_pgqueue-*.tar.gz")
+def test_the_wheel_and_the_sdist_hold_what_is_needed(built: Path):
+    (wheel,), (sdist,) = built.glob("spark_pgqueue-*.whl"), built.glob("spark_pgqueue-*.tar.gz")
     within = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),

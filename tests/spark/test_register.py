@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import spark_pgqueue
+from spark_pgqueue.postgres.errors import PgQueueError
 from tests.spark.conftest import Queue
 
 ROOT = Path(__file__).parents[2]
@@ -121,3 +123,16 @@ def test_a_connect_server_needs_no_package_where_it_is_shipped(copying: Queue, t
     assert done.returncode == 1
     assert "the Python of Spark's executors lacks psycopg" in done.stderr
     assert "pip install" in done.stderr
+
+
+@pytest.mark.spark
+def test_a_python_without_the_package_is_refused(spark, tmp_path: Path, monkeypatch):
+    """With the local session, whose Python is asked before a query needs it."""
+    spark_pgqueue.register(spark)
+    bare = tmp_path / "bare python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    with pytest.raises(PgQueueError, match=r"bare python .*lacks spark_pgqueue, psycopg") as caught:
+        spark_pgqueue.register(spark)
+    assert f"export PYSPARK_PYTHON={sys.executable}" in (caught.value.hint or "")

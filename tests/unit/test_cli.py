@@ -52,13 +52,29 @@ def queue(url, run):
 
 def process(*arguments, url, **options):
     """As a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "spark_pgqueue", *arguments],
-        env={**os.environ, "PGQUEUE_URL": url},
-        capture_output=True,
-        text=True,
-        **options,
-    )
+    command = [sys.executable, "-m", "spark_pgqueue", *arguments, "--url", url]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+# Python starts once for all command lines: it takes longer than they do.
+EACH = """
+import sys
+from spark_pgqueue.__main__ import main
+for words in sys.argv[1:]:
+    sys.argv[1:] = words.split()
+    try:
+        main()
+    except SystemExit as end:
+        print("ended with", end.code, file=sys.stderr)
+"""
+
+
+def redirected(url, redirection, *command_lines):
+    """As a user runs them in a shell, with `<&-` or `>&-`: without an input or output."""
+    words = [sys.executable, "-c", EACH, *command_lines]
+    command = f"exec {shlex.join(words)} {redirection}"
+    environment = {**os.environ, "PGQUEUE_URL": url}
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
 
 
 def test_sql_prints_one_file_that_installs_the_same(empty_url, run):
@@ -276,13 +292,6 @@ def test_grant_lets_a_role_do_what_it_says(url, queue, run):
     run("grant", "everything", role, code=2)
 
 
-def redirected(arguments, redirection, url):
-    """As a user runs it in a shell, with `<&-` or `>&-`: without an input or output."""
-    command = f"exec {shlex.quote(sys.executable)} -m spark_pgqueue {arguments} {redirection}"
-    environment = {**os.environ, "PGQUEUE_URL": url}
-    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
-
-
 def words_of(told: str) -> str:
     """The words in the box that an error about the command line comes in."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", told).split())
@@ -320,11 +329,11 @@ def test_streams_and_consumers(run, queue):
     assert [s.name for s in queue.streams()] == ["s"]
 
 
-def test_dropping_asks(run, queue, url):
+def test_dropping_asks(run, queue):
     for arguments in (("stream", "drop", "s"), ("consumer", "drop", "s", "c")):
         for answer in ("n\n", ""):
-            done = process(*arguments, url=url, input=answer)
-            assert done.returncode == 1
+            done = CliRunner().invoke(cli.app, arguments, input=answer)
+            assert done.exit_code == 1
             assert "Delete" in done.stderr
     assert len(queue.consumers("s")) == 1
 
@@ -605,23 +614,24 @@ def test_watching_goes_on_until_interrupted(queue, url):
     watched(url, "stats", "--watch")
 
 
-@pytest.mark.parametrize("arguments", ["send s", "send s --lines", "stream drop s"])
-def test_closed_input_is_an_error_that_says_so(queue, url, arguments):
-    done = redirected(arguments, "<&-", url)
-    assert done.returncode == 1
+def test_closed_input_is_an_error_that_says_so(queue, url):
+    done = redirected(url, "<&-", "send s", "send s --lines", "stream drop s")
     assert done.stdout == ""
-    first, hint = done.stderr.splitlines()
-    assert first.startswith("pgqueue: standard input is closed")
-    assert hint in ("hint: give --data", "hint: give --yes")
+    nothing = "pgqueue: standard input is closed, so there is nothing to send"
+    nobody = "pgqueue: standard input is closed, so nobody can be asked"
+    assert done.stderr.splitlines() == [
+        *(nothing, "hint: give --data", "ended with 1") * 2,
+        *(nobody, "hint: give --yes", "ended with 1"),
+    ]
     assert [s.new for s in queue.stats()] == [0]
 
 
 def test_closed_output_is_an_error_and_nothing_is_acknowledged(queue, url):
     queue.send("s", "x")
-    for arguments in ("receive s c", "receive s c --json", "stats", "stats --watch", "stream list"):
-        done = redirected(arguments, ">&-", url)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[0] == "pgqueue: standard output is closed", arguments
+    commands = "receive s c", "receive s c --json", "stats", "stats --watch", "stream list"
+    said = redirected(url, ">&-", *commands).stderr.splitlines()
+    hint = "hint: for no output, give > /dev/null"
+    assert said == ["pgqueue: standard output is closed", hint, "ended with 1"] * len(commands)
     assert queue.receive("s", "c").messages[0].deliver_count == 1
 
 
@@ -629,29 +639,26 @@ def test_output_that_is_not_utf8_takes_every_message(queue, url, monkeypatch):
     """As in a container without a locale: what it cannot show is escaped, --json stays exact."""
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     queue.send_batch("s", ["hä 你", "hä 你"])
-    assert process("receive", "s", "c", url=url).stdout == "1\t\th\\xe4 \\u4f60\n"
-    assert json.loads(process("receive", "s", "c", "--json", url=url).stdout)["data"] == "hä 你"
     queue.create_stream("ä")
-    assert "\n\\xe4 " in process("stream", "list", url=url).stdout
+    done = redirected(url, "", "receive s c", "receive s c --json", "stream list")
+    received, exact, *listed = done.stdout.splitlines()
+    assert received == "1\t\th\\xe4 \\u4f60"
+    assert json.loads(exact)["data"] == "hä 你"
+    assert any(line.startswith("\\xe4 ") for line in listed)
 
 
 def test_piped_input_is_one_message_and_no_input_is_none(run, queue, url):
     assert process("send", "s", url=url, input="a\nb\n").stdout == "1\n"
     assert queue.receive("s", "c").messages[0].data == "a\nb\n"
-    done = process("send", "s", url=url, stdin=subprocess.DEVNULL)
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "pgqueue: standard input is empty\nhint: for an empty message, give --data ''\n"
-    )
+    said = "pgqueue: standard input is empty\nhint: for an empty message, give --data ''\n"
+    assert run("send", "s", code=1) == said
     assert run("send", "s", "--data", "") == "2\n"
 
 
-def test_dropping_what_is_not_there(run, queue, url):
+def test_dropping_what_is_not_there(run, queue):
     for arguments in (("stream", "drop", "x"), ("consumer", "drop", "s", "x")):
-        done = process(*arguments, url=url, stdin=subprocess.DEVNULL)
-        assert done.returncode == 1
-        assert done.stderr.startswith("pgqueue: unknown ")  # and no question about it
+        said = run(*arguments, code=1)
+        assert said.startswith("pgqueue: unknown ")  # and no question about it
         assert run(*arguments, "--if-exists") == ""
     assert run("consumer", "drop", "x", "x", "--if-exists") == ""
     run("consumer", "drop", "s", "c", "--if-exists", "--yes")
@@ -683,24 +690,20 @@ def test_the_shell_completes_commands_and_options():
         ("pgqueue str", 1, "stream"),
         ("pgqueue send --pr", 2, "--priority"),
     ):
-        done = subprocess.run(
-            [pgqueue],
-            env={
-                **os.environ,
-                "_PGQUEUE_COMPLETE": "complete_bash",
-                "COMP_WORDS": words,
-                "COMP_CWORD": str(number),
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout.split() == [expected], done.stderr
+        assert completed(words, number) == [expected]
 
 
-def test_it_runs_as_a_module(url):
-    command = [sys.executable, "-m", "spark_pgqueue", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == f"pgqueue {spark_pgqueue.__version__}\n"
+def completed(words, number, shell="bash"):
+    """What a Tab behind these words shows; the words are numbered from 0."""
+    given = {
+        "_PGQUEUE_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(number),
+        "_TYPER_COMPLETE_ARGS": words,
+    }
+    done = CliRunner().invoke(cli.app, [], prog_name="pgqueue", env=given)
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line]
 
 
 ERRORS = [
@@ -802,19 +805,21 @@ WITH_A_PASSWORD = [
 ]
 
 
-def test_no_password_is_shown(url, queue):
+def test_no_password_is_shown(queue):
     for arguments in WITH_A_PASSWORD:
         split = [a.replace("\0", " ") for a in arguments.replace("\\ ", "\0").split()]
-        done = process(*split, url=url)
-        assert done.returncode in (1, 2)
-        assert SECRET not in done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_help_does_not_show_the_url_of_the_environment(url):
-    done = process("stats", "--help", url=f"postgresql://u:{SECRET}@h/d")
-    assert done.returncode == 0
+        done = CliRunner().invoke(cli.app, split)
+        assert done.exit_code in (1, 2)
+        assert SECRET not in done.output
+        assert isinstance(done.exception, SystemExit), "a traceback"
+    done = process("stats", url=f"postgresql://u:{SECRET}@127.0.0.1:1/d")
+    assert done.returncode == 1
     assert SECRET not in done.stdout + done.stderr
+
+
+def test_help_does_not_show_the_url_of_the_environment(run, monkeypatch):
+    monkeypatch.setenv("PGQUEUE_URL", f"postgresql://u:{SECRET}@h/d")
+    assert SECRET not in run("stats", "--help")
 
 
 def test_a_server_that_is_away_is_reported_at_once(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -24,6 +25,7 @@ import spark_pgqueue
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli, completion
 from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
+from tests.unit.test_cli import EACH, completed
 
 Run = Callable[..., str]
 
@@ -34,7 +36,8 @@ PAGE = (SQL / "guide" / "command-line.md").read_text()
 WITHOUT_JSON = {"sql", "metrics", "export", "web", "top", "demo"}
 
 
-def commands() -> Iterator[tuple[str, Any]]:
+@functools.cache
+def commands() -> list[tuple[str, Any]]:
     """Every command, with the words by which it is called."""
 
     def walk(words: list[str], command: Any) -> Iterator[tuple[str, Any]]:
@@ -43,7 +46,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         for name, each in getattr(command, "commands", {}).items():
             yield from walk([*words, name], each)
 
-    return walk([], typer.main.get_command(cli.app))
+    return list(walk([], typer.main.get_command(cli.app)))
 
 
 @pytest.fixture
@@ -103,7 +106,8 @@ def test_a_command_is_found_without_the_others() -> None:
 
 # What a command needs only for a table, for Arrow, for Spark, or for another command.
 DEAR = (
-    "rich.console", "pyarrow", "pyspark", "adbc_driver_manager", "multiprocessing", "http.server",
+    "rich.console", "pyarrow", "pyspark", "adbc_driver_manager", "multiprocessing",
+    "http.server", "h11",
     "spark_pgqueue.metrics", "spark_pgqueue.spark", "spark_pgqueue.worker", "spark_pgqueue.archive",
     "spark_pgqueue.command_line.cli", "spark_pgqueue.command_line.commands.work",
 )  # fmt: skip
@@ -111,12 +115,12 @@ DEAR = (
 
 def test_a_short_command_imports_only_what_it_needs(run: Run, queue: Client) -> None:
     """Half of its time is imports: a tenth of a second would go to these."""
-    script = "from spark_pgqueue.__main__ import main; import sys\n"
-    script += "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
-    for arguments in ("send s --data x", "stream create t", "install", "receive s c"):
-        words = [sys.executable, "-c", script, *arguments.split()]
-        done = subprocess.run(words, check=True, capture_output=True, text=True)
-        assert not {*DEAR} & {*done.stderr.split()}, arguments
+    short = ("send s --data x", "stream create t", "install", "receive s c")
+    script = f"{EACH}\nprint(*sys.modules, file=sys.stderr)"
+    words = [sys.executable, "-c", script, *short]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stderr
+    assert said.count("ended with 0") == len(short), said
+    assert not {*DEAR} & {*said.split()}
 
 
 def test_every_stream_and_consumer_is_completed() -> None:
@@ -231,14 +235,11 @@ def test_exit_codes(url: str, queue: Client, tmp_path: Path) -> None:
     queue.send_batch("s", ["a"])
     environment = {**os.environ, "PGQUEUE_URL": url, "PYTHONPATH": str(tmp_path)}
     pgqueue = [sys.executable, "-m", "spark_pgqueue"]
-    ended = {
-        0: "stream list", 1: "stream drop no --yes", 2: "stream drop",
-        3: "receive s new --exit-code",
-    }  # fmt: skip
     queue.create_consumer("s", "new")
-    for code, arguments in ended.items():
-        done = subprocess.run([*pgqueue, *arguments.split()], env=environment, capture_output=True)
-        assert done.returncode == code, arguments
+    for code, arguments in ((0, "stream list"), (1, "stream drop no --yes"), (2, "stream drop")):
+        assert CliRunner().invoke(cli.app, arguments.split()).exit_code == code
+    found_nothing = [*pgqueue, *["receive", "s", "new", "--exit-code"]]
+    assert subprocess.run(found_nothing, env=environment).returncode == 3
     for sent, code, arguments in (
         (signal.SIGINT, 130, "tail s --from earliest"),
         (signal.SIGINT, 0, "work jobs:work s c"),
@@ -273,39 +274,23 @@ def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, que
 
 
 def test_names_are_completed_and_nothing_is_said_without_a_database(
-    url: str, queue: Client
+    queue: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.create_stream("stock")
     queue.create_consumer("stock", "desk")
-
-    def completed(words: str, number: int, url: str, shell: str = "bash") -> list[str]:
-        told = {
-            "_PGQUEUE_COMPLETE": f"complete_{shell}",
-            "COMP_WORDS": words,
-            "COMP_CWORD": number,
-            "_TYPER_COMPLETE_ARGS": words,
-        }
-        done = subprocess.run(
-            [Path(sys.executable).with_name("pgqueue")],
-            env={**os.environ, "PGQUEUE_URL": url, **{k: str(v) for k, v in told.items()}},
-            capture_output=True,
-            text=True,
-        )
-        assert done.stderr == ""
-        return [line for line in done.stdout.splitlines() if line]
-
-    assert completed("pgqueue send st", 2, url) == ["stock"]
+    assert completed("pgqueue send st", 2) == ["stock"]
     names = ["my $(touch evil); 'x\"", "my stream", "my\\"]
     for name in names:
         queue.create_stream(name)
-    quoted = completed("pgqueue send my", 2, url)
+    quoted = completed("pgqueue send my", 2)
     assert shlex.split(" ".join(quoted)) == names
-    assert completed("pgqueue send my", 2, url, "zsh") == ["_arguments '*: :((\"my stream\"))'"]
-    assert completed("pgqueue peek stock ", 3, url) == ["desk"]
-    assert completed("pgqueue send st", 2, "host=127.0.0.1 port=1") == []
+    assert completed("pgqueue send my", 2, "zsh") == ["_arguments '*: :((\"my stream\"))'"]
+    assert completed("pgqueue peek stock ", 3) == ["desk"]
     context: Any = type("Context", (), {"params": {"url": None}})
-    assert completion.streams(context, "s") == ["s", "stock"]  # PGQUEUE_URL is that of `run`
-    del os.environ["PGQUEUE_URL"]
+    assert completion.streams(context, "s") == ["s", "stock"]
+    monkeypatch.setenv("PGQUEUE_URL", "host=127.0.0.1 port=1")
+    assert completed("pgqueue send st", 2) == []
+    monkeypatch.delenv("PGQUEUE_URL")
     assert completion.streams(context, "") == []
 
 

@@ -10,10 +10,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-import spark_pgqueue
 from spark_pgqueue.command_line import cli, doctor
 from spark_pgqueue.postgres import connection, schema
-from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+from spark_pgqueue.postgres.errors import how_to_install
 from spark_pgqueue.printable import printable
 from tests.sql import clock
 
@@ -22,6 +21,11 @@ SECRET = "s3cr3t"
 
 def looks(url=None):
     return {check.name: check for check in doctor.checks(url)}
+
+
+def looks_at(url):
+    """What is said of the database: without a start of Java, and of Spark's Python."""
+    return {check.name: check for check in doctor._postgres(url)}
 
 
 def without(module, *arguments):
@@ -62,9 +66,9 @@ def test_no_schema_fails_with_what_to_run(empty_url):
 
 def test_a_stream_that_nobody_trims_is_warned_of(conn, url):
     conn.execute("select pgqueue.create_stream('s')")
-    assert "stream 's'" not in looks(url)
+    assert "stream 's'" not in looks_at(url)
     conn.execute("select pgqueue.set_retention('s', p_for => '1 day')")
-    check = looks(url)["stream 's'"]
+    check = looks_at(url)["stream 's'"]
     assert check.status == "warn"
     assert "maintain() was not called" in str(check.advice)
 
@@ -73,14 +77,14 @@ def test_a_consumer_that_needs_somebody_is_a_warning(conn, url):
     settings = '{"max_backlog": 1}'
     conn.execute("select pgqueue.create_stream('s')")
     conn.execute("select pgqueue.create_consumer('s', 'c', p_settings => %s)", [settings])
-    assert "consumer 'c' of 's'" not in looks(url)
+    assert "consumer 'c' of 's'" not in looks_at(url)
     conn.execute("select pgqueue.send('s', 'x')")
-    check = looks(url)["consumer 'c' of 's'"]
+    check = looks_at(url)["consumer 'c' of 's'"]
     assert check.status == "warn"
     assert "max_backlog is 1" in check.found
     assert "workers" in str(check.advice)
     conn.execute("select pgqueue.alter_consumer('s', 'c', '{\"max_backlog\": null}')")
-    assert "nobody has claimed" in looks(url)["consumer 'c' of 's'"].found
+    assert "nobody has claimed" in looks_at(url)["consumer 'c' of 's'"].found
 
 
 def test_the_command_prints_no_control_character(conn, url):
@@ -105,7 +109,7 @@ def test_a_consumer_that_fails_is_seen_behind_idle_ones(conn, url):
     conn.execute(
         "select pgqueue.dead_letter(claim_id, null, 'no') from pgqueue.receive('s', 'bad')"
     )
-    found = looks(url)
+    found = looks_at(url)
     assert "1 died in the last hour: no" in found["consumer 'bad' of 's'"].found
     assert found["consumers"].found == "3 more need somebody"
     assert found["consumers"].advice == "pgqueue consumer health"
@@ -117,16 +121,16 @@ def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
     )
     conn.execute("select pgqueue.send('s', 'x', p_dedup_key => 'k')")
     clock.pass_time(conn, timedelta(hours=24))
-    assert "stream 's'" not in looks(url)
+    assert "stream 's'" not in looks_at(url)
     clock.pass_time(conn, timedelta(hours=2))
-    assert "old dedup keys" in str(looks(url)["stream 's'"].advice)
+    assert "old dedup keys" in str(looks_at(url)["stream 's'"].advice)
     conn.execute("select pgqueue.maintain()")
-    assert "stream 's'" not in looks(url)
+    assert "stream 's'" not in looks_at(url)
 
 
 def test_an_older_schema_fails(conn, url):
     conn.execute("update pgqueue.installed set version = version - 1")
-    check = looks(url)["schema pgqueue"]
+    check = looks_at(url)["schema pgqueue"]
     assert check.status == "fail"
     assert "pgqueue install" in (check.advice or "")
 
@@ -136,7 +140,7 @@ def test_what_it_tells_to_grant_suffices(conn, url):
     conn.execute('create role "doctor\'s patient" login')
     patient = make_conninfo(url, user="doctor's patient")
     try:
-        check = looks(patient)["permissions"]
+        check = looks_at(patient)["permissions"]
         assert check.status == "fail"
         assert check.advice is not None
         assert "create role" not in check.advice  # of a superuser, create_roles() makes them
@@ -147,17 +151,17 @@ def test_what_it_tells_to_grant_suffices(conn, url):
         )
         assert asked is not None, check.advice
         conn.execute(asked[1])
-        check = looks(patient)["permissions"]
+        check = looks_at(patient)["permissions"]
         assert "create_roles" not in str(check.advice)  # which was done
         conn.execute(asked[2])
-        assert "may send, and not receive" in looks(patient)["permissions"].found
+        assert "may send, and not receive" in looks_at(patient)["permissions"].found
         for group in asked[3], asked[4]:
             conn.execute(asked[2].replace("pgqueue_producer", group))
-        check = looks(patient)["permissions"]
+        check = looks_at(patient)["permissions"]
         assert check.status == "ok"
         assert "may send, receive, look, and not create and drop streams" in check.found
         assert "up to postgres" in check.found
-        assert looks(patient)["schema pgqueue"].status == "ok"
+        assert looks_at(patient)["schema pgqueue"].status == "ok"
         with connection.connect(patient) as theirs:
             theirs.execute("select pgqueue.send('s', 'x')")
             assert theirs.execute("select data from pgqueue.receive('s', 'c')").fetchone() == ("x",)
@@ -168,7 +172,7 @@ def test_what_it_tells_to_grant_suffices(conn, url):
 
 
 def test_a_database_that_cannot_be_reached():
-    check = looks(f"postgresql://u:{SECRET}@127.0.0.1:1/d")["Postgres"]
+    check = looks_at(f"postgresql://u:{SECRET}@127.0.0.1:1/d")["Postgres"]
     assert check.status == "fail"
     assert "refused" in check.found
     assert SECRET not in repr(check)
@@ -176,7 +180,7 @@ def test_a_database_that_cannot_be_reached():
 
 
 def test_an_invalid_url():
-    check = looks(f"postgresql://u:a@{SECRET}@h/d")["Postgres"]
+    check = looks_at(f"postgresql://u:a@{SECRET}@h/d")["Postgres"]
     assert check.status == "fail"
     assert "not valid" in check.found
     assert SECRET not in repr(check)
@@ -226,19 +230,13 @@ def test_java(tmp_path, monkeypatch):
         ("4.2.0", "ok   PySpark: 4.2.0\n"),
     ],
 )
-def test_an_old_pyspark_fails_or_is_told_of(tmp_path, monkeypatch, version, told):
-    package = tmp_path / "pyspark" / "sql"
-    package.mkdir(parents=True)
-    (tmp_path / "pyspark" / "__init__.py").write_text(f"__version__ = '{version}'\n")
-    (package / "__init__.py").touch()
-    (package / "datasource.py").touch()
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(doctor.__file__).parent.parent}")
-    command = [sys.executable, "-m", "spark_pgqueue", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_an_old_pyspark_fails_or_is_told_of(monkeypatch, version, told):
+    monkeypatch.setattr("pyspark.__version__", version)
+    done = CliRunner().invoke(cli.app, ["doctor"])
     assert told in done.stdout
     fails = told.startswith("fail")
     assert ('pip install "pyspark>=4.2"' in done.stdout) == fails
-    assert done.returncode == 1 or not fails
+    assert done.exit_code == 1 or not fails
 
 
 def test_without_spark_only_the_client_is_needed(url):
@@ -281,15 +279,6 @@ def test_a_python_of_spark_without_the_package_fails(bare, tmp_path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("PYSPARK_PYTHON")
     assert looks()[WORKERS].status == "warn"
-
-
-@pytest.mark.spark
-def test_registering_refuses_a_python_without_the_package(spark, bare, monkeypatch):
-    spark_pgqueue.register(spark)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
-    with pytest.raises(PgQueueError, match=r"bare python .*lacks spark_pgqueue, psycopg") as caught:
-        spark_pgqueue.register(spark)
-    assert f"export PYSPARK_PYTHON={sys.executable}" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("extra", ["spark", "embedded", "java", "demo"])

@@ -127,16 +127,14 @@ def test_no_connection_runs_what_another_role_prepared(hostile: Prepared) -> Non
     assert not hostile.noted
 
 
-@pytest.mark.parametrize("file", ["install.sql", "uninstall.sql", "pgmq/install.sql"])
-def test_no_file_of_psql_runs_what_another_role_prepared(hostile: Prepared, file: str) -> None:
+def test_no_file_of_psql_runs_what_another_role_prepared(hostile: Prepared) -> None:
     psql = binaries.find_binaries(18) / "psql"
-    path = schema.sql_directory() / file
-    done = subprocess.run(
-        [psql, "-X", "-q", "-f", path, hostile.url], capture_output=True, text=True
-    )
-    assert done.returncode != 0
-    assert "belongs to" in done.stderr
-    assert not hostile.noted
+    for file in ("install.sql", "uninstall.sql", "pgmq/install.sql"):
+        command = [psql, "-X", "-q", "-f", schema.sql_directory() / file, hostile.url]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode != 0, file
+        assert "belongs to" in done.stderr, file
+        assert not hostile.noted, file
 
 
 def test_grant_runs_nothing_of_a_schema_pgmq_of_another_role(hostile: Prepared) -> None:

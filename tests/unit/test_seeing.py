@@ -9,10 +9,12 @@ import sys
 from datetime import timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 import spark_pgqueue
+from spark_pgqueue.command_line import cli
 from tests.sql import internals
-from tests.unit.test_cli import EVIL, obeyed, process, watched
+from tests.unit.test_cli import EVIL, obeyed, watched
 
 
 @pytest.fixture
@@ -29,57 +31,68 @@ def queue(url, conn):
         yield queue
 
 
-def test_explain(queue, url):
-    done = process("explain", "s", "b", "5", url=url)
-    assert done.stdout.startswith("new: published at ")
+@pytest.fixture
+def run(url, monkeypatch):
+    """Run `pgqueue` with arguments; what it prints."""
+    monkeypatch.setenv("PGQUEUE_URL", url)
+
+    def run(arguments, *more, code=0):
+        result = CliRunner().invoke(cli.app, [*arguments.split(), *more])
+        assert result.exit_code == code, result.output
+        return result.stderr if code else result.stdout
+
+    return run
+
+
+def test_explain(queue, run):
+    assert run("explain s b 5").startswith("new: published at ")
     queue.receive("s", "b", 2)
-    shown = json.loads(process("explain", "s", "b", "1", "--json", url=url).stdout)
+    shown = json.loads(run("explain s b 1 --json"))
     assert shown["state"] == "claimed"
     assert shown["until"]
-    done = process("explain", "s", "b", "1", url=url)
-    assert "held by spark-pgqueue" in done.stdout
-    assert "(until 20" in done.stdout
+    shown = run("explain s b 1")
+    assert "held by spark-pgqueue" in shown
+    assert "(until 20" in shown
     queue.receive("s", "b", 1).nack(delay=timedelta(hours=1), reason="no answer")
-    state, failed = process("explain", "s", "b", "3", url=url).stdout.splitlines()
+    state, failed = run("explain s b 3").splitlines()
     assert state.startswith("delayed: returned to be delivered later; delivered once")
     assert re.fullmatch(r"failed 20.* UTC  spark-pgqueue.*: no answer", failed), failed
-    shown = json.loads(process("explain", "s", "b", "3", "--json", url=url).stdout)
+    shown = json.loads(run("explain s b 3 --json"))
     assert [each["error"] for each in shown["failures"]] == ["no answer"]
-    assert "unknown consumer" in process("explain", "s", "z", "1", url=url).stderr
-    assert process("explain", "s", "b", "0", url=url).returncode == 2
+    assert "unknown consumer" in run("explain s z 1", code=1)
+    run("explain s b 0", code=2)
 
 
-def test_top_shows_those_first_that_have_most(queue, url):
-    done = process("top", "--count", "2", "--interval", "0.1", url=url)
-    header, b, a, again, *_ = done.stdout.splitlines()
+def test_top_shows_those_first_that_have_most(queue, run):
+    lines = run("top --count 2 --interval 0.1").splitlines()
+    header, b, a, again, *_ = lines
     assert header.split()[:6] == ["stream", "consumer", "backlog", "sent/s", "settled/s", "empty"]
     assert (b.split()[:3], a.split()[:3]) == (["s", "b", "5"], ["s", "a", "1"])
     assert again == header
-    assert done.stdout.splitlines()[4].split()[:5] == ["s", "b", "5", "0", "0"], "the rates"
-    by_settled = process("top", "--count", "1", "--by", "claimed", url=url)
-    assert by_settled.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert lines[4].split()[:5] == ["s", "b", "5", "0", "0"], "the rates"
+    assert run("top --count 1 --by claimed")
+    assert max(map(len, lines)) <= 100
 
 
-def test_an_estimate_is_shown_as_one(queue, conn, url):
+def test_an_estimate_is_shown_as_one(queue, conn, run):
     queue.create_group("s", "g", partitions=1)
     internals.publish_singly(conn, 1, 4000)
-    shown = process("stats", url=url).stdout.splitlines()[1:]
+    shown = run("stats").splitlines()[1:]
     assert [line.split()[:3] for line in shown] == [
         ["s", "a", "~4,000"], ["s", "b", "~4,005"], ["s", "g", "~4,000"]
     ]  # fmt: skip
-    top = process("top", "--count", "1", url=url).stdout.splitlines()[1]
+    top = run("top --count 1").splitlines()[1]
     assert top.split()[:3] == ["s", "b", "~4,005"]
-    assert "backlog: ~4,005" in process("describe", "s", "b", url=url).stdout
-    assert "~4,000" in process("group", "list", url=url).stdout
-    assert "forget about 4005 messages?" in process("purge", "s", "b", url=url).stderr
+    assert "backlog: ~4,005" in run("describe s b")
+    assert "~4,000" in run("group list")
+    assert "forget about 4005 messages?" in run("purge s b", code=1)
     assert [stats.estimated for stats in queue.stats()] == [True] * 3
     assert queue.health()[0].estimated
     assert queue.partitions("s", "g")[0].estimated
 
 
-def test_stats_says_the_age_of_the_oldest(queue, url):
-    header, _, b = process("stats", url=url).stdout.splitlines()
+def test_stats_says_the_age_of_the_oldest(queue, run):
+    header, _, b = run("stats").splitlines()
     assert header.split()[-2:] == ["oldest", "status"]
     assert b.split()[-2].endswith("s")
 
@@ -105,20 +118,21 @@ def test_top_in_a_terminal_ends_without_a_word(queue, url):
     assert "\x9b" not in watched(url, "top")
 
 
-def test_names_do_not_command_the_terminal(queue, url):
+def test_names_do_not_command_the_terminal(queue, run):
     queue.create_stream(EVIL)
     queue.create_consumer(EVIL, EVIL)
-    for command in (("top", "--count", "1"), ("stats",), ("explain", EVIL, EVIL, "1")):
-        assert obeyed(process(*command, url=url).stdout) == set(), command
+    queue.send(EVIL, "x")
+    for command in (("top --count 1",), ("stats",), ("explain", EVIL, EVIL, "1")):
+        shown = run(*command)
+        assert shown
+        assert obeyed(shown) == set(), command
 
 
-def test_the_dashboard_is_printed_without_a_database(url):
-    done = process("metrics", "--grafana", url="host=127.0.0.1 port=1")
-    assert json.loads(done.stdout)["title"] == "pgqueue"
+def test_the_dashboard_is_printed_without_a_database(run):
+    title = json.loads(run("metrics --grafana --url", "host=127.0.0.1 port=1"))["title"]
+    assert title == "pgqueue"
 
 
-@pytest.mark.parametrize("command", ["metrics", "web"])
-def test_what_is_no_address_is_refused(command, url):
-    done = process(command, "--listen", "a:b", url=url)
-    assert done.returncode == 2
-    assert "is not HOST:PORT" in done.stderr
+def test_what_is_no_address_is_refused(run):
+    for command in ("metrics", "web"):
+        assert "is not HOST:PORT" in run(f"{command} --listen a:b", code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(sorted(TYPES)), ANY)
 def test_both_ways_make_the_same_of_a_message(type_: str, value: Any) -> None:
     text = json.dumps({"v": value})
@@ -143,9 +144,9 @@ def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None
         "9" * 299, "1e999", "1e99999x", '"Information"', '"deadbeef1234,"', r'"\u0001"',
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("end", [",", "}", "]", " ", "\n"])
-def test_what_is_doubtful_is_found_wherever_it_is(doubtful: str, end: str) -> None:
-    for before in range(31):
+def test_what_is_doubtful_is_found_wherever_it_is(doubtful: str) -> None:
+    """Of digits, each thirtieth is looked at."""
+    for end, before in product(",}] \n", range(31 if doubtful[0] == "9" else 1)):
         text = pa.array([f'{{"{"a" * before}":{doubtful}{end}{"b" * 100}'])
         found = typed._any_match(text, typed._DOUBTFUL)
         assert typed._is_doubtful(text, len(text[0].as_py())) == found or doubtful.endswith("x")

@@ -29,29 +29,31 @@ def checked(folder: Path, text: str) -> list[dict]:
     return json.loads(done.stdout)["generalDiagnostics"]
 
 
-def test_a_type_checker_knows_each_exported_name_and_refuses_a_misspelt_one(tmp_path: Path):
-    lines = ["import spark_pgqueue", "from spark_pgqueue import Consumr"]
-    lines += [f"reveal_type(spark_pgqueue.{name})" for name in spark_pgqueue.__all__]
-    lines += ["queue = spark_pgqueue.connect()", "reveal_type(queue.receive('s', 'c'))"]
-    said = checked(tmp_path, "\n".join(lines))
-    errors = [each for each in said if each["severity"] == "error"]
-    assert [each["message"] for each in errors] == ['"Consumr" is unknown import symbol']
-    types = [each["message"].split(" is ", 1)[1] for each in said if each not in errors]
-    assert len(types) == len(spark_pgqueue.__all__) + 1
-    assert not {'"Any"', '"Unknown"'} & set(types), said
-    assert types[-1] == '"Claim | None"'
-
-
-def test_a_type_checker_knows_the_options_of_workers(tmp_path: Path):
-    program = """import spark_pgqueue
-worker = spark_pgqueue.Consumer("", "s", "c")
-worker.run(print, concurrency=2, prefetch=1)
+WRONG = """from spark_pgqueue import Consumr
 worker.run(print, concurency=2)
 worker.listen(batch=1)
 spark_pgqueue.handler("s", "c", concurrency="2")
 """
-    found = [each["range"]["start"]["line"] for each in checked(tmp_path, program)]
-    assert sorted(set(found)) == [3, 4, 5]
+
+
+def test_a_type_checker_knows_names_and_options_and_refuses_misspelt_ones(tmp_path: Path):
+    """Each exported name has a type; options of workers are known."""
+    right = """import spark_pgqueue
+worker = spark_pgqueue.Consumer("", "s", "c")
+worker.run(print, concurrency=2, prefetch=1)
+queue = spark_pgqueue.connect()
+reveal_type(queue.receive('s', 'c'))
+"""
+    right += "".join(f"reveal_type(spark_pgqueue.{name})\n" for name in spark_pgqueue.__all__)
+    said = checked(tmp_path, right + WRONG)
+    errors = [each for each in said if each["severity"] == "error"]
+    first = right.count("\n")
+    assert {each["range"]["start"]["line"] - first for each in errors} == {0, 1, 2, 3}
+    assert '"Consumr" is unknown import symbol' in [each["message"] for each in errors]
+    types = [each["message"].split(" is ", 1)[1] for each in said if each not in errors]
+    assert len(types) == len(spark_pgqueue.__all__) + 1
+    assert not {'"Any"', '"Unknown"'} & set(types), said
+    assert types[0] == '"Claim | None"'
 
 
 def test_the_types_of_options_are_those_that_are_taken():

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from spark_pgqueue import embedded
+from spark_pgqueue.command_line import cli
 
 
 @pytest.fixture
@@ -66,17 +68,30 @@ def test_from_nothing_to_the_first_message_and_down_again(type_, tmp_path: Path)
     assert '"stopped": true' in again
 
 
-def test_a_folder_with_something_else_in_it_is_refused_and_stays_as_it_is(type_, tmp_path: Path):
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run `pgqueue` in that folder; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(cli.app, arguments.split())
+        assert done.exit_code == code, done.output
+        return done.stderr if code else done.stdout
+
+    return run
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_stays_as_it_is(run, tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    assert "neither empty nor the directory of an embedded Postgres" in type_(
-        "pgqueue up photos", 1
-    )
-    assert type_("pgqueue down photos") == f"PostgreSQL in {tmp_path / 'photos'} does not run.\n"
+    assert "neither empty nor the directory of an embedded Postgres" in run("up photos", 1)
+    assert run("down photos") == f"PostgreSQL in {tmp_path / 'photos'} does not run.\n"
     assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
-def test_it_keeps_the_version_of_its_data(type_):
-    type_("pgqueue up old --version 16; pgqueue down old")
-    assert json.loads(type_("pgqueue up old --json"))["version"] == 16
-    assert "holds data of PostgreSQL 16, not 18" in type_("pgqueue up old --version 18", 1)
+def test_it_keeps_the_version_of_its_data(run):
+    embedded.start(Path("old"), version=16).close()
+    try:
+        assert json.loads(run("up old --json"))["version"] == 16
+    finally:
+        assert run("down old").endswith(" is stopped.\n")
