@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.datasource import PgQueueDataSource
 from tests.sql import internals
 
 
@@ -112,13 +115,18 @@ class Queue:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def publish(
-        self, frame: DataFrame, stream: str, checkpoint: str = "checkpoint", **options
+        self,
+        frame: DataFrame,
+        stream: str,
+        checkpoint: str = "checkpoint",
+        available_now: bool = True,
+        **options,
     ) -> StreamingQuery:
-        """Start a query that writes a frame to a stream, with trigger availableNow."""
+        """Start a query that writes a frame to a stream."""
         writer = frame.writeStream.format("pgqueue").option("url", self.url)
         writer = writer.option("stream", stream).options(**options)
         writer = writer.option("checkpointLocation", self.checkpoint(checkpoint))
-        return writer.trigger(availableNow=True).start()
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def write(self, frame: DataFrame, stream: str, **options) -> None:
         """A batch write."""
@@ -132,6 +140,38 @@ class Queue:
     def data(self) -> list[int]:
         """The data of all rows seen, as numbers."""
         return [int(row.data) for row in self.rows()]
+
+
+def refusal(frame: DataFrame, **options: str) -> str:
+    """The error of a batch write, in the calls that Spark makes, without its processes.
+
+    `test_plain_errors.py` says that an error comes through Spark from each of these calls.
+    """
+    source = PgQueueDataSource({name.lower(): value for name, value in options.items()})
+
+    def write() -> None:
+        writer = source.writer(frame.schema, overwrite=False)
+        try:
+            writer.commit([writer.write(iter(frame.toArrow().to_batches()))])
+        except PgQueueError:
+            writer.abort([None])
+            raise
+
+    with pytest.raises(PgQueueError) as error:
+        write()
+    return str(error.value)
+
+
+@contextmanager
+def no_commit_log(checkpoint: str) -> Iterator[None]:
+    """In the block a query that has started cannot note that its first batch is done.
+
+    It is left as one that was killed between the commit of the sink and Spark's.
+    """
+    obstacle = Path(checkpoint, "commits", "0")
+    obstacle.mkdir()
+    yield
+    obstacle.rmdir()
 
 
 def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: float = 60) -> None:
