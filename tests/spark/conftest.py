@@ -162,18 +162,6 @@ def refusal(frame: DataFrame, **options: str) -> str:
     return str(error.value)
 
 
-@contextmanager
-def no_commit_log(checkpoint: str) -> Iterator[None]:
-    """In the block a query that has started cannot note that its first batch is done.
-
-    It is left as one that was killed between the commit of the sink and Spark's.
-    """
-    obstacle = Path(checkpoint, "commits", "0")
-    obstacle.mkdir()
-    yield
-    obstacle.rmdir()
-
-
 def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: float = 60) -> None:
     """Wait for a condition while a query runs; raise the query's error if it fails."""
     end = time.monotonic() + timeout
@@ -183,6 +171,20 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: fl
         assert query.isActive, "the query stopped"
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+@contextmanager
+def no_commit_log(query: StreamingQuery, checkpoint: str) -> Iterator[None]:
+    """In the block a query that found no messages so far cannot note that a batch of them is done.
+
+    It is left as one that was killed between the commit of the sink and Spark's.
+    """
+    commits = Path(checkpoint, "commits")
+    wait_until(lambda: (commits / "0").exists(), query)  # a first batch, which is empty
+    obstacle = commits / "1"
+    obstacle.mkdir()
+    yield
+    obstacle.rmdir()
 
 
 @pytest.fixture

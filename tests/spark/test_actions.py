@@ -77,7 +77,7 @@ def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queu
         *("seq", "data"),
     )
     query = queue.publish(rows, "out", consumer="c", available_now=False)
-    with no_commit_log(queue.checkpoint()):
+    with no_commit_log(query, queue.checkpoint()):
         queue.send("in", 1, 10)
         fails(query)
     assert queue.sent("out") == sorted(str(i) for i in range(1, 11) if i % 5)

@@ -258,7 +258,7 @@ def test_a_batch_is_published_once_although_it_is_run_again_after_the_commit(que
     queue.create("out")
     copied = queue.load("in", "c").select("data")
     query = queue.publish(copied, "out", available_now=False)
-    with no_commit_log(queue.checkpoint()):
+    with no_commit_log(query, queue.checkpoint()):
         queue.send("in", 1, 100)
         fails(query)
     assert queue.sent("out") == texts(1, 100)

@@ -77,7 +77,7 @@ def test_a_query_merges_its_messages_and_a_batch_that_is_repeated_changes_nothin
     queue.sql(BILLS)
     frame = bills(queue.load("in", "c", minPartitions=2, visibilityTimeout="5s"))
     query = stream(queue, frame, available_now=False, **MERGED)
-    with no_commit_log(queue.checkpoint()):
+    with no_commit_log(query, queue.checkpoint()):
         queue.send("in", 1, 500)
         fails(query)
     assert content(queue) == expected(500)

@@ -104,7 +104,7 @@ def test_a_query_that_routes_publishes_each_batch_once(queue: Queue, fails):
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     query = publish(available_now=False)
-    with no_commit_log(queue.checkpoint()):
+    with no_commit_log(query, queue.checkpoint()):
         queue.send("in", 1, 10)
         fails(query)
     queue.send("in", 11, 20)
