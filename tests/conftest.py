@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -52,12 +53,22 @@ ROOT = Path(__file__).parent.parent
 # Where servers keep their data, if there is room. A database for each test is some 350 files: to
 # make those on a disk may take as long as the tests.
 MEMORY = Path("/dev/shm")
-ROOM = 8 << 30  # bytes: all processes take 4 GB, and their servers' data up to 3 GB
+ROOM = 8 << 30  # bytes: all processes take 5 GB, and their servers' data up to 3 GB
 
-# Folders and files whose tests share what takes long to make: a Spark session, a browser, ...
+# Names of tests that share what takes long to make: a Spark session, a browser, an environment.
+# Those of two halves of tests/spark make a session each: one would be the last to end.
 TOGETHER = (
-    "tests/spark/", "tests/test_newcomers.py", "tests/test_wheel.py", "tests/unit/test_web.py",
-)  # fmt: skip
+    "tests/spark/test_[st]",
+    "tests/spark/",
+    "tests/test_newcomers.py",
+    "tests/test_wheel.py",
+    "tests/unit/test_web.py",
+)
+# ... but for those that start applications of their own.
+APART = (
+    "tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|register|stateful"
+    r"|stopped_processes)\.py"
+)
 
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
 # a Postgres that is killed forgets the last commits, but never what Spark was told.
@@ -144,13 +155,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 class Scheduler(LoadScopeScheduling):
-    """Each test goes to whoever is free; those of a scope in `TOGETHER` to one process.
+    """Each test goes to the process that is free; those of a scope in `TOGETHER` to one.
 
     Not by the mark xdist_group: pytest-xdist 3.8 does not see it with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((scope for scope in TOGETHER if nodeid.startswith(scope)), nodeid)
+        scopes = () if re.match(APART, nodeid) else TOGETHER
+        return next((scope for scope in scopes if re.match(scope, nodeid)), nodeid)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.datasource import PgQueueDataSource
 from tests.sql import internals
 from tests.sql.queue import AT_ONCE
 
@@ -114,13 +117,18 @@ class Queue:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def publish(
-        self, frame: DataFrame, stream: str, checkpoint: str = "checkpoint", **options
+        self,
+        frame: DataFrame,
+        stream: str,
+        checkpoint: str = "checkpoint",
+        available_now: bool = True,
+        **options,
     ) -> StreamingQuery:
-        """Start a query that writes a frame to a stream, with trigger availableNow."""
+        """Start a query that writes a frame to a stream."""
         writer = frame.writeStream.format("pgqueue").option("url", self.url)
         writer = writer.option("stream", stream).options(**options)
         writer = writer.option("checkpointLocation", self.checkpoint(checkpoint))
-        return writer.trigger(availableNow=True).start()
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def write(self, frame: DataFrame, stream: str, **options) -> None:
         """A batch write."""
@@ -136,6 +144,26 @@ class Queue:
         return [int(row.data) for row in self.rows()]
 
 
+def refusal(frame: DataFrame, **options: str) -> str:
+    """The error of a batch write, in the calls that Spark makes, without its processes.
+
+    `test_plain_errors.py` says that an error comes through Spark from each of these calls.
+    """
+    source = PgQueueDataSource({name.lower(): value for name, value in options.items()})
+
+    def write() -> None:
+        writer = source.writer(frame.schema, overwrite=False)
+        try:
+            writer.commit([writer.write(iter(frame.toArrow().to_batches()))])
+        except PgQueueError:
+            writer.abort([None])
+            raise
+
+    with pytest.raises(PgQueueError) as error:
+        write()
+    return str(error.value)
+
+
 def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: float = 60) -> None:
     """Wait for a condition while a query runs; raise the query's error if it fails."""
     end = time.monotonic() + timeout
@@ -145,6 +173,20 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout: fl
         assert query.isActive, "the query stopped"
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+@contextmanager
+def no_commit_log(query: StreamingQuery, checkpoint: str) -> Iterator[None]:
+    """In the block a query that found no messages so far cannot note that a batch of them is done.
+
+    It is left as one that was killed between the commit of the sink and Spark's.
+    """
+    commits = Path(checkpoint, "commits")
+    wait_until(lambda: (commits / "0").exists(), query)  # a first batch, which is empty
+    obstacle = commits / "1"
+    obstacle.mkdir()
+    yield
+    obstacle.rmdir()
 
 
 @pytest.fixture

@@ -99,35 +99,36 @@ def test_available_now_leaves_what_is_published_after_its_start(queue: Queue):
 
 def test_a_restart_goes_on_where_the_checkpoint_is(queue: Queue):
     queue.create("s", "c")
-    for first in (1, 11, 21):
+    for first in (1, 11):
         queue.send("s", first, first + 9)
         queue.collect(queue.load("s", "c")).awaitTermination()
-    assert [sorted(int(r.data) for r in queue.seen[batch]) for batch in (0, 1, 2)] == [
+    assert [sorted(int(r.data) for r in queue.seen[batch]) for batch in (0, 1)] == [
         numbers(1, 10),
         numbers(11, 20),
-        numbers(21, 30),
     ]
     assert queue.backlog("s", "c") == 0
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fails, failing):
+def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fails):
     """Invariant 8: for the same offsets the same messages; also for the first batch."""
     queue.create("s", "c")
     queue.send("s", 1, 30)
-    first: list[Row] = []
+    first: dict[int, list[Row]] = {}
 
     def fail(batch, batch_id):
-        if batch_id == failing:
-            first.extend(batch.collect())
+        if batch_id not in first:
+            first[batch_id] = batch.collect()
             raise RuntimeError("the sink fails")
 
     frame = queue.load("s", "c", maxMessagesPerTrigger=10)
-    assert "the sink fails" in fails(queue.collect(frame, each=fail))
+    for _ in range(2):
+        assert "the sink fails" in fails(queue.collect(frame, each=fail))
     queue.send("s", 31, 40)
     queue.collect(frame).awaitTermination()
-    again = {row.seq: row for row in queue.seen[failing]}
-    assert again == {row.seq: Row(**{**row.asDict(), "deliver_count": 2}) for row in first}
+    assert sorted(first) == [0, 1]
+    for batch_id, rows in first.items():
+        again = {row.seq: row for row in queue.seen[batch_id]}
+        assert again == {row.seq: Row(**{**row.asDict(), "deliver_count": 2}) for row in rows}
     assert sorted(queue.data()) == numbers(1, 40)
 
 
@@ -266,7 +267,7 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
     queue.send("s", 1, 10)
 
     def slow(batch, batch_id):
-        time.sleep(4)
+        time.sleep(2.5)
 
     query = queue.collect(queue.load("s", "c", visibilityTimeout="1s"), each=slow)
     wait_until(lambda: len(queue.look(internals.claims)) == 1, query)
@@ -670,7 +671,7 @@ class TestBadInput:
         frame = queue.load("s", "c", createConsumer="true", ordering="key")
         assert "ordering none, but option ordering is key" in fails(queue.collect(frame))
 
-    def test_a_checkpoint_of_another_consumer(self, queue: Queue, fails):
+    def test_a_checkpoint_of_another_consumer_version_or_database(self, queue: Queue, fails):
         queue.create("s", "c", "d")
         queue.send("s", 1, 10)
         queue.collect(queue.load("s", "c")).awaitTermination()
@@ -679,26 +680,19 @@ class TestBadInput:
         assert "the checkpoint is of consumer 'c' of stream 's', not of consumer 'd'" in message
         assert queue.backlog("s", "d") == 10
 
-    def test_a_checkpoint_of_another_database(self, queue: Queue, fails):
-        queue.create("s", "c")
-        queue.send("s", 1, 10)
-        queue.collect(queue.load("s", "c")).awaitTermination()
+        shutil.copytree(queue.checkpoint(), queue.checkpoint("newer"))
+        log = Path(queue.checkpoint("newer"), "offsets", "0")
+        log.write_text(log.read_text().replace('{"reader"', '{"version": 2, "reader"'))
+        log.with_name(".0.crc").unlink()
+        shutil.rmtree(Path(queue.checkpoint("newer"), "commits"))
+        message = fails(queue.collect(queue.load("s", "c"), "newer"))
+        assert "PQ005" in message
+        assert "upgrade spark-pgqueue" in message
+
         queue.look(internals.forget_readers)
         message = fails(queue.collect(queue.load("s", "c")))
         assert "PQ005" in message
         assert "is of a reader that this database does not know" in message
-
-    def test_a_checkpoint_of_a_newer_version(self, queue: Queue, fails):
-        queue.create("s", "c")
-        queue.send("s", 1, 10)
-        queue.collect(queue.load("s", "c")).awaitTermination()
-        log = Path(queue.checkpoint(), "offsets", "0")
-        log.write_text(log.read_text().replace('{"reader"', '{"version": 2, "reader"'))
-        log.with_name(".0.crc").unlink()
-        shutil.rmtree(Path(queue.checkpoint(), "commits"))
-        message = fails(queue.collect(queue.load("s", "c")))
-        assert "PQ005" in message
-        assert "upgrade spark-pgqueue" in message
 
     def test_a_consumer_dropped_under_a_running_query(self, queue: Queue, fails):
         queue.create("s", "c")

@@ -25,9 +25,14 @@ MICROS = [int(datetime.fromisoformat(hour).timestamp() * 1_000_000) for hour in 
 EPOCHS = "extract(epoch from deliver_at)::bigint, extract(epoch from expires_at)::bigint"
 
 
-@pytest.fixture(
-    params=["America/New_York", "UTC+01:00", pytest.param("Asia/Kolkata", marks=pytest.mark.longer)]
-)
+def in_zones(*quick: str) -> pytest.MarkDecorator:
+    """In these zones, and with the longer tests in the others: each takes processes of its own."""
+    zones = ("America/New_York", "UTC+01:00", "Asia/Kolkata")
+    longer = [pytest.param(zone, marks=pytest.mark.longer) for zone in zones if zone not in quick]
+    return pytest.mark.parametrize("zoned", [*quick, *longer], indirect=True)
+
+
+@pytest.fixture
 def zoned(queue: Queue, request: pytest.FixtureRequest) -> Iterator[Queue]:
     """A queue whose Spark session is in a zone."""
     name = "spark.sql.session.timeZone"
@@ -43,6 +48,7 @@ def times(queue: Queue) -> DataFrame:
     return rows.select("id", F.col("at").cast("timestamp").alias("at")).coalesce(1)
 
 
+@in_zones("America/New_York", "UTC+01:00")
 def test_a_message_is_delivered_and_expires_at_the_instant_that_was_given(zoned: Queue) -> None:
     zoned.create("s")
     expires = "at + interval 1 second as expires_at"
@@ -56,6 +62,7 @@ def test_a_message_is_delivered_and_expires_at_the_instant_that_was_given(zoned:
     assert found == [(i, at, at + 1) for i, at in enumerate(seconds)]
 
 
+@in_zones("UTC+01:00")
 def test_all_sources_read_the_instant_at_which_a_message_was_sent(zoned: Queue) -> None:
     zoned.create("s", "c")
     zoned.send("s", 1, 3)
@@ -70,6 +77,7 @@ def test_all_sources_read_the_instant_at_which_a_message_was_sent(zoned: Queue) 
         assert {row["seq"]: row["at"] for row in zoned.rows()} == sent
 
 
+@in_zones("America/New_York")
 def test_typed_payloads_and_tables_have_the_instants(zoned: Queue) -> None:
     zoned.create("s", "c", kind="json")
     settings = json.dumps({"schema": "id bigint, at timestamp"})
