@@ -265,7 +265,9 @@ def conn(url: str) -> Iterator[psycopg.Connection]:
 def _database(server: Server, template: str) -> Iterator[str]:
     name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
     # The files as they are: to log each page takes longer, and lets the log grow.
-    _admin(server).execute(f"create database {name} template {template} strategy file_copy".encode())
+    _admin(server).execute(
+        f"create database {name} template {template} strategy file_copy".encode()
+    )
     yield server.url_of(name)
     _admin(server).execute(f"drop database if exists {name} with (force)".encode())
 
