@@ -113,7 +113,7 @@ def test_many_scheduled_messages_cost_a_claim_nothing(
     conn: Conn, keyed: int, has_small_limits: bool
 ) -> None:
     """Each of a key and a time of its own; and to deal them costs the same for each of them."""
-    scheduled = 100 if has_small_limits else 5000
+    scheduled = 100 if has_small_limits else 2000
 
     def claim_cost(keys: str) -> int:
         send_keys(conn, *keys)
@@ -174,7 +174,7 @@ def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
     conn: Conn, session: Session
 ) -> None:
     consumer(conn, ordering="key", visibility_timeout=seconds(0.3))
-    rng, until = random.Random(1), time.monotonic() + 4
+    rng, until = random.Random(1), time.monotonic() + 3
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(work, session(), seed, until) for seed in range(3)]
         while time.monotonic() < until - 1:
