@@ -17,7 +17,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.conftest import _database
 from tests.sql import internals
-from tests.sql.queue import call, claim_of, value
+from tests.sql.queue import call, claim_of, one, value
 
 Conn = psycopg.Connection
 Case = tuple[str, str, list[str]]
@@ -687,8 +687,11 @@ def conn(server: Any, template: str) -> Iterator[Conn]:
 
 
 @pytest.fixture(scope="module")
-def names(conn: Conn) -> dict[str, Any]:
-    """A queue with something of everything, and the names of it that cases use."""
+def names(conn: Conn) -> Iterator[dict[str, Any]]:
+    """A queue with something of everything, and the names of it that cases use.
+
+    After all cases, it is as it was.
+    """
     t = value(conn, "create_stream", "t")
     j = value(conn, "create_stream", "j", "json")
     b = value(conn, "create_stream", "b", "binary")
@@ -702,7 +705,8 @@ def names(conn: Conn) -> dict[str, Any]:
     with conn.transaction():
         (seq,) = internals.insert_messages(conn, t, 1)
         staged = value(conn, "stage", "s", 0, t, f"{{[{seq},{seq + 1})}}")
-    return {
+    before = content(conn)
+    yield {
         "t": t,
         "j": j,
         "b": b,
@@ -713,12 +717,7 @@ def names(conn: Conn) -> dict[str, Any]:
         "reader": f"'{READER}'",
         "new": f"'{NEW_READER}'",
     }
-
-
-@pytest.fixture(scope="module")
-def before(conn: Conn, names: dict[str, Any]) -> dict[str, str]:
-    """What is stored: no case changes it, so each finds the same."""
-    return content(conn)
+    assert content(conn) == before
 
 
 def content(conn: Conn) -> dict[str, str]:
@@ -727,15 +726,14 @@ def content(conn: Conn) -> dict[str, str]:
         "select oid::regclass::text from pg_class"
         " where relnamespace = 'pgqueue'::regnamespace and relkind = 'r' order by 1"
     ).fetchall()
-    rows = "select '{0}', coalesce(jsonb_agg(t order by t::text), '[]')::text from {0} t"
-    everything = " union all ".join(rows.format(table) for (table,) in tables)
-    return dict(conn.execute(everything.encode(), prepare=True).fetchall())
+    rows = "select coalesce(jsonb_agg(t order by t::text), '[]')::text from {} t"
+    return {table: one(conn, rows.format(table)) for (table,) in tables}
 
 
 def refused(
-    conn: Conn, call: str, names: dict[str, Any], before: Any, level: str = "read committed"
+    conn: Conn, call: str, names: dict[str, Any], level: str = "read committed"
 ) -> psycopg.Error:
-    """The error of a call, which has to have changed nothing."""
+    """The error of a call."""
     call = re.sub(r"\{(\w+)\}", lambda m: str(names.get(m[1], m[0])), call)
     conn.execute(f"begin transaction isolation level {level}".encode())
     try:
@@ -744,7 +742,6 @@ def refused(
             conn.execute(f"select * from pgqueue.{call}".encode())
     finally:
         conn.execute("rollback")
-    assert content(conn) == before
     return caught.value
 
 
@@ -759,9 +756,9 @@ def refused(
     ],
 )
 def test_it_is_refused_by_name_and_nothing_changes(
-    conn: Conn, names: dict[str, Any], before: Any, call: str, sqlstate: str, says: list[str]
+    conn: Conn, names: dict[str, Any], call: str, sqlstate: str, says: list[str]
 ) -> None:
-    error = refused(conn, call, names, before)
+    error = refused(conn, call, names)
     text = f"{error.diag.message_primary}\n{error.diag.message_hint}"
     assert error.sqlstate == sqlstate, text
     for words in says:
@@ -771,9 +768,9 @@ def test_it_is_refused_by_name_and_nothing_changes(
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize("call", READ_COMMITTED_ONLY)
 def test_another_isolation_level_is_refused(
-    conn: Conn, names: dict[str, Any], before: Any, call: str, level: str
+    conn: Conn, names: dict[str, Any], call: str, level: str
 ) -> None:
-    error = refused(conn, call, names, before, level)
+    error = refused(conn, call, names, level)
     assert error.sqlstate == "PQ007"
     assert f"read committed, not {level}" in str(error)
     assert "begin transaction isolation level read committed" in str(error.diag.message_hint)

@@ -202,7 +202,7 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
         few = statistics.median(traffic(conn, 40, behind)[10:])
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        costs = traffic(conn, 300, behind)
+        costs = traffic(conn, 600, behind)
         many = statistics.median(costs[-40:])
         old.execute("commit")
     assert many <= few * GROWTH + 50, f"a claim read {few} blocks, and {many} in the end"
