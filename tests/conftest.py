@@ -246,6 +246,8 @@ def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
             conn.execute(f"create database {name}")  # type: ignore[arg-type]
         with connection.connect(server.url_of(name)) as conn:
             schema.install(conn)
+            # A copy is not taken for its template: the database of which is not noted.
+            conn.execute("update pgqueue.servers set database = null")
             made = kind == "usual" or limits.shrink(conn)
         _templates[server.url, kind] = name if made else ""
     if not (name := _templates[server.url, kind]):
@@ -281,16 +283,24 @@ def conn(url: str) -> Iterator[psycopg.Connection]:
 
 def _database(server: Server, template: str) -> Iterator[str]:
     name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    with connection.connect(server.url) as conn:
-        # The files as they are: to log each page takes longer, and lets the log grow.
-        copy = f"create database {name} template {template} strategy file_copy"
-        conn.execute(copy)  # type: ignore[arg-type]
-    if template != "template0":
-        with connection.connect(server.url_of(name)) as conn:
-            conn.execute("select _pgqueue.note_server()")  # a copy of a database is not the one
+    # The files as they are: to log each page takes longer, and lets the log grow.
+    _admin(server).execute(
+        f"create database {name} template {template} strategy file_copy".encode()
+    )
     yield server.url_of(name)
-    with connection.connect(server.url) as conn:
-        conn.execute(f"drop database if exists {name} with (force)")  # type: ignore[arg-type]
+    _admin(server).execute(f"drop database if exists {name} with (force)".encode())
+
+
+_admins: dict[str, psycopg.Connection] = {}
+
+
+def _admin(server: Server) -> psycopg.Connection:
+    """A connection that makes and drops databases, made again after a restart of the server."""
+    with suppress(KeyError, psycopg.OperationalError):
+        _admins[server.url].execute("select")
+        return _admins[server.url]
+    _admins[server.url] = connection.connect(server.url)
+    return _admins[server.url]
 
 
 @pytest.fixture(scope="session")

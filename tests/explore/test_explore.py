@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.longer, pytest.mark.timeout(400)]
 
 # Of two sessions each makes one of these calls. `make explore` has all calls.
 CALLS = ("send", "receive", "receive_all", "ack", "ack_one", "nack", "seek_latest", "maintain")
-OF_A_PAIR = 3  # schedules, at most
+OF_A_PAIR = 2  # schedules, at most
 
 # A worker beside a worker, a producer, and an operator. `make explore` goes to the last schedule.
 DEEP = [
@@ -50,8 +50,8 @@ DEEP = [
     Case(("commit_offset", "lease_partitions"), "none", "expiry"),
     Case(("read_partitions+commit_offset", "send"), "none"),
 ]
-OF_A_DEEP_CASE = 24
-OF_A_CASE_OF_ONES = 4
+OF_A_DEEP_CASE = 16
+OF_A_CASE_OF_ONES = 3
 
 
 @pytest.fixture
@@ -94,11 +94,15 @@ def test_a_call_alone_is_not_refused(explorer: Explorer):
     """A call that always fails would explore nothing."""
     found = []
     for calls in [*CALLS_THERE, *PROGRAMS]:
-        cases = [Case((calls,), ordering) for ordering in ("none", "key")]
-        results = [explorer.explore(case, 1) for case in cases]
-        found += [str(result) for result in results if result.failure is not None]
-        if all(case.ledger.refused for case in cases):
-            found += cases[0].ledger.refused
+        refused = []
+        for case in (Case((calls,), "none"), Case((calls,), "key")):
+            result = explorer.explore(case, 1)
+            found += [str(result)] if result.failure is not None else []
+            refused.append(case.ledger.refused)
+            if not case.ledger.refused:
+                break
+        if all(refused):
+            found += refused[0]
     assert found == [], "\n".join(found)
 
 

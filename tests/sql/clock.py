@@ -32,9 +32,11 @@ def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
     The messages themselves keep the time at which they were inserted.
     """
     with conn.transaction():
+        moves = ""  # all in one go: this is called very often
         for table, columns in conn.execute(TIMES).fetchall():
-            moved = ", ".join(f"{column} = {column} - %(by)s" for column in columns)
-            conn.execute(f"update pgqueue.{table} set {moved}".encode(), {"by": by})
+            moved = ", ".join(f"{each} = {each} - interval '{by}'" for each in columns)
+            moves += f"update pgqueue.{table} set {moved};"
+        conn.execute(moves.encode())
         conn.execute(
             "update pgqueue.consumer_messages set note = note || jsonb_build_object('expires',"
             " (note ->> 'expires')::bigint - extract(epoch from %s)::bigint)"

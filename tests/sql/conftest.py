@@ -11,16 +11,32 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
+from tests.conftest import Server, _database
 from tests.sql import checker
 from tests.sql.explaining import check_explanations
-from tests.sql.queue import Conn, Reader, Session, consumer, value
+from tests.sql.queue import Conn, Reader, Session, consumer, one, value
 from tests.sql.table_writes import target
 
 
 @pytest.fixture
+def url(
+    request: pytest.FixtureRequest, server: Server, template: str, _templates: dict[Any, str]
+) -> Iterator[str]:
+    """The url of a fresh database with the schema, and the stream s for tests that ask for it."""
+    if "stream" in request.fixturenames:
+        if (made := _templates.get((server.url, template))) is None:
+            url = next(_database(server, template))
+            with connection.connect(url) as conn:
+                value(conn, "create_stream", "s")
+                made = _templates[server.url, template] = conn.info.dbname
+        template = made
+    yield from _database(server, template)
+
+
+@pytest.fixture
 def stream(conn: Conn) -> int:
-    """The text stream s; its id."""
-    return value(conn, "create_stream", "s")
+    """The text stream s, which `url` has; its id."""
+    return one(conn, "select stream_id from pgqueue.streams where name = 's'")
 
 
 @pytest.fixture

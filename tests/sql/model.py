@@ -1169,7 +1169,7 @@ class QueueMachine(RuleBasedStateMachine):
                     self.hand_out(c, seqs_of(rows), 7)
                     if not rows:
                         empty += 1
-                        if not c.limits or not c.with_room(self.clock):
+                        if empty % 4 == 1 and (not c.limits or not c.with_room(self.clock)):
                             self.an_hour_passes()
                         continue
                     empty = 0

@@ -501,44 +501,44 @@ OPTIONS = "has options, with"
 PLACE = "is an absolute path, or a URI such as s3://bucket/path"
 
 
-@pytest.mark.parametrize(
-    ("uri", "message"),
-    [
-        *((f"{scheme}://key:s3cr3t@bucket/path", SECRET) for scheme in ("s3", "S3", "x", "abfss")),
-        ("s3://key:s3/cr3t@bucket/path", SECRET),
-        ("s3://bucket/path@s3cr3t", SECRET),
-        ("s3://bucket/path?access_key=k&secret_key=s3cr3t", OPTIONS),
-        ("s3://bucket/path?endpoint_override=s3cr3t.example:80&scheme=http", OPTIONS),
-        ("S3://bucket/path?secret_key=s3cr3t", OPTIONS),
-        ("gs://bucket?endpoint_override=s3cr3t.example", OPTIONS),
-        ("/path?s3cr3t", OPTIONS),
-        ("s3://bucket/path#s3cr3t", OPTIONS),
-        *((uri, PLACE) for uri in (
-            "archive", "", " ", "./a", "~/a", "/", "//a", "///a", "/a//b", "/a/../b", "/a/..",
-            "/a/.", "/./a", "/a b", "/a\nb", "/a\tb", "/a\x7f", "/a\\b", "/a%2e", "file://a",
-            "file://a/b", "file:/a", "file:////a", "http://host/a", "https://host/a", "mock:///a",
-            "ftp://host/a", "S3://bucket/a", "s3:bucket", "s3:///a", "s3://", "s3://bucket//a", "s3://bucket/../a",
-            "s3://bucket/%2e%2e/a", "viewfs:///a", "/" + "a" * 1000,
-        )),
-    ],
-)  # fmt: skip
-def test_a_folder_that_cannot_be_one_is_refused(conn: Conn, uri: str, message: str) -> None:
+NO_FOLDERS = [
+    *((f"{scheme}://key:s3cr3t@bucket/path", SECRET) for scheme in ("s3", "S3", "x", "abfss")),
+    ("s3://key:s3/cr3t@bucket/path", SECRET),
+    ("s3://bucket/path@s3cr3t", SECRET),
+    ("s3://bucket/path?access_key=k&secret_key=s3cr3t", OPTIONS),
+    ("s3://bucket/path?endpoint_override=s3cr3t.example:80&scheme=http", OPTIONS),
+    ("S3://bucket/path?secret_key=s3cr3t", OPTIONS),
+    ("gs://bucket?endpoint_override=s3cr3t.example", OPTIONS),
+    ("/path?s3cr3t", OPTIONS),
+    ("s3://bucket/path#s3cr3t", OPTIONS),
+    *((uri, PLACE) for uri in (
+        "archive", "", " ", "./a", "~/a", "/", "//a", "///a", "/a//b", "/a/../b", "/a/..",
+        "/a/.", "/./a", "/a b", "/a\nb", "/a\tb", "/a\x7f", "/a\\b", "/a%2e", "file://a",
+        "file://a/b", "file:/a", "file:////a", "http://host/a", "https://host/a", "mock:///a",
+        "ftp://host/a", "S3://bucket/a", "s3:bucket", "s3:///a", "s3://", "s3://bucket//a",
+        "s3://bucket/../a", "s3://bucket/%2e%2e/a", "viewfs:///a", "/" + "a" * 1000,
+    )),
+]  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_one_is_refused(conn: Conn) -> None:
     """And nothing of a uri that says more than where it is goes into an error, or a log."""
-    with pytest.raises(psycopg.DatabaseError, match=message) as failed:
-        value(conn, "set_archive", "s", uri)
-    assert failed.value.sqlstate == "PQ003"
-    assert "cr3t" not in str(failed.value)
-    assert internals.count(conn, "archives") == 0
+    for uri, message in NO_FOLDERS:
+        with pytest.raises(psycopg.DatabaseError, match=message) as failed:
+            value(conn, "set_archive", "s", uri)
+        assert failed.value.sqlstate == "PQ003", uri
+        assert "cr3t" not in str(failed.value)
+        assert internals.count(conn, "archives") == 0, uri
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["/a", "/a/", "/a.b/..c/d@e:f", "file:///a", "s3://bucket", "s3://bucket/a-b/ü", "gs://b/a",
-     "gcs://b/a", "abfss://account.blob.core.windows.net/c/a", "hdfs://host:8020/a"],
-)  # fmt: skip
-def test_a_folder_that_can_be_one_is_taken(conn: Conn, uri: str) -> None:
-    value(conn, "set_archive", "s", uri)
-    assert archived(conn).uri == uri.rstrip("/")
+def test_a_folder_that_can_be_one_is_taken(conn: Conn) -> None:
+    for uri in (
+        "/a", "/a/", "/a.b/..c/d@e:f", "file:///a", "s3://bucket", "s3://bucket/a-b/ü", "gs://b/a",
+        "gcs://b/a", "abfss://account.blob.core.windows.net/c/a", "hdfs://host:8020/a",
+    ):  # fmt: skip
+        with conn.transaction(force_rollback=True):
+            value(conn, "set_archive", "s", uri)
+            assert archived(conn).uri == uri.rstrip("/")
 
 
 def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> None:
@@ -546,17 +546,14 @@ def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> No
     assert "no segment is ever closed without a retention" in archived(conn).advice
 
 
-@pytest.mark.parametrize("read", ["first_readable({}, 1, 10, 5)", "last_readable({}, 10, 5)",
-                                  "readable({}, 1, 10)"])  # fmt: skip
-def test_a_read_without_the_archive_does_not_make_its_statements_ready(
-    conn: Conn, read: str
-) -> None:
+def test_a_read_without_the_archive_does_not_make_its_statements_ready(conn: Conn) -> None:
     """Also where it would not execute them: that took a third of the time of a read."""
-    call = read.format("1, $1").encode()
-    conn.execute(b"prepare reading (boolean) as select * from _pgqueue." + call)
-    conn.execute(
-        "set plan_cache_mode = force_generic_plan"
-    )  # as functions have it after some calls
-    plan = conn.execute("explain execute reading (false)", prepare=False).fetchall()
-    assert "publications" in str(plan)
-    assert "archive_p" not in str(plan)
+    # as functions have it after some calls
+    conn.execute("set plan_cache_mode = force_generic_plan")
+    for read in ("first_readable(1, $1, 1, 10, 5)", "last_readable(1, $1, 10, 5)",
+                 "readable(1, $1, 1, 10)"):  # fmt: skip
+        conn.execute(f"prepare reading (boolean) as select * from _pgqueue.{read}".encode())
+        plan = conn.execute("explain execute reading (false)", prepare=False).fetchall()
+        assert "publications" in str(plan), read
+        assert "archive_p" not in str(plan), read
+        conn.execute("deallocate reading")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 COLUMNS = layout.schema("text").names
 OF_0_1_0 = ("name", "lo", "hi", "messages", "bytes")
-FLIPS = 500
+FLIPS = 150
 
 
 @dataclasses.dataclass
@@ -205,14 +205,13 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_of_0_1_0_that_says_something_else_is_refused(archive: Archive, change: str) -> None:
-    changed, message = CHANGES[change]
-    table = parquet.read_table(archive.path)
-    parquet.write_table(changed(table.replace_schema_metadata(None)), archive.path)
-    with pytest.raises(PgQueueError, match=message) as failed:
-        archive.read(segment=archive.old())
-    assert str(archive.path) in str(failed.value)
+def test_a_file_of_0_1_0_that_says_something_else_is_refused(archive: Archive) -> None:
+    table = parquet.read_table(archive.path).replace_schema_metadata(None)
+    for change, (changed, message) in CHANGES.items():
+        parquet.write_table(changed(table), archive.path)
+        with pytest.raises(PgQueueError, match=message) as failed:
+            archive.read(segment=archive.old())
+        assert str(archive.path) in str(failed.value), change
 
 
 def test_a_row_group_without_statistics_is_read(archive: Archive) -> None:
@@ -318,11 +317,11 @@ def refused(conn: Conn, attempt: Any, files: Any) -> None:
     assert failed.value.sqlstate == "PQ003", files
 
 
-@pytest.mark.parametrize("name", ["../../x.parquet", "/etc/x.parquet", "", "x", "a/../b.parquet"])
-def test_a_reader_opens_no_file_that_no_exporter_names(archive: Archive, name: str) -> None:
+def test_a_reader_opens_no_file_that_no_exporter_names(archive: Archive) -> None:
     """Also where a manifest of 0.1.0, which took any, has such a name."""
-    with pytest.raises(PgQueueError, match="no exporter names a file or folder"):
-        archive.read(segment=archive.old(name=name))
+    for name in ("../../x.parquet", "/etc/x.parquet", "", "x", "a/../b.parquet"):
+        with pytest.raises(PgQueueError, match="no exporter names a file or folder"):
+            archive.read(segment=archive.old(name=name))
     outside = archive.segment._replace(folder="../" + archive.segment.folder)
     with pytest.raises(PgQueueError, match="no exporter names a file or folder"):
         archive.read(segment=outside)

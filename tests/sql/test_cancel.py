@@ -315,7 +315,7 @@ def test_a_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -
 @pytest.mark.longer
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_long_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
-    race(conn, url, ordering, 5.0)
+    race(conn, url, ordering, 4.0)
 
 
 def race(conn: Conn, url: str, ordering: str, lasts: float) -> None:

@@ -233,20 +233,27 @@ def test_a_table_that_is_altered_while_capture_waits(
 
 @pytest.mark.longer
 def test_capture_gives_up_when_a_writer_stays(conn: Conn, session: Session) -> None:
-    writer, reader, other = session(), session(), session()
+    """And so does release when a reader stays."""
+    conn.execute("create table u (id int primary key)")
+    call(conn, "capture", "u", "s")
+    writer, reader = session(), session()
     writer.execute("begin")
     writer.execute("insert into t values (1)")
-    with pytest.raises(psycopg.Error, match="was in use for 30 s") as caught:
-        call(other, "capture", "t", "s")
-    assert caught.value.sqlstate == "55P03"
-    writer.execute("commit")
-    call(other, "capture", "t", "s")
     reader.execute("begin")
-    reader.execute("select from t")
-    with pytest.raises(psycopg.Error, match="was in use for 30 s"):
-        call(other, "release", "t", "s")
-    conn.execute("insert into t values (2)")
-    assert [key for key, *_ in messages(conn)] == ["2"], "captured as before"
+    reader.execute("select from u")
+    with ThreadPoolExecutor(2) as pool:
+        waits = [
+            pool.submit(call, session(), function, table, "s")
+            for function, table in (("capture", "t"), ("release", "u"))
+        ]
+    for wait in waits:
+        with pytest.raises(psycopg.Error, match="was in use for 30 s") as caught:
+            wait.result()
+        assert caught.value.sqlstate == "55P03"
+    writer.execute("commit")
+    call(conn, "capture", "t", "s")
+    conn.execute("insert into t values (2); insert into u values (3)")
+    assert [key for key, *_ in messages(conn)] == ["2", "3"], "u is captured as before"
 
 
 # The table changes, or goes

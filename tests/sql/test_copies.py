@@ -17,16 +17,16 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import binaries, connection, schema
-from tests.conftest import SETTINGS, GivenServer, Server
+from tests.conftest import SETTINGS, GivenServer, Server, _folder_in_memory
 from tests.sql import internals
-from tests.sql.queue import Conn, one, send, value
+from tests.sql.queue import Conn, call, one, send, value
 from tests.sql.test_reading import read
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
     """A folder that everybody may walk through: the servers' user has to."""
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=_folder_in_memory() or "/tmp"))
     home.chmod(0o755)
     yield home
     shutil.rmtree(home, ignore_errors=True)
@@ -124,6 +124,7 @@ def test_a_copy_of_the_database_in_the_same_server(
         pytest.skip("a copy needs a database that nobody is connected to")
     name = f"copy_{uuid.uuid4().hex[:12]}"
     database = conn.info.dbname
+    call(conn, "recover")  # notes the database, which the fixture's template does not
     conn.close()
     with connection.connect(server.url) as admin:
         admin.execute(f"create database {name} template {database}".encode())

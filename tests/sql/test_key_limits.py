@@ -394,7 +394,7 @@ HISTORIES = [
 @pytest.mark.parametrize("ordering", BY_KEY)
 @pytest.mark.parametrize(
     ("settings", "steps"),
-    [(HISTORIES[-1], 50), *(pytest.param(s, 200, marks=pytest.mark.longer) for s in HISTORIES)],
+    [(HISTORIES[-1], 50), *(pytest.param(s, 130, marks=pytest.mark.longer) for s in HISTORIES)],
     ids=["short", *(" ".join(s) for s in HISTORIES)],
 )
 def test_any_history_keeps_the_limits_and_loses_nothing(

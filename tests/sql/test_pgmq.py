@@ -368,9 +368,13 @@ LETTERS = {1: "x", 2: "é", 3: "€", 4: "\U0001f600"}
 
 
 @pytest.mark.parametrize("bytes_", LETTERS)
-@pytest.mark.parametrize("length", [1, 12, 16, 24, 31, 47])
-def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str, bytes_: int, length: int) -> None:
+def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str, bytes_: int) -> None:
     """Names of views and channels have 63 bytes; the longest of a queue has 47 letters."""
+    for length in (1, 12, 16, 24, 31, 47):
+        check_name(face, url, bytes_, length)
+
+
+def check_name(face: Conn, url: str, bytes_: int, length: int) -> None:
     name = LETTERS[bytes_] * length
     for call in (
         "create(%s)", "enable_notify_insert(%s, 0)", "bind_topic('a.#', %s)",

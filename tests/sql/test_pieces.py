@@ -133,6 +133,7 @@ def test_many_scheduled_messages_cost_a_claim_nothing(
     assert has_small_limits or dealt < 50 * scheduled
     many = [claim_cost(keys) for keys in ("ef", "gh", "ij")]
     assert min(many) <= few * 1.5 + 40, (few, many)
+    value(conn, "drop_stream", "s")  # the checker would take long with as many
 
 
 # Races
@@ -174,7 +175,7 @@ def test_claims_of_all_sizes_that_are_settled_in_part_keep_the_order_of_keys(
     conn: Conn, session: Session
 ) -> None:
     consumer(conn, ordering="key", visibility_timeout=seconds(0.3))
-    rng, until = random.Random(1), time.monotonic() + 4
+    rng, until = random.Random(1), time.monotonic() + 3
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(work, session(), seed, until) for seed in range(3)]
         while time.monotonic() < until - 1:

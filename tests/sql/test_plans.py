@@ -35,7 +35,7 @@ def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size:
     bulk(conn, 1000)
     few = claim_cost(conn, "few", size)
     bulk(conn, 200_000 if ordering == "key" else 50_000)
-    singles(conn, MANY // 2)
+    singles(conn, MANY // 20)
     consumer(conn, "many", ordering)
     assert_flat("a backlog", few, claim_cost(conn, "many", size))
 
@@ -218,7 +218,7 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
         few = claim_cost(conn, "c", 1, 20)
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        for _ in range(3000):
+        for _ in range(1500):
             rows = call(conn, "claim", "s", "c", 1)
             value(conn, "ack", claim_of(rows))
         many = claim_cost(conn, "c", 1, 20)

@@ -212,15 +212,20 @@ def test_a_failure_is_told_with_its_owner(conn: Conn) -> None:
     assert state(conn, seq).last_error == "no such user"
 
 
+DELAYS = [
+    ({"backoff_base": "1 hour"}, [1, 1, 1]),
+    ({"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "1 day"}, [1, 2, 3]),
+    ({"backoff": "exponential", "backoff_base": "1 h", "backoff_cap": "3 h"}, [1, 2, 3]),
+]
+
+
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["named", "unnamed", "crash"])
 @pytest.mark.parametrize(
-    ("settings", "delays"),
-    [
-        ({"backoff_base": "1 hour"}, [1, 1, 1]),
-        ({"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "1 day"}, [1, 2, 3]),
-        ({"backoff": "exponential", "backoff_base": "1 h", "backoff_cap": "3 h"}, [1, 2, 3]),
+    ("ordering", "how", "settings", "delays"),
+    [  # each ordering, way to fail and kind of delay with each of the others
+        (ORDERINGS[(i + j) % 3], how, settings, delays)
+        for i, how in enumerate(["named", "unnamed", "crash"])
+        for j, (settings, delays) in enumerate(DELAYS)
     ],
 )
 def test_a_failure_delays_as_the_settings_say(

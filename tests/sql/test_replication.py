@@ -18,7 +18,7 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import binaries, connection, schema
-from tests.conftest import SETTINGS
+from tests.conftest import SETTINGS, _folder_in_memory
 from tests.processes import wait_until
 from tests.sql import checker, clock, internals
 from tests.sql.owing import assert_delivers, make_streams, owed, use
@@ -76,8 +76,8 @@ class Upgrade:
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[embedded.Server, embedded.Server]]:
     """Two servers; the user of the new one can reach the socket of the old one."""
-    settings = {**SETTINGS, "wal_level": "logical", "wal_retrieve_retry_interval": "200ms"}
-    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir="/tmp"))
+    settings = {**SETTINGS, "wal_level": "logical", "wal_retrieve_retry_interval": "100ms"}
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=_folder_in_memory() or "/tmp"))
     home.chmod(0o755)
     with (
         embedded.start(home / "old", version=18, settings=settings) as old,

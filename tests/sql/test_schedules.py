@@ -72,49 +72,45 @@ def refused(conn: Conn, function: str, *args: Any, **named: Any) -> tuple[str | 
 # When
 
 
-@pytest.mark.parametrize(
-    ("cron", "after", "expected"),
-    [
-        ("*/20 9-10 * * *", "2026-01-01 10:30", ["01-01 10:40", "01-02 09:00", "01-02 09:20"]),
-        ("5,4 0 1 * *", "2026-01-01 00:04", ["01-01 00:05", "02-01 00:04", "02-01 00:05"]),
-        ("0 0 * * Mon-wed", "2026-01-01", ["01-05 00:00", "01-06 00:00", "01-07 00:00"]),
-        ("0 0 * * 5-7", "2026-01-01", ["01-02 00:00", "01-03 00:00", "01-04 00:00"]),
-        ("0 0 * * fri-sun/2", "2026-01-01", ["01-02 00:00", "01-04 00:00", "01-09 00:00"]),
-        ("0 0 1 jan,DEC 0", "2026-11-30", ["12-01 00:00", "12-06 00:00", "12-13 00:00"]),
-        ("0 0 29 2 *", "2026-01-01", ["02-29 00:00"] * 3),
-        ("@Monthly", "2026-01-01", ["02-01 00:00", "03-01 00:00", "04-01 00:00"]),
-        # in either day, where both are told; but a field that begins with a star is none
-        ("0 0 13 * 5", "2026-01-01", ["01-02 00:00", "01-09 00:00", "01-13 00:00"]),
-        ("0 0 */10 * 0", "2026-01-01", ["01-11 00:00", "02-01 00:00", "03-01 00:00"]),
-        ("0 0 13 * *", "2026-01-13 00:00", ["02-13 00:00", "03-13 00:00", "04-13 00:00"]),
-    ],
-)
-def test_a_cron_expression_means_what_it_means_to_cron(
-    conn: Conn, cron: str, after: str, expected: list[str]
-) -> None:
-    assert times(conn, cron, p_after=f"{after}+00") == expected
+CRON = [
+    ("*/20 9-10 * * *", "2026-01-01 10:30", ["01-01 10:40", "01-02 09:00", "01-02 09:20"]),
+    ("5,4 0 1 * *", "2026-01-01 00:04", ["01-01 00:05", "02-01 00:04", "02-01 00:05"]),
+    ("0 0 * * Mon-wed", "2026-01-01", ["01-05 00:00", "01-06 00:00", "01-07 00:00"]),
+    ("0 0 * * 5-7", "2026-01-01", ["01-02 00:00", "01-03 00:00", "01-04 00:00"]),
+    ("0 0 * * fri-sun/2", "2026-01-01", ["01-02 00:00", "01-04 00:00", "01-09 00:00"]),
+    ("0 0 1 jan,DEC 0", "2026-11-30", ["12-01 00:00", "12-06 00:00", "12-13 00:00"]),
+    ("0 0 29 2 *", "2026-01-01", ["02-29 00:00"] * 3),
+    ("@Monthly", "2026-01-01", ["02-01 00:00", "03-01 00:00", "04-01 00:00"]),
+    # in either day, where both are told; but a field that begins with a star is none
+    ("0 0 13 * 5", "2026-01-01", ["01-02 00:00", "01-09 00:00", "01-13 00:00"]),
+    ("0 0 */10 * 0", "2026-01-01", ["01-11 00:00", "02-01 00:00", "03-01 00:00"]),
+    ("0 0 13 * *", "2026-01-13 00:00", ["02-13 00:00", "03-13 00:00", "04-13 00:00"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("cron", "after", "expected"),
-    [
-        # a time of the day: once a day, at the end of the gap and at the first of two
-        ("30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:30"]),
-        ("0,30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:00"]),
-        ("30 2 * * *", AUTUMN, ["10-25 00:30", "10-26 01:30"]),
-        ("15,30 2 * * *", "2026-10-25 01:20+00", ["10-26 01:15", "10-26 01:30"]),
-        # all the time: by the hours that pass
-        ("30 * * * *", SPRING, ["03-29 00:30", "03-29 01:30"]),
-        ("*/30 2 * * *", SPRING, ["03-30 00:00", "03-30 00:30"]),
-        ("30 * * * *", AUTUMN, ["10-25 00:30", "10-25 01:30"]),
-        ("*/40 2 * * *", AUTUMN, ["10-25 00:40", "10-25 01:00", "10-25 01:40", "10-26 01:00"]),
-    ],
-)
-def test_when_the_clocks_are_changed(
-    conn: Conn, cron: str, after: str, expected: list[str]
-) -> None:
-    found = times(conn, cron, len(expected), p_after=after, p_time_zone=BERLIN)
-    assert found == expected
+def test_a_cron_expression_means_what_it_means_to_cron(conn: Conn) -> None:
+    for cron, after, expected in CRON:
+        assert times(conn, cron, p_after=f"{after}+00") == expected, cron
+
+
+CLOCKS = [
+    # a time of the day: once a day, at the end of the gap and at the first of two
+    ("30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:30"]),
+    ("0,30 2 * * *", SPRING, ["03-29 01:00", "03-30 00:00"]),
+    ("30 2 * * *", AUTUMN, ["10-25 00:30", "10-26 01:30"]),
+    ("15,30 2 * * *", "2026-10-25 01:20+00", ["10-26 01:15", "10-26 01:30"]),
+    # all the time: by the hours that pass
+    ("30 * * * *", SPRING, ["03-29 00:30", "03-29 01:30"]),
+    ("*/30 2 * * *", SPRING, ["03-30 00:00", "03-30 00:30"]),
+    ("30 * * * *", AUTUMN, ["10-25 00:30", "10-25 01:30"]),
+    ("*/40 2 * * *", AUTUMN, ["10-25 00:40", "10-25 01:00", "10-25 01:40", "10-26 01:00"]),
+]
+
+
+def test_when_the_clocks_are_changed(conn: Conn) -> None:
+    for cron, after, expected in CLOCKS:
+        found = times(conn, cron, len(expected), p_after=after, p_time_zone=BERLIN)
+        assert found == expected, (cron, after)
 
 
 def matches(cron: str, local: datetime) -> bool:
@@ -155,7 +151,7 @@ def test_it_is_what_a_walk_through_all_minutes_finds(conn: Conn, zone: str, midd
         {"zone": zone, "middle": middle},
     ).fetchall()
     chance = random.Random(middle)
-    for _ in range(25):
+    for _ in range(15):
         hours = "*" if chance.random() < 0.3 else f"{chance.randrange(24)},{chance.randrange(5)}"
         cron = f"{chance.choice(['*/25', '7', '0,30', '59'])} {hours} " + chance.choice(
             ["* * *", "*/2 * *", "* * 0,6", "29,3 * 1", f"* {minutes[0][1].month} *"]
@@ -182,80 +178,75 @@ def test_it_is_what_a_walk_through_all_minutes_finds(conn: Conn, zone: str, midd
         assert within == later[: len(found)], f"{cron} after {minutes[begin][0]}"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"p_every": "90 minutes"}, ["10-24 11:30", "10-24 13:00", "10-24 14:30"]),
-        # days and months by the calendar of the time zone, hours by the clock
-        ({"p_every": "1 day"}, ["10-25 11:00", "10-26 11:00", "10-27 11:00"]),
-        ({"p_every": "24 hours"}, ["10-25 10:00", "10-26 10:00", "10-27 10:00"]),
-        ({"p_every": "1 month", "p_start": "2025-07-31 00:30+02"},
-         ["10-30 23:30", "11-29 23:30", "12-30 23:30"]),
-        ({"p_every": "1 week", "p_start": "2027-01-01 00:00+00"},
-         ["01-01 00:00", "01-08 00:00", "01-15 00:00"]),
-    ],
-)  # fmt: skip
-def test_an_interval_is_counted_from_its_start(
-    conn: Conn, options: dict[str, Any], expected: list[str]
-) -> None:
-    after = "2026-10-24 10:00+00"
-    found = times(conn, None, 3, p_after=after, p_time_zone=BERLIN, **options)
-    assert found == expected
+EVERY: list[tuple[dict[str, str], list[str]]] = [
+    ({"p_every": "90 minutes"}, ["10-24 11:30", "10-24 13:00", "10-24 14:30"]),
+    # days and months by the calendar of the time zone, hours by the clock
+    ({"p_every": "1 day"}, ["10-25 11:00", "10-26 11:00", "10-27 11:00"]),
+    ({"p_every": "24 hours"}, ["10-25 10:00", "10-26 10:00", "10-27 10:00"]),
+    ({"p_every": "1 month", "p_start": "2025-07-31 00:30+02"},
+     ["10-30 23:30", "11-29 23:30", "12-30 23:30"]),
+    ({"p_every": "1 week", "p_start": "2027-01-01 00:00+00"},
+     ["01-01 00:00", "01-08 00:00", "01-15 00:00"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("argument", "options"),
-    [
-        ("p_cron", {"p_cron": "0 0 31 2,4 *"}),
-        ("p_cron", {"p_cron": "60 * * * *"}),
-        ("p_cron", {"p_cron": "* * * *"}),
-        ("p_cron", {"p_cron": "* * * * * *"}),
-        ("p_cron", {"p_cron": "*/0 * * * *"}),
-        ("p_cron", {"p_cron": "5/10 * * * *"}),
-        ("p_cron", {"p_cron": "* 5-3 * * *"}),
-        ("p_cron", {"p_cron": "* * , * *"}),
-        ("p_cron", {"p_cron": "* * * * mon,day"}),
-        ("p_cron", {"p_cron": "@reboot"}),
-        ("p_cron", {"p_cron": ""}),
-        ("p_cron, p_every", {}),
-        ("p_cron, p_every", {"p_cron": "@daily", "p_every": "1 day"}),
-        ("p_every", {"p_every": "0"}),
-        ("p_every", {"p_every": "-1 hour"}),
-        ("p_every", {"p_every": "1500 ms"}),
-        ("p_every", {"p_every": "11 years"}),
-        ("p_every", {"p_every": "-1 day 25:00"}),
-        ("p_start", {"p_cron": "@daily", "p_start": "2026-01-01"}),
-        ("p_start", {"p_every": "1 day", "p_start": "infinity"}),
-        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "Europe/Berln"}),
-        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "UTC+2"}),
-        ("p_time_zone", {"p_cron": "@daily", "p_time_zone": None}),
-    ],
-)
-def test_what_never_comes_or_makes_no_sense_is_refused(
-    conn: Conn, argument: str, options: dict[str, Any]
-) -> None:
-    assert refused(conn, "schedule_times", **options) == ("PQ003", argument)
-    assert refused(conn, "create_schedule", "s", "h", p_data="x", **options) == ("PQ003", argument)
-    assert row(conn) is None
+def test_an_interval_is_counted_from_its_start(conn: Conn) -> None:
+    for options, expected in EVERY:
+        after = "2026-10-24 10:00+00"
+        found = times(conn, None, 3, p_after=after, p_time_zone=BERLIN, **options)
+        assert found == expected, options
 
 
-@pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        (("PQ003", "p_name"), {"p_name": " h"}),
-        (("PQ004", "p_data, p_data_bytes"), {"p_data": None}),
-        (("PQ003", "p_headers"), {"p_headers": "[]"}),
-        (("PQ003", "p_key, p_keys"), {"p_key": "k" * 2000}),
-        (("PQ003", "p_priority"), {"p_priority": 40000}),
-        (("PQ002", "p_consumers"), {"p_consumers": ["nobody"]}),
-        (("PQ001", None), {"p_stream": "nowhere"}),
-    ],
-)
-def test_what_could_not_be_sent_is_refused(
-    conn: Conn, error: tuple[str, str], options: dict[str, Any]
-) -> None:
-    given = {"p_stream": "s", "p_name": "h", "p_data": "x", "p_cron": "@daily", **options}
-    assert refused(conn, "create_schedule", **given) == error
+SENSELESS: list[tuple[str, dict[str, Any]]] = [
+    ("p_cron", {"p_cron": "0 0 31 2,4 *"}),
+    ("p_cron", {"p_cron": "60 * * * *"}),
+    ("p_cron", {"p_cron": "* * * *"}),
+    ("p_cron", {"p_cron": "* * * * * *"}),
+    ("p_cron", {"p_cron": "*/0 * * * *"}),
+    ("p_cron", {"p_cron": "5/10 * * * *"}),
+    ("p_cron", {"p_cron": "* 5-3 * * *"}),
+    ("p_cron", {"p_cron": "* * , * *"}),
+    ("p_cron", {"p_cron": "* * * * mon,day"}),
+    ("p_cron", {"p_cron": "@reboot"}),
+    ("p_cron", {"p_cron": ""}),
+    ("p_cron, p_every", {}),
+    ("p_cron, p_every", {"p_cron": "@daily", "p_every": "1 day"}),
+    ("p_every", {"p_every": "0"}),
+    ("p_every", {"p_every": "-1 hour"}),
+    ("p_every", {"p_every": "1500 ms"}),
+    ("p_every", {"p_every": "11 years"}),
+    ("p_every", {"p_every": "-1 day 25:00"}),
+    ("p_start", {"p_cron": "@daily", "p_start": "2026-01-01"}),
+    ("p_start", {"p_every": "1 day", "p_start": "infinity"}),
+    ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "Europe/Berln"}),
+    ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "UTC+2"}),
+    ("p_time_zone", {"p_cron": "@daily", "p_time_zone": None}),
+]
+
+
+def test_what_never_comes_or_makes_no_sense_is_refused(conn: Conn) -> None:
+    for argument, options in SENSELESS:
+        error = ("PQ003", argument)
+        assert refused(conn, "schedule_times", **options) == error, options
+        assert refused(conn, "create_schedule", "s", "h", p_data="x", **options) == error, options
+        assert row(conn) is None
+
+
+UNSENDABLE: list[tuple[tuple[str, str | None], dict[str, Any]]] = [
+    (("PQ003", "p_name"), {"p_name": " h"}),
+    (("PQ004", "p_data, p_data_bytes"), {"p_data": None}),
+    (("PQ003", "p_headers"), {"p_headers": "[]"}),
+    (("PQ003", "p_key, p_keys"), {"p_key": "k" * 2000}),
+    (("PQ003", "p_priority"), {"p_priority": 40000}),
+    (("PQ002", "p_consumers"), {"p_consumers": ["nobody"]}),
+    (("PQ001", None), {"p_stream": "nowhere"}),
+]
+
+
+def test_what_could_not_be_sent_is_refused(conn: Conn) -> None:
+    for error, options in UNSENDABLE:
+        given = {"p_stream": "s", "p_name": "h", "p_data": "x", "p_cron": "@daily", **options}
+        assert refused(conn, "create_schedule", **given) == error, options
 
 
 # What is sent
@@ -498,7 +489,7 @@ def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -
     for thread in threads:
         thread.start()
     chance = random.Random(5)
-    end = time.monotonic() + 4
+    end = time.monotonic() + 3
     while time.monotonic() < end:
         time.sleep(0.03)
         if pids:
@@ -510,7 +501,7 @@ def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -
         "select headers ->> 'schedule', headers ->> 'planned_at', count(*)"
         " from pgqueue.messages group by 1, 2"
     ).fetchall()
-    assert len(planned) >= 40
+    assert len(planned) >= 40  # 20 schedules of a second each
     assert [each for each in planned if each[2] > 1] == []
     conn.execute("select pgqueue.pause_schedule('s', schedule) from pgqueue.stream_schedules")
     clock.end_leases(conn)
@@ -565,7 +556,7 @@ def test_the_next_time_of_any_interval_is_found_in_few_steps(conn: Conn) -> None
     )
     rng = random.Random(7)
     found = 0
-    for _ in range(150):
+    for _ in range(80):
         months, days, seconds = (rng.choice(PARTS) * rng.choice([1, 1, 1, -1]) for _ in range(3))
         every = f"{months} months {days} days {seconds * rng.choice([1, 3600])} seconds"
         start = rng.choice(
@@ -588,13 +579,13 @@ def test_the_next_time_of_any_interval_is_found_in_few_steps(conn: Conn) -> None
         assert min(months, days, seconds) >= 0, every
         assert one(conn, "select nextval('public.steps')") - before < 150, (every, start)
         assert len(times) == 2
-    assert found > 30
+    assert found > 15
 
 
 def test_the_first_time_after_is_found(conn: Conn) -> None:
     """It is one of the times, and no earlier time is after p_after."""
     rng = random.Random(3)
-    for _ in range(20):
+    for _ in range(12):
         months, days, hours = rng.choice([(1, 0, 0), (0, 1, 0), (1, 1, 3), (3, 0, 0), (12, 0, 0)])
         every = f"{months} months {days} days {hours} hours"
         start = one(conn, "select '2020-01-31'::timestamptz + %s * interval '1 day'",
@@ -611,30 +602,26 @@ def test_the_first_time_after_is_found(conn: Conn) -> None:
         assert got == expected, (start, every, after)
 
 
-@pytest.mark.parametrize("every", ["1 mon -29 days", "1 year -300 days", "-1 mon 60 days"])
-def test_a_schedule_of_0_1_0_with_a_negative_part_holds_up_nobody(conn: Conn, every: str) -> None:
+def test_a_schedule_of_0_1_0_with_a_negative_part_holds_up_nobody(conn: Conn) -> None:
     value(conn, "create_schedule", "s", "odd", p_every="1 day", p_data="x", p_start="1970-01-01")
-    conn.execute(
-        "update pgqueue.schedules set every = %s::interval, next_at = clock_timestamp();", [every]
-    )
-    conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.schedules")
     consumer(conn)
     conn.execute("set statement_timeout = '5s'")
-    assert len(receive(conn, 10)) == 1
-    assert one(conn, "select next_at > clock_timestamp() from pgqueue.schedules")
+    for every in ("1 mon -29 days", "1 year -300 days", "-1 mon 60 days"):
+        with conn.transaction(force_rollback=True):
+            conn.execute(
+                "update pgqueue.schedules set every = %s::interval, next_at = clock_timestamp()",
+                [every],
+            )
+            conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.schedules")
+            assert len(receive(conn, 10)) == 1, every
+            assert one(conn, "select next_at > clock_timestamp() from pgqueue.schedules"), every
 
 
-@pytest.mark.parametrize(
-    "cron",
-    ["0 0 29 2 *", "0 0 29 2 0", "0 0 31 4,6 *", "0 0 30 2 *", "59 23 31 12 6", "* * 29 2 3"],
-)
-def test_the_next_time_of_a_rare_expression_is_bounded(conn: Conn, cron: str) -> None:
+def test_the_next_time_of_a_rare_expression_is_bounded(conn: Conn) -> None:
     """Whether it ever comes is known after 41 years, a day at a time within its months."""
     conn.execute("set statement_timeout = '5s'")
-    try:
+    for cron in ("0 0 29 2 *", "0 0 29 2 0", "59 23 31 12 6", "* * 29 2 3"):
         times = [row[0] for row in call(conn, "schedule_times", cron, p_count=2)]
-    except psycopg.Error as error:
-        assert error.sqlstate == "PQ003"  # noqa: PT017
-        assert cron in ("0 0 31 4,6 *", "0 0 30 2 *")
-    else:
-        assert times == sorted(times)
+        assert times == sorted(times), cron
+    for cron in ("0 0 31 4,6 *", "0 0 30 2 *"):
+        assert refused(conn, "schedule_times", cron) == ("PQ003", "p_cron")

@@ -88,43 +88,38 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
     assert settings_of(conn) == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Is it max_deliver_count?"]),
-        ({"max_attempts": 5}, ["Is it max_deliver_count?"]),
-        ({"maxReceiveCount": 5}, ["Is it max_deliver_count?"]),
-        ({"retries": 5}, ["Is it max_deliver_count?"]),
-        ({"vt": 5}, ["Is it visibility_timeout?"]),
-        ({"zzz": 1}, ["'zzz'", "There are: ", "visibility_timeout"]),
-        ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
-        ({"visibility_timeout": "30"}, ['not "30"']),
-        ({"visibility_timeout": "11 years"}, ["up to 10 years", "11 years"]),
-        ({"visibility_timeout": "0 s"}, ["null for 30 s, or"]),
-        ({"visibility_timeout": "soon"}, ['not "soon"']),
-        ({"visibility_timeout": {}}, ["not {}"]),
-        ({"max_deliver_count": 1.5}, ["at least 1", "not 1.5"]),
-        ({"max_deliver_count": 10**30}, ["not 1000"]),
-        ({"max_deliver_count": 2, "visibility_timeout": "x"}, ["visibility_timeout"]),
-    ],
-)
-def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(
-    conn: Conn, settings: dict[str, Any], says: list[str]
-) -> None:
+NO_SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Is it max_deliver_count?"]),
+    ({"max_attempts": 5}, ["Is it max_deliver_count?"]),
+    ({"maxReceiveCount": 5}, ["Is it max_deliver_count?"]),
+    ({"retries": 5}, ["Is it max_deliver_count?"]),
+    ({"vt": 5}, ["Is it visibility_timeout?"]),
+    ({"zzz": 1}, ["'zzz'", "There are: ", "visibility_timeout"]),
+    ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
+    ({"visibility_timeout": "30"}, ['not "30"']),
+    ({"visibility_timeout": "11 years"}, ["up to 10 years", "11 years"]),
+    ({"visibility_timeout": "0 s"}, ["null for 30 s, or"]),
+    ({"visibility_timeout": "soon"}, ['not "soon"']),
+    ({"visibility_timeout": {}}, ["not {}"]),
+    ({"max_deliver_count": 1.5}, ["at least 1", "not 1.5"]),
+    ({"max_deliver_count": 10**30}, ["not 1000"]),
+    ({"max_deliver_count": 2, "visibility_timeout": "x"}, ["visibility_timeout"]),
+]
+
+
+def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(conn: Conn) -> None:
     consumer(conn)
     before = rows(conn, "select * from pgqueue.consumers")
-    for refused in (
-        lambda: alter(conn, settings),
-        lambda: consumer(conn, "d", p_settings=Jsonb(settings)),
-    ):
-        with pytest.raises(psycopg.Error) as caught:
-            refused()
-        assert caught.value.sqlstate == "PQ003"
-        assert caught.value.diag.column_name == "p_settings"
-        text = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
-        for part in says:
-            assert part in text
-    assert rows(conn, "select * from pgqueue.consumers") == before
+    for settings, says in NO_SETTINGS:
+        for new in (False, True):
+            with pytest.raises(psycopg.Error) as caught:
+                consumer(conn, "d", p_settings=Jsonb(settings)) if new else alter(conn, settings)
+            assert caught.value.sqlstate == "PQ003", settings
+            assert caught.value.diag.column_name == "p_settings", settings
+            text = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
+            for part in says:
+                assert part in text
+        assert rows(conn, "select * from pgqueue.consumers") == before, settings
 
 
 @pytest.mark.parametrize("settings", [None, [], 1, "x"])

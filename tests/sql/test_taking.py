@@ -171,8 +171,7 @@ def test_a_taker_that_takes_often_in_one_transaction_keeps_the_gap_of_a_running_
     assert acked(conn, "s", "c") == [first]
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 7])
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize(("ordering", "limit"), [("none", 1), ("key", 2), ("none", 7), ("key", 3)])
 def test_a_take_cut_by_its_limit_closes_nothing_that_it_did_not_see(
     conn: Conn, session: Session, stream: int, ordering: str, limit: int
 ) -> None:
