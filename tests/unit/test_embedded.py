@@ -126,9 +126,11 @@ def test_half_made_data_is_made_again_whatever_the_environment_says(new_director
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGDATA", "/nowhere")
     monkeypatch.setenv("PGOPTIONS", "-c nonsense=1")
+    monkeypatch.setenv("PGDATESTYLE", "nonsense")  # which a server reads, too
     monkeypatch.setenv("PGHOST", "nowhere.invalid")
     with embedded.start(new_directory) as server:
-        monkeypatch.delenv("PGOPTIONS")  # libpq's, and so the client's
+        for name in ("PGOPTIONS", "PGDATESTYLE"):  # libpq's, and so the client's
+            monkeypatch.delenv(name)
         assert answers(server.url)
 
 
