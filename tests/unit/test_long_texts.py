@@ -139,8 +139,8 @@ def test_what_the_where_of_a_query_says_is_searched_once() -> None:
     for atom in ("PGRES_FATAL_ERROR", "a", ": ERROR: "):
         start = time.process_time()
         with pytest.raises((OSError, PgQueueError)):
-            fails_in_where(atom * (MANY // len(atom)))
-        assert time.process_time() - start < 5
+            fails_in_where(atom * (MANY // 4 // len(atom)))
+        assert time.process_time() - start < 2
 
 
 LETTERS = st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="@/ \\'\"")
